@@ -1,15 +1,23 @@
-"""What a command that writes many shards notes down, so that the next run goes on where a killed one was."""
+"""A journal of a command that writes many shards. After a kill, the same command resumes from it."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpwds.cli.outputs import already_there, existing, exists, make_folders, parts_of_series
+from mpwds.cli.outputs import (
+    already_there,
+    existing,
+    exists,
+    make_folders,
+    parts_of_series,
+    warn_of_older,
+)
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
@@ -25,16 +33,17 @@ def begun(
     keep: bool = False,
     also: Sequence[str] = (),
 ) -> Iterator[set[str]]:
-    """Begins a run, or continues one that ended early; yields the shards that are complete.
+    """Begins a run, or continues one that ended early; yields the shards and files that are complete.
 
-    The journal says what is made of what. Shards get their names when they are complete, so those that exist
-    while there is a journal are complete. It stays locked inside ``with``.
+    The journal says what is made of what. Shards get their names when they are complete and on the disk, so
+    those that exist while there is a journal are complete. It stays locked inside ``with``. At the end,
+    standard error names older shards of the same series.
 
     Args:
         output: The series of shards.
         shards: Their names.
         run: What is made of what, as JSON can have it. A run that continues must have the same.
-        force: Begin anew, and remove the shards that exist.
+        force: Begin again, and remove the shards that exist.
         journal: The file; ``None`` for one beside the output.
         keep: Leave the journal when all is done, so that the same run again finds nothing to do.
         also: Further series and files that the run writes.
@@ -55,8 +64,8 @@ def begun(
     before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     done: set[str] = set()
     try:
-        done.update(filter(exists, shards))
-        now = json.dumps({"version": 1, "output": output, **run}, indent=1).encode()
+        done.update(filter(exists, (*shards, *also)))
+        now = json.dumps({"version": 2, "output": output, **run}, indent=1).encode()
         there = sorted(done.union(*map(existing, (output, *also))))
         if force or not there or not _continues(before, now, path):
             if there and not force:
@@ -73,6 +82,8 @@ def begun(
         except BaseException:
             remove_partial(paths)
             raise
+        for each in (output, *also):
+            warn_of_older(each, (*shards, *also))
         if not keep:
             os.unlink(path)
     except BaseException:
@@ -81,6 +92,14 @@ def begun(
         raise
     finally:
         release(descriptor)
+
+
+def digest(parts: Iterable[object]) -> str:
+    """A digest of what a run depends on."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(repr(part).encode("utf-8", "surrogateescape"))
+    return found.hexdigest()
 
 
 def _beside(output: str) -> str:
@@ -103,7 +122,7 @@ def _continues(before: bytes, now: bytes, path: str) -> bool:
     if changed:
         raise ValueError(
             f"{path} says that a run was begun with different {changed}: repeat it as it was to finish it, "
-            "or begin anew with --force, which removes its shards"
+            "or begin again with --force, which removes its shards"
         )
     return True
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_braces, expand_urls
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 
 _GLOB = re.compile(r"[*?[]")
 
@@ -40,6 +41,20 @@ def expanded(patterns: Iterable[str]) -> list[str]:
 def shard_urls(patterns: Iterable[str]) -> list[str]:
     """The tar shards that patterns, descriptions (``.json``) and folders of shards name, in order."""
     return [shard for url in expanded(patterns) for shard in _tar_shards(url)]
+
+
+def version_of(url: str) -> object:
+    """The size and time of a local file, or the version that a server tells; ``None`` of a pipe.
+
+    Raises ``OSError`` if there is no such file.
+    """
+    if url == "-" or url_scheme(url) == "pipe":
+        return None
+    if is_local(url):
+        status = os.stat(local_path(url))
+        return status.st_size, status.st_mtime_ns
+    with open_at(url) as stream:
+        return getattr(getattr(stream, "raw", None), "version", None)
 
 
 def _tar_shards(url: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,63 @@ def test_a_series_has_one_number_in_its_last_part():
     assert beside("a/x-%06d.tar", ".json") == "a/x.json"
     with pytest.raises(ValueError, match="needs one % directive"):
         numbered("%d-%d.tar", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (("merge", "{}", "out.tar"), "out.tar"),
+        (("split", "{}", "out-%d.tar", "--maxcount", 2), "out-1.tar"),
+        (("sort", "{}", "out.tar"), "out.tar"),
+        (("convert", "{}", "out.tar"), "out.tar"),
+        (("convert", "{}", "out-%d.tar", "--maxcount", 2), "out-1.tar"),
+        (("convert", "{}", "out.msgpack", "--from", "tar"), "out.msgpack"),
+        (("index", "create", "{}", "-o", "out.json"), "out.json"),
+        (("proc", "stages.py:stages", "{}", "out-%d.tar", "-j", 1), "out-0.tar"),
+    ],
+)
+def test_a_file_that_appears_meanwhile_is_replaced_by_force_alone(run, source, arguments, output):
+    appears = f"pipe:cat {source} && echo mine > {output} && true"
+    done = run(*(str(word).format(appears) for word in arguments))
+    assert done.returncode == 1
+    meanwhile = "it was written meanwhile by another program, and is not replaced"
+    assert f"{output}: {meanwhile}" in done.stderr or f"{output} exists already" in done.stderr
+    assert Path(output).read_text() == "mine\n"
+    os.unlink(output)
+    if arguments[0] != "proc":  # a journal says what it began
+        assert run(*(str(word).format(appears) for word in arguments), "--force").returncode == 0
+        assert Path(output).read_bytes() != b"mine\n"
+
+
+def test_a_file_that_appears_while_shards_are_made_stays(run, source, write_files):
+    folder = write_files({"1.txt": b"one"})
+    os.mkfifo(folder / "2.txt")
+    (folder / "names").write_text("1.txt\n2.txt\n")
+
+    def appear():
+        with open(folder / "2.txt", "wb") as fifo:
+            for name in ("out.tar", "out.json"):
+                Path(name).write_text("mine\n")
+            fifo.write(b"two")
+
+    thread = threading.Thread(target=appear)
+    thread.start()
+    done = run("create", folder / "names", "out.tar", "--from", "files", "--root", folder, "-j", 1)
+    thread.join()
+    assert done.returncode == 1
+    assert "out.tar: it was written meanwhile" in done.stderr
+    assert Path("out.tar").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("split", "in.tar", "{}", "--maxcount", 2), ("convert", "in.tar", "{}"), ("create", "files", "{}")],
+)
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_older_shards_of_a_longer_series_are_named(run, source, write_files, words, options):
+    write_files({"1.txt": b"one"}, "files")
+    for number in (7, 8):
+        Path(f"out-{number}.tar").touch()
+    done = run(*(str(word).format("out-%d.tar") for word in words), "--force", *options)
+    assert done.returncode == 0
+    assert "out-7.tar and 1 more of the series are of an earlier run" in done.stderr

@@ -101,14 +101,7 @@ def create(
     from mpwds.cli.making import planning
     from mpwds.cli.making.sources.finding import Wanted, find
     from mpwds.cli.making.writing import write_shards
-    from mpwds.cli.outputs import (
-        beside,
-        plain_console,
-        refuse_existing,
-        refuse_limits,
-        shard_pattern,
-        warn_of_older,
-    )
+    from mpwds.cli.outputs import beside, plain_console, refuse_existing, refuse_limits, shard_pattern
     from mpwds.storage.streams.urls import is_local
     from mpwds.storage.writing.destinations import open_destination, write_whole
 
@@ -134,7 +127,7 @@ def create(
         first, *also = [*patterns.values(), *files, *descriptions]
         options = [kind, columns, key, root, split, shuffle, seed, train]
         samples = {shard.url: shard.total for shard in shards}
-        run = {"source": source, "options": options, "samples": samples}
+        run = {"source": source, "options": options, "samples": samples, "inputs": found.digest}
         done: set[str] = set()
         if is_local(first) and first != "-":
             done = ends.enter_context(begun(first, list(samples), run, force, also=also))
@@ -146,13 +139,11 @@ def create(
         rest = iter(written)
         for url, part in zip(descriptions, planned.values(), strict=False):
             files[url] = describe(url, list(itertools.islice(rest, len(part))))
-        for url, content in files.items():
-            write_whole(open_destination(url), json.dumps(content, indent=2).encode())
+        for url in (url for url in files if url not in done):
+            write_whole(open_destination(url, replace=False), json.dumps(files[url], indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
-    for pattern in patterns.values():
-        warn_of_older(pattern, [shard.url for shard in written])
     console.print(_summary(written, time.monotonic() - began, list(files)))
 
 

@@ -56,19 +56,21 @@ def proc(
     (begin with mpwds.decode) and yield dicts with __key__, whose fields are encoded by their names. With
     --repeat 3, the series is three times as long, and keys of later rounds end in -1 and -2.
 
-    A run that was killed continues: write the same command again, and shards that are complete stay. The same
-    command writes the same bytes, whatever the number of workers.
+    A run that was killed continues: write the same command again, and shards that are complete stay, unless
+    SHARDS or your code have changed. The same command writes the same bytes, whatever the number of workers.
     """
     from mpwds.cli.feed.serve import load
     from mpwds.cli.journal import begun
-    from mpwds.cli.resharding.proc_jobs import Processing
+    from mpwds.cli.resharding.proc_jobs import Processing, own_code
     from mpwds.cli.shards import shard_urls
     from mpwds.storage.writing.writers import shown_bytes
     from mpwds.viewing.wording import counted
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))
     names = [job.output for job in processing.jobs]
-    with begun(output, names, processing.describe(), force, journal, keep=True) as done:
+    where = stages.rpartition(":")[0]
+    code = own_code(Path(where).stem if where.endswith(".py") else where)
+    with begun(output, names, processing.describe(code), force, journal, keep=True) as done:
         figures = _run(processing, jobs, done)
     stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)

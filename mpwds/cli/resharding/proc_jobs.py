@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
+from mpwds.cli.journal import digest
 from mpwds.cli.notes import noted
 from mpwds.cli.outputs import is_series, numbered
+from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -17,6 +25,8 @@ from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
+
+_REQUESTS = 16  # at a time
 
 
 class Job(NamedTuple):
@@ -62,20 +72,24 @@ class Processing:
         places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
         self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
 
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, in JSON's terms."""
+    def describe(self, code: list[str]) -> dict[str, Any]:
+        """What the result depends on, in JSON's terms; ``code`` are the sources of the stages."""
+        with ThreadPoolExecutor(_REQUESTS) as threads:
+            inputs = digest(threads.map(version_of, self.urls))
         return {
             "shards": self.urls,
+            "inputs": inputs,
             "rounds": self.rounds,
             "seed": self.seed,
             "stages": fingerprint(self.dataset),
+            "code": digest(code),
         }
 
     def __call__(self, job: Job) -> dict[str, int]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
         skipped = getattr(self._handler, "count", 0)
-        with TarWriter(job.output, encoder=_encoded, mtime=0) as sink:
+        with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
             for sample in plain(self.dataset.stream(context)):
                 try:
                     size += sink.write(_of_round(sample, job.round))
@@ -100,6 +114,51 @@ class _Counted:
     def __call__(self, error: Exception) -> Any:
         self.count += 1
         return self._handler(error)
+
+
+def own_code(module: str) -> list[str]:
+    """The code of an imported module, and of the modules of its folder that it imports, also in functions.
+
+    Comments and the layout of the source do not count, and neither do installed packages.
+    """
+    start = os.path.realpath(sys.modules[module].__file__ or "")
+    root = os.path.dirname(start)
+    for _ in range(module.count(".") + os.path.basename(start).startswith("__init__.")):
+        root = os.path.dirname(root)
+    is_installed = root in map(os.path.realpath, map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
+    code: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        path = waiting.pop()
+        if path in code or not path.endswith(".py") or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            source = file.read()
+        code[path] = repr(source)
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # only an import that may fail names such a file
+            continue
+        code[path] = ast.dump(tree)
+        for folder, name in _imports(tree, root, os.path.dirname(path)):
+            first, *_ = names = name.split(".")
+            if first == "mpwds" or (is_installed and first != module.partition(".")[0]):
+                continue
+            for end in range(1, len(names) + 1):
+                place = os.path.join(folder, *names[:end])
+                waiting += [f"{place}.py", os.path.join(place, "__init__.py")]
+    return [code[path] for path in sorted(code)]
+
+
+def _imports(tree: ast.AST, root: str, folder: str) -> Iterator[tuple[str, str]]:
+    """The names that a module in ``folder`` imports, each with the folder in which it would be."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((root, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = os.path.join(folder, *[".."] * (node.level - 1)) if node.level else root
+            for alias in node.names:
+                yield os.path.normpath(above), ".".join(filter(None, (node.module, alias.name)))
 
 
 def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:

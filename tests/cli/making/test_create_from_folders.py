@@ -216,6 +216,7 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
 ):
     folder = write_files({f"{number}.txt": b"text" for number in range(4)})
     os.mkfifo(folder / "3.bin")  # reading it waits for ever
+    os.utime(folder / "3.bin", (0, 0))
     (tmp_path / "names").write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
     options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
     words = ["create", tmp_path / "names", tmp_path / "out" / "x-%d.tar", *options]
@@ -230,9 +231,10 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     if number != signal.SIGKILL:
         assert not list(tmp_path.glob("out/.*partial"))
     (folder / "3.bin").unlink()
-    (folder / "3.bin").write_bytes(b"now")
+    (folder / "3.bin").touch()
+    os.utime(folder / "3.bin", (0, 0))
     assert "different options" in run(*words, "--seed", 1).stderr
-    assert "wrote 1 sample (7 B" in (result := run(*words)).stdout
+    assert "wrote 1 sample (4 B" in (result := run(*words)).stdout
     assert "3 were complete before" in result.stdout
     assert sorted(os.listdir(tmp_path / "out")) == ["x-0.tar", "x-1.tar", "x-2.tar", "x-3.tar"]
     assert keys(*whole, tmp_path / "out" / "x-3.tar") == ["0", "1", "2", "3"]
@@ -264,3 +266,45 @@ def test_limits_need_a_series(run, write_files, tmp_path, option):
     result = run("create", folder, tmp_path / "x.tar", *option)
     assert "x.tar is one file, so limits mean nothing" in result.stderr
     assert not (tmp_path / "x.tar").exists()
+
+
+@pytest.fixture
+def killed(command, tmp_path):
+    """Runs ``create`` into shards of one sample; kills it at the one that is a pipe nobody writes to."""
+
+    def killed(*words):
+        words = ["create", *words, tmp_path / "out" / "x-%d.tar", "--maxcount", 1, "-j", 1]
+        made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
+        while not (tmp_path / "out" / "x-1.tar").exists():
+            assert made.poll() is None
+            time.sleep(0.01)
+        made.kill()
+        made.wait()
+        return words
+
+    return killed
+
+
+@pytest.mark.parametrize("change", ["content", "replaced", "other list"])
+def test_a_run_whose_source_has_changed_does_not_continue(killed, run, write_files, tmp_path, change):
+    folder = write_files({f"{number}.txt": b"old" for number in range(4)})
+    names = tmp_path / "names.csv" if change == "other list" else tmp_path / "names"
+    if change == "other list":
+        names.write_text("key,image\n" + "".join(f"k{n},{n}.txt\n" for n in range(4)) + "k4,4.txt\n")
+        options = ["--columns", "image:txt", "--root", folder]
+    else:
+        names.write_text("0.txt\n1.txt\n2.txt\n3.txt\n4.txt\n")
+        options = ["--from", "files", "--root", folder]
+    os.mkfifo(folder / "4.txt")
+    words = killed(names, *options)
+    if change == "content":
+        (folder / "0.txt").write_bytes(b"new")
+        os.utime(folder / "0.txt", ns=(0, 1))
+    elif change == "replaced":
+        (folder / "0.txt").rename(folder / "9.txt")
+        names.write_text("9.txt\n1.txt\n2.txt\n3.txt\n4.txt\n")
+    else:
+        names.write_text(names.read_text().replace("k3", "k9"))
+    result = run(*words)
+    assert result.returncode == 1
+    assert "with different inputs: repeat it" in result.stderr

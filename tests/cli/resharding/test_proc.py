@@ -250,3 +250,73 @@ def test_mistakes_are_explained(run, arguments, message):
     assert done.returncode != 0
     assert message in done.stderr
     assert not list(Path().glob("out*"))
+
+
+class TestChanges:
+    """What the same command does again after something that it reads has changed."""
+
+    HELPER = "def suffix():\n    return {text!r}\n"
+
+    @pytest.fixture
+    def shouted(self, monkeypatch):
+        """Runs stages that import a module and a package of their own folder, in a new process."""
+
+        def write(text):
+            Path("helper.py").write_text(self.HELPER.format(text=text))
+
+        Path("parts").mkdir()
+        Path("parts/__init__.py").write_text("from .more import more\n")
+        Path("parts/more.py").write_text("from parts import inner\nmore = '!'\n")
+        Path("parts/inner.py").write_text("import json\n")
+        Path("shout.py").write_text(
+            "import mpwds\n"
+            "from parts import more\n"
+            "def shout(sample):\n"
+            "    import helper\n"
+            "    return {**sample, 'txt': helper.suffix() + more}\n"
+            "stages = [mpwds.map(shout)]\n"
+        )
+        write("a")
+        return write
+
+    @pytest.fixture
+    def again(self, run, monkeypatch):
+        def again(*options):
+            for name in ("shout", "helper", "parts", "parts.more", "parts.inner"):
+                monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+            return run("proc", "shout.py:stages", "in-{0..1}.tar", "out-%d.tar", "-j", 1, *options)
+
+        return again
+
+    def test_nothing(self, shouted, again):
+        assert again().returncode == 0
+        shouted("a")
+        Path("shout.py").write_text("# a comment\n" + Path("shout.py").read_text())
+        assert "2 were complete before" in again().stdout
+
+    @pytest.mark.parametrize("name", ["helper.py", "parts/inner.py", "parts/more.py", "shout.py"])
+    def test_of_code_that_the_stages_import_are_noticed(self, shouted, again, name):
+        assert again().returncode == 0
+        Path(name).write_text(Path(name).read_text().replace("'a'", "'b'") + "changed = 1\n")
+        changed = again()
+        assert changed.returncode == 1
+        assert "with different code: repeat it as it was to finish it, or begin again" in changed.stderr
+
+    def test_of_the_inputs_are_noticed(self, shouted, again, make_shard):
+        assert again().returncode == 0
+        make_shard("in-1.tar", {"new": {"cls": b"1"}})
+        assert "with different inputs:" in again().stderr
+        assert "2 shards written" in again("--force").stdout
+
+    def test_of_inputs_on_a_server_are_noticed(self, run, web, shouted):
+        web.files["/in.tar"] = Path("in-0.tar").read_bytes()
+        words = ["proc", "shout.py:stages", web.url("/in.tar"), "out-%d.tar", "-j", 1]
+        assert run(*words).returncode == 0
+        assert "1 were complete before" in run(*words).stdout
+        web.files["/in.tar"] = Path("in-1.tar").read_bytes()
+        assert "with different inputs:" in run(*words).stderr
+
+
+def test_older_shards_of_a_longer_series_are_named(proc):
+    Path("out-7.tar").write_bytes(b"")
+    assert "out-7.tar of the series is of an earlier run" in proc("stages", "out-%d.tar", "--force").stderr

@@ -105,10 +105,9 @@ def test_an_interrupted_run_goes_on(words, expected, number):
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced(words, expected):
     process = begun(words, 2)
-    worker = next(
-        child for child in psutil.Process(process.pid).children(recursive=True) if _has_partial_file(child)
-    )
-    worker.kill()
+    children = psutil.Process(process.pid).children
+    wait_until(lambda: any(map(_has_partial_file, children(recursive=True))), process)
+    next(filter(_has_partial_file, children(recursive=True))).kill()
     Path("go").touch()
     assert process.wait(60) == 0
     finished(words, expected)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpwds.cli.shards import version_of
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
@@ -135,6 +136,11 @@ class ColumnMap:
             else:
                 rest += len(column) + nbytes
         return size + (member_bytes(rest, f"{key}.{self.rest}") if self.rest else 0)
+
+    def versions(self, row: Mapping[str, Any]) -> list[object]:
+        """The sizes and times of the local files that a row names."""
+        named = [row[column] for column in sorted(self.files) if row.get(column) is not None]
+        return [version_of(os.path.join(self.root, name)) for name in named if not url_scheme(name)]
 
     def key_of(self, number: int, row: Mapping[str, Any]) -> str:
         """The key of a row's sample. Raises ``ValueError`` if the row has none."""

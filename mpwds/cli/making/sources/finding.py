@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from mpwds.cli.journal import digest
 from mpwds.cli.making.sources import arrow, columns, folders, tables
-from mpwds.cli.making.sources.mds import as_fields, mds_version, open_mds
-from mpwds.cli.shards import expanded
+from mpwds.cli.making.sources.mds import INDEXES, as_fields, mds_version, open_mds
+from mpwds.cli.shards import expanded, version_of
+from mpwds.storage.mds.index_v2 import INDEX_NAME
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted
 
@@ -36,6 +38,7 @@ class Source:
     Attributes:
         text: What it is, in words.
         splits: The samples of each split; one without a name if there are no splits.
+        digest: Of the names, sizes and times of its files, and of rows that are in memory.
         fields: What each column becomes; empty if there are no columns.
         classes: By the field that holds their numbers, names of classes.
         notes: What the user should know.
@@ -43,6 +46,7 @@ class Source:
 
     text: str
     splits: Mapping[str, Samples]
+    digest: str
     fields: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, Iterable[str]] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -88,7 +92,7 @@ def find(source: str, wanted: Wanted) -> Source:
         if source == "-":
             raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
         root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
-        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root)
+        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root, urls)
     if f".{kind}" in tables.LISTS:
         return _lists(urls, f".{kind}", wanted)
     if kind in ("mds", "mds1"):
@@ -106,7 +110,7 @@ def _folder(path: str, wanted: Wanted) -> Source:
         return _mds(path, version, wanted)
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
-        return _arrow(datasets, wanted, wanted.root)
+        return _arrow(datasets, wanted, wanted.root, list(itertools.chain(*datasets.values())))
     if wanted.columns or wanted.key:
         raise ValueError(
             f"{path} is a folder of files, which has no columns: --columns and --key are for lists"
@@ -142,7 +146,8 @@ def _folder(path: str, wanted: Wanted) -> Source:
     if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
         notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
-    return Source(text, trees, {}, {"cls": classes} if classes else {}, notes)
+    content = digest(tree.digest for tree in trees.values())
+    return Source(text, trees, content, {}, {"cls": classes} if classes else {}, notes)
 
 
 def _files(urls: Sequence[str], root: str | None) -> Source:
@@ -152,9 +157,9 @@ def _files(urls: Sequence[str], root: str | None) -> Source:
     for url in urls:
         with gopen(url) as stream:
             names += os.fsdecode(stream.read()).splitlines()
-    tree = folders.group_files(root or "", filter(None, names))
+    tree = folders.group_files(root or "", folders.stat_files(root or "", filter(None, names)))
     notes = [f"left out {counted(len(tree.skipped), 'file')} without an extension"] if tree.skipped else []
-    return Source("a list of files grouped by base name", {"": tree}, notes=notes)
+    return Source("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
 
 
 def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
@@ -165,13 +170,17 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
     classes = columns.numbered_words(columns.words_of_labels(column_map, found, lambda _: rows))
     column_map = replace(column_map, classes=classes)
     text = f"a list of {counted(len(rows), 'row')} ({ending})"
-    return Source(
-        text, {"": tables.Rows(rows, column_map, range(len(rows)))}, _shown(found, column_map), classes
-    )
+    samples = {"": tables.Rows(rows, column_map, range(len(rows)))}
+    content = digest((row, column_map.versions(row)) for row in rows)
+    return Source(text, samples, content, _shown(found, column_map), classes)
 
 
-def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None) -> Source:
-    """A source of Parquet or Arrow files. With a ``root``, texts may name files, as in other lists."""
+def _arrow(
+    splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None, urls: Sequence[str]
+) -> Source:
+    """A source of Parquet or Arrow files, copied from ``urls`` if they are not local. With a ``root``, texts
+    may name files, as in other lists."""
+    contents = list(map(version_of, urls))
     parts: dict[str, arrow.ArrowRows] = {}
     words: dict[str, set[str]] = {}
     for split, paths in splits.items():
@@ -188,7 +197,10 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None
             words.setdefault(name, set()).update(of_split)
         files = [name for name in column_map.files if name in column_map.fields]
         sized = rows_of([*{*files, *filter(None, [column_map.key])}]) if files else ()
-        sizes = [column_map.size_of(number, row) for number, row in enumerate(sized)]
+        sizes = []
+        for number, row in enumerate(sized):
+            sizes.append(column_map.size_of(number, row))
+            contents.append(column_map.versions(row))
         parts[split] = arrow.ArrowRows(blocks, column_map, files_bytes=sizes)
     in_words = columns.numbered_words(words)
     samples: dict[str, Samples] = {
@@ -199,7 +211,7 @@ def _arrow(splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None
     count = sum(map(len, splits.values()))
     rows = sum(map(len, samples.values()))
     text = f"a dataset of {counted(rows, 'row')} in {counted(count, 'file')}"
-    return Source(text, samples, _shown(found, column_map), {**classes, **in_words})
+    return Source(text, samples, digest(contents), _shown(found, column_map), {**classes, **in_words})
 
 
 def _mds(source: str, version: str, wanted: Wanted) -> Source:
@@ -208,7 +220,11 @@ def _mds(source: str, version: str, wanted: Wanted) -> Source:
     samples = as_fields(stored, wanted.columns, wanted.key)
     shown = dict.fromkeys(samples.columns, "left out")
     shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
-    return Source(f"an MDS dataset ({version})", {"": samples}, shown)
+    names = [INDEX_NAME] if version == "mds" else []
+    if is_local(source):
+        names = sorted(name for name in os.listdir(local_path(source)) if name in INDEXES or ".mds" in name)
+    content = digest([stored.shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
+    return Source(f"an MDS dataset ({version})", {"": samples}, content, shown)
 
 
 def _map(found: Mapping[str, columns.Column], wanted: Wanted, root: str) -> columns.ColumnMap:

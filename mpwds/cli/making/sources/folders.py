@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mpwds.storage.tar.names import split_name
@@ -32,12 +33,14 @@ class Tree:
         groups: The samples.
         classes: The class folders; empty if folders are no classes.
         skipped: Names of files that can be no field: without an extension, or hidden.
+        digest: Of the names, sizes and times of all files.
     """
 
     root: str
     groups: Sequence[Group]
     classes: Sequence[str]
     skipped: Sequence[str]
+    digest: str
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -88,7 +91,7 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
         OSError: A folder cannot be read.
     """
     paths = sorted(_files_below(root))
-    tree = group_files(root, [name for name, _ in paths], [size for _, size in paths])
+    tree = group_files(root, paths)
     folders = sorted({group.key.partition("/")[0] for group in tree.groups})
     flat = next((group.key for group in tree.groups if "/" not in group.key), None)
     if with_classes is None:
@@ -102,33 +105,42 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
     labelled = next((group.key for group in tree.groups if any(f == _LABEL for _, f in group.files)), None)
     if labelled is not None:
         raise ValueError(f"{root}: {labelled}.cls is a label already: the folders cannot be classes, too")
-    return Tree(root, tree.groups, folders, tree.skipped)
+    return replace(tree, classes=folders)
 
 
-def group_files(root: str, names: Iterable[str], sizes_bytes: Iterable[int] | None = None) -> Tree:
-    """The samples of files, given by their names from ``root`` on; in the order in which samples begin.
+def group_files(root: str, files: Iterable[tuple[str, int, int]]) -> Tree:
+    """The samples of files, in the order in which samples begin.
+
+    Args:
+        root: Where names start.
+        files: Their names, sizes, and times of modification in ns.
 
     Raises:
         ValueError: There is no sample, or two files of a sample have one field.
-        OSError: A file does not exist.
     """
     found: dict[str, list[tuple[str, str, int]]] = {}
     skipped = []
-    if sizes_bytes is None:
-        names = list(names)
-        sizes_bytes = [os.stat(os.path.join(root, name)).st_size for name in names]
-    for name, size in zip(names, sizes_bytes, strict=True):
+    content = hashlib.blake2b(digest_size=16)
+    for name, size, time_ns in files:
         key, field = split_name(os.path.normpath(name))
         if key.startswith("../"):
             raise ValueError(f"{name} is outside of the folder: say with --root where names start")
         if field:
+            content.update(f"{name}\0{size} {time_ns}\n".encode("utf-8", "surrogateescape"))
             found.setdefault(key, []).append((name, field, size))
         else:
             skipped.append(name)
     if not found:
         raise ValueError(f"{root}: there is no file that can be a field of a sample, such as 0001.jpg")
     groups = [_group(root, key, files) for key, files in found.items()]
-    return Tree(root, groups, (), skipped)
+    return Tree(root, groups, (), skipped, content.hexdigest())
+
+
+def stat_files(root: str, names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """The sizes and times of files. Raises ``OSError`` if one does not exist."""
+    for name in names:
+        status = os.stat(os.path.join(root, name))
+        yield name, status.st_size, status.st_mtime_ns
 
 
 def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
@@ -156,8 +168,8 @@ def _contents(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _files_below(root: str) -> Iterator[tuple[str, int]]:
-    """The names of all files below a folder, from it on, and their sizes."""
+def _files_below(root: str) -> Iterator[tuple[str, int, int]]:
+    """The names of all files below a folder, from it on, their sizes and times."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -170,4 +182,4 @@ def _files_below(root: str) -> Iterator[tuple[str, int]]:
                 if stat.S_ISDIR(status.st_mode):
                     waiting.append(name)
                 elif stat.S_ISREG(status.st_mode):
-                    yield name, status.st_size
+                    yield name, status.st_size, status.st_mtime_ns
