@@ -8,6 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from mpwds.warn import warn
+
+
+def warn_of_idle() -> None:
+    """Warns that workers have nothing to read."""
+    warn(
+        "there are fewer shards than workers, so workers without a shard are idle: use fewer workers, or "
+        "more and smaller shards (mpwds split)"
+    )
+
 
 @dataclass(frozen=True)
 class Context:
@@ -19,6 +29,7 @@ class Context:
         deferred: The last stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
             writes their data straight into shared memory.
         on_shard: Called with a shard's URL when the worker begins to read it.
+        on_idle: Called when the worker has nothing to read, though worker 0 may; the default warns.
         watch: Called as ``watch(part, stream, context)`` for the stream of each part; returns one to use.
         stage: The stage's position in its pipeline; two stages draw different random numbers.
         run: Distinguishes epochs of unknown number within this rank, if not 0: torch's DataLoader starts new
@@ -34,6 +45,7 @@ class Context:
     owns_process: bool = False
     deferred: bool = False
     on_shard: Callable[[str], None] | None = None
+    on_idle: Callable[[], object] = warn_of_idle
     watch: Callable[[Any, Any, Context], Any] | None = None
     stage: int = 0
     run: int = 0

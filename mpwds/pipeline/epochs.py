@@ -81,6 +81,9 @@ class _Repeated:
     def _warn_of_shortage(self, missing: int) -> None:
         context = self._context
         given = (self._epochs.limit or 0) - missing
+        if context.worker and not given and not self._runs.number:
+            context.on_idle()
+            return
         run = f" in repetition {self._runs.number}" if self._runs.number else ""
         warnings.warn(
             f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in worker "

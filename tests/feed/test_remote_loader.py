@@ -53,6 +53,16 @@ def test_several_servers_are_one_loader():
             assert epoch_of(loader) == locally(dataset, 3)[0]
 
 
+def test_workers_without_a_shard_are_idle_with_one_warning(tmp_path):
+    with mpwds.TarWriter(str(tmp_path / "0.tar")) as archive:
+        archive.write({"__key__": "0", "cls": 7})
+    dataset = mpwds.WebDataset(str(tmp_path / "0.tar")).decode().to_tuple("cls")
+    with served(dataset, workers=3) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
+        with pytest.warns(RuntimeWarning, match="fewer shards than workers") as warned:
+            assert [list(loader), list(loader)] == [[(7,)], [(7,)]]
+        assert [warning.filename for warning in warned] == [__file__]
+
+
 def test_a_loader_may_take_fewer_workers_than_the_servers_have():
     with served(numbers(), workers=3) as server:
         with mpwds.RemoteLoader(server.url, workers=2, output="numpy") as loader:

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 import torch.utils.data
 
+import mpwds
 from mpwds.compat.extradatasets import MockDataset, ResizedDataset
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
@@ -162,8 +163,35 @@ def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
         assert len(list(dataset.with_epoch(5))) == 5
 
 
-def test_an_idle_worker_is_an_error_of_the_loader(folder):
-    dataset = WebDataset(str(folder / "0.tar"))
-    expected = pytest.raises(ValueError, match="no samples found in worker 1 of 2")
-    with MultiLoader(dataset, workers=2, start_method="fork") as loader, expected:
-        list(loader)
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda dataset: MultiLoader(dataset), 3),
+        (lambda dataset: MultiLoader(dataset.batched(2), in_order=False), 2),
+        (lambda dataset: MultiLoader(dataset).batched(4), 1),
+        (lambda dataset: MultiLoader(dataset.with_epoch(5)), 5),
+        (lambda dataset: MultiLoader(dataset).with_epoch(9), 9),
+        (lambda dataset: mpwds.DataLoader(dataset, None, num_workers=2, persistent_workers=True), 3),
+        (lambda dataset: mpwds.WebLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True), 2),
+    ],
+)
+def test_workers_without_a_shard_are_idle_with_one_warning_at_the_users_line(folder, make, length, recwarn):
+    loader = make(WebDataset(str(folder / "0.tar")).to_tuple("cls"))
+    for _ in range(2):
+        assert sum(1 for _ in loader) == length
+    assert [(w.filename, str(w.message)[:34]) for w in recwarn] == [
+        (__file__, "there are fewer shards than worker")
+    ]
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:there are fewer shards than workers")
+def test_an_epoch_with_idle_workers_continues_from_its_state_exactly(folder):
+    dataset = WebDataset(str(folder / "{0,1}.tar"), shardshuffle=True).to_tuple("cls")
+    with MultiLoader(dataset, workers=4) as loader:
+        whole = list(loader)
+        for stop in range(1, 6):
+            loader.set_epoch(0)
+            first = list(islice(loader, stop))
+            loader.load_state_dict(loader.state_dict())
+            assert first + list(loader) == whole

@@ -135,13 +135,26 @@ def test_members_are_renamed_and_selected(shards):
     assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
 
 
-def test_a_worker_without_samples_is_an_error_unless_it_is_allowed(shards):
+def test_a_worker_without_a_shard_is_idle_with_a_warning(shards):
     first = shards.replace("{000..005}", "000")
-    with pytest.raises(ValueError, match="no samples found in worker 1 of 2, on node 0 of 1"):
-        list(WebDataset(first).stream(Context(worker=1, workers=2)))
-    assert list(WebDataset(first, empty_check=False).stream(Context(worker=1, workers=2))) == []
-    with pytest.raises(ValueError, match="no samples found"):
-        list(WebDataset(shards.replace("{000..005}", "001")))
+    with pytest.warns(RuntimeWarning, match="there are fewer shards than workers"):
+        assert list(WebDataset(first).stream(Context(worker=1, workers=2))) == []
+
+
+EMPTY = "001"
+
+
+@pytest.mark.parametrize(
+    ("shard", "context"),
+    [(EMPTY, Context()), (EMPTY, Context(worker=1, workers=2)), ("000", Context(rank=1, world_size=2))],
+    ids=["no samples", "a worker's shard is empty", "a node has no shard"],
+)
+def test_no_samples_are_an_error_unless_it_is_allowed(shards, shard, context):
+    given = [shards.replace("{000..005}", shard)] * (1 + context.worker)
+    expected = f"no samples found in worker {context.worker} of .*, on node {context.rank}"
+    with pytest.raises(ValueError, match=expected):
+        list(WebDataset(given).stream(context))
+    assert list(WebDataset(given, empty_check=False).stream(context)) == []
 
 
 def test_a_restored_epoch_knows_that_there_were_samples(shards):

@@ -80,9 +80,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
         epoch = _count_epoch(loader.dataset)
         start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
-        workers, generation = self._group.begin_epoch(epoch)
-        indices = self._sampler_iter
-        self._epoch = TaskEpoch(loader, record.completed, indices, workers, generation, self._times)
+        self._epoch = TaskEpoch(loader, record.completed, self._sampler_iter, self._group, epoch, self._times)
 
     @property
     def worker_pids(self) -> list[int]:

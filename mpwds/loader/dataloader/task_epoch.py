@@ -14,6 +14,7 @@ from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import CompletedTasks
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
+from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -40,10 +41,12 @@ class TaskEpoch:
         loader: DataLoader[Any],
         completed: CompletedTasks,
         indices: Iterator[Any],
-        workers: list[WorkerHandle],
-        generation: int,
+        group: WorkerGroup,
+        epoch: int,
         times: TrainerTimes,
     ) -> None:
+        workers, generation = group.begin_epoch(epoch)
+        self._check_end = group.check_end
         self._completed = completed
         self._workers = workers
         self._generation = generation
@@ -78,6 +81,7 @@ class TaskEpoch:
             fields = message.fields
             if fields["kind"] == protocol.END:
                 self._check(worker, fields["sent"])
+                self._check_end(message)
                 self._leave_out(worker)
             elif fields["kind"] == protocol.ERROR:
                 self._unanswered.clear()

@@ -139,7 +139,8 @@ class TaskWorker(Worker):
                     fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sent}
                     self.channel.send({**fields, **failures.describe(_not_an_end(error))})
                 sent += 1
-        self.channel.send({"kind": protocol.END, "generation": generation, "sent": sent})
+        end = {"kind": protocol.END, "generation": generation, "sent": sent, "idle": self.idle}
+        self.channel.send(end)
 
     def _send_batch(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
         self.meter.made()

@@ -240,6 +240,7 @@ class EpochIterator(Iteration):
         if progress.received < progress.delivered:
             raise made_fewer(worker.index, progress.received, progress.delivered)
         self._turns.remove(worker)
+        self._group.check_end(message)
         return False
 
     def _delivered(self, worker: WorkerHandle, message: Message) -> Any:

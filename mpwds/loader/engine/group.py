@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mpwds.loader.engine import protocol
+from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.loader.engine.receiving import BatchReceiver, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
@@ -21,6 +22,7 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.worker.counters import Reading
+from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 
@@ -58,6 +60,7 @@ class WorkerGroup:
         self.restarts: Counter[int] = Counter()  # how often each worker was started again within an epoch
         self._fingerprint: bytes | None = None
         self._ended: dict[int, WorkerReading] = {}
+        self._warned_of_idle = False
 
     @property
     def pids(self) -> list[int]:
@@ -141,6 +144,12 @@ class WorkerGroup:
                 _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
                 if message.fields["kind"] == protocol.ERROR:
                     raise worker.error(message)
+
+    def check_end(self, message: Message) -> None:
+        """Warns, once, if a worker's ``end`` tells that it was idle."""
+        if message.fields.get("idle") and not self._warned_of_idle:
+            self._warned_of_idle = True
+            warn_of_idle()
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""

@@ -43,7 +43,8 @@ do not fit into the channel, and sent behind the ``start`` they belong to; the n
 drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
 can be, sends ``end`` in place of an answer, and does not answer later tasks.
 
-*Drain.* ``end`` carries the number of batches sent, for the trainer to compare. The worker keeps its arena.
+*Drain.* ``end`` carries the number of batches sent, for the trainer to compare, and tells whether the worker
+was ``idle``, without a shard, of which the trainer warns once. The worker keeps its arena.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
 milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. The trainer

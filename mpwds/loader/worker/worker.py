@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +103,7 @@ class Worker:
     sender: BatchSender
     status: StatusPage
     meter: Meter
+    idle: bool = False  # it had no shard in an epoch
 
     def run(self) -> None:
         """Runs epochs until the trainer closes the channel, which raises ``ChannelClosed``."""
@@ -124,7 +126,7 @@ class Worker:
             raise
         except BaseException as error:
             end.update(kind=protocol.ERROR, **failures.describe(error))
-        self.channel.send(end)
+        self.channel.send({**end, "idle": self.idle})
 
     def _context(self, epoch: int) -> Context:
         return Context(
@@ -136,6 +138,7 @@ class Worker:
             workers=self.setup.workers,
             owns_process=True,
             on_shard=self.status.write_shard,
+            on_idle=partial(setattr, self, "idle", True),
             watch=self.meter.watch,
         )
 

@@ -31,7 +31,8 @@ class ShardStream(Handled):
     Args:
         context: Its ``on_shard`` is called when a shard is begun.
         handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
-        empty_check: Whether it is an error if all shards are empty.
+        empty_check: Whether it is an error if all shards are empty, or if a rank has none. Of a rank's
+            workers, those without a shard are idle.
         cache: Keeps shards on a local disk; the next ones are fetched while one is read.
     """
 
@@ -51,6 +52,7 @@ class ShardStream(Handled):
         # An error that the source raised while shards were taken ahead, and the source's state before it.
         self._source_failed: tuple[Exception, Any] | None = None
         self._missing = empty_check  # nothing has been found yet, and that would be an error
+        self._has_shard = False
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
@@ -117,7 +119,7 @@ class ShardStream(Handled):
         return item
 
     def _begin(self, address: Address, shard: Any, offset: int) -> None:
-        self._shard, self._offset = address, offset
+        self._shard, self._offset, self._has_shard = address, offset, True
         if self._context.on_shard is not None:
             self._context.on_shard(url_of(shard))
         weak = weakref.ref(self)  # a cycle would keep the file open after the stream is dropped
@@ -153,14 +155,18 @@ class ShardStream(Handled):
         self._missing = False
 
     def _check_found(self) -> None:
-        if self._missing:
-            self._missing = False
-            context = self._context
-            raise ValueError(
-                f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
-                f"of {context.world_size}: its shards are empty, or there are fewer shards than workers. "
-                "Take fewer workers or more shards, or allow it by WebDataset(..., empty_check=False)"
-            ) from None  # not while handling the source's StopIteration
+        if not self._missing:
+            return
+        self._missing = False
+        context = self._context
+        if context.worker and not self._has_shard:  # worker 0 gets a shard first
+            context.on_idle()
+            return
+        raise ValueError(
+            f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
+            f"of {context.world_size}: its shards are empty, or there are fewer shards than nodes. "
+            "Check the shards, make more of them, or allow it by WebDataset(..., empty_check=False)"
+        ) from None  # not while handling the source's StopIteration
 
     def fetch(self, address: Any) -> Any:
         shard, offset = address

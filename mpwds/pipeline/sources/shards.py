@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -252,14 +251,6 @@ class ShardList(_GivenShards):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         moment = context.alike_on_ranks().moment
         shards = self._ordered(_rng(context, moment) if self.shuffle else None)
-        readers = context.world_size * context.workers
-        split = self.nodesplitter is split_by_node and self.splitter is split_by_worker
-        if split and readers > len(shards) and context.rank == context.worker == 0:
-            warnings.warn(
-                f"{len(shards)} shards for {readers} workers (of all ranks): one worker reads a shard, so "
-                "some workers have nothing to do",
-                stacklevel=2,
-            )
         among_nodes, among_workers = self._stages
         stream: Stream[Any] = shards if among_nodes is None else among_nodes.stream(shards, context)
         if self.shuffle and context.moment != moment:  # this run's own order, which other nodes do not know

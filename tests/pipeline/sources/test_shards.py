@@ -1,6 +1,5 @@
 import pickle
 import random
-import warnings
 from collections import Counter
 
 import cloudpickle
@@ -77,17 +76,6 @@ def test_no_seed_is_seed_zero():
 def test_no_shards_are_refused_at_once(kind):
     with pytest.raises(ValueError, match="no shards"):
         kind(())
-
-
-def test_more_workers_than_shards_are_warned_of_once():
-    shards = ShardList("a.tar")
-    with pytest.warns(UserWarning, match="1 shards for 2 workers .* some workers have nothing to do"):
-        shards.stream(Context(worker=0, workers=2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        shards.stream(Context(worker=1, workers=2))
-        shards.stream(Context(worker=0, workers=1))
-        ShardList("a.tar", splitter=None).stream(Context(worker=0, workers=2))
 
 
 @pytest.mark.parametrize("name", ["nodesplitter", "splitter"])
