@@ -31,7 +31,6 @@ _HINTS = {
     "SIGSEGV": "native code that the dataset calls crashed: PYTHONFAULTHANDLER=1 shows where",
     "SIGBUS": "memory or a mapped file went away under it",
     "SIGABRT": "native code that the dataset calls aborted: see its message above",
-    "SIGTERM": "another process asked it to end",
 }
 
 

@@ -37,7 +37,7 @@ _NUMBER_NBYTES = 16
 
 def serve(connection: int, held: int, idle_s: int) -> None:
     """Entry of the server's process, with its ends of the socket pair and of the lifeline."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.leave_signals_to_trainer()
     processes.kill_at_end_of(held)
     os.set_inheritable(held, False)
     gc.disable()  # collections would take an eighth of the time of an import

@@ -23,6 +23,12 @@ from typing import NamedTuple, Protocol
 OUTPUT_STREAMS = (1, 2)
 """Descriptors of stdout and stderr."""
 
+LEFT_TO_TRAINER = (
+    *(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+)
+"""Signals that terminals and schedulers send to all processes of a job. The trainer decides what they do."""
+
 PARENT_CHECK_S = 0.5
 
 THREAD_VARIABLES = (
@@ -130,7 +136,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
         f"{name}({', '.join(map(str, arguments))})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    with _interrupts_blocked():
+    with _signals_blocked():
         process = subprocess.Popen(
             [sys.executable, *flags, "-c", program, *path],
             stdin=subprocess.DEVNULL,
@@ -145,7 +151,7 @@ def spawn(entry: str, descriptors: list[int], arguments: list[int]) -> WorkerPro
 def fork(target: Callable[[], None]) -> int:
     """Forks this process, calls ``target`` in the child and ends it; returns the child's process id."""
     _flush_streams()  # or the child writes the buffered output again
-    with _interrupts_blocked():
+    with _signals_blocked():
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -193,10 +199,53 @@ def interrupts_deferred() -> Iterator[None]:
             handler(*interrupts[-1])
 
 
+def leave_signals_to_trainer() -> None:
+    """Has this process survive the signals in ``LEFT_TO_TRAINER``, and drops handlers that a fork inherits.
+
+    Programs that this process starts ignore them as well, except SIGTERM, by which it may end them.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for number in LEFT_TO_TRAINER:
+        signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else _live_on)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_TRAINER)
+
+
+def _live_on(*_: object) -> None:
+    """Handles SIGTERM in a worker: if it ends the trainer, the trainer's end ends the worker."""
+
+
+_forking = threading.local()
+
+
+def _hold_sigterm() -> None:
+    """SIGTERM ends a fork of a worker, such as one of multiprocessing's; until then, it waits."""
+    _forking.mask = None
+    if signal.getsignal(signal.SIGTERM) is _live_on:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_sigterm(in_child: bool = False) -> None:
+    if _forking.mask is not None:
+        if in_child:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+os.register_at_fork(
+    before=_hold_sigterm,
+    after_in_parent=_release_sigterm,
+    after_in_child=lambda: _release_sigterm(in_child=True),
+)
+
+
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A worker is born with SIGINT blocked, so that Ctrl-C cannot reach it before it ignores it."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_blocked() -> Iterator[None]:
+    """A worker is born with these signals blocked, so that none reaches it before it has left them alone."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_TRAINER)
     try:
         yield
     finally:

@@ -63,7 +63,8 @@ def main(index: int, setup: int, *ends: int) -> None:
 
 def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
     """Runs worker ``index`` until the trainer closes its channel; takes over the descriptors in ``ends``."""
-    _leave_trainers_signals()
+    processes.leave_signals_to_trainer()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=ends.channel))
     handover = socket.socket(fileno=ends.handover)
@@ -232,16 +233,6 @@ class WorkerIterator(Iterator[Any]):
         if hasattr(self._elements, "close"):
             self._elements.close()
         self._elements, self._stream = iter(()), None
-
-
-def _leave_trainers_signals() -> None:
-    """Ignores Ctrl-C, which the trainer handles, and drops the handlers that a fork inherits from it."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
 
 
 def keep_freed_memory() -> bool:

@@ -65,6 +65,38 @@ def test_ctrl_c_ends_workers_and_shows_the_trainers_traceback_alone(program, kin
     assert (status, errors.count("Traceback"), errors.count("KeyboardInterrupt")) == (-signal.SIGINT, 1, 1)
 
 
+HANDLING = """
+    heard = []
+    for number in map(int, sys.argv[1:]):
+        signal.signal(number, lambda *_: heard.append(1))
+    loader = make()
+    count = 0
+    for batch in loader:
+        if count % 10 == 0 and count < 10 * len(sys.argv[1:]):
+            os.killpg(0, int(sys.argv[1 + count // 10]))
+        count += 1
+        if count == 100:
+            print(len(heard))
+            break
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+JOBS = [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@loaders
+def test_workers_outlive_signals_to_the_whole_job_that_the_trainer_handles(program, kind):
+    running = program(text(kind, HANDLING), *map(str, map(int, JOBS)))
+    assert running.finish() == (-signal.SIGKILL, "6\n", "")
+
+
+@pytest.mark.parametrize("number", JOBS[1:], ids=lambda number: number.name)
+def test_signals_that_end_the_trainer_end_its_workers(program, number):
+    running = program(text("fork", WAITING))
+    assert running.line() == "running"
+    os.killpg(running.process.pid, number)
+    assert running.finish() == (-number, "", "")
+
+
 @loaders
 def test_a_killed_trainer_leaves_nothing(program, kind):
     running = program(text(kind, WAITING))

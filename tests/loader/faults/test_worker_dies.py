@@ -75,7 +75,7 @@ def test_a_misfortune_is_told_in_its_turn_and_the_next_epoch_is_whole(kind, step
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM], ids=lambda n: n.name)
 @pytest.mark.parametrize("size", [1, LARGE], ids=["to send", "for a block"])
 @pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_killed_while_it_waits_is_told_after_what_it_had_sent(kind, size, number):
@@ -92,7 +92,7 @@ def test_a_worker_killed_while_it_waits_is_told_after_what_it_had_sent(kind, siz
     loader.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM], ids=lambda n: n.name)
 @pytest.mark.parametrize("kind", CHEAP)
 def test_a_worker_killed_between_epochs_is_told_in_the_next_and_the_one_after_is_whole(kind, number):
     options = {} if kind == "fork" else {"persistent_workers": True}

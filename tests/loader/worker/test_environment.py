@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -74,22 +76,42 @@ def test_numpy_computes_with_one_thread(monkeypatch, start_method):
 @start_methods
 def test_what_the_trainer_does_on_signals_workers_do_not(start_method):
     def look():
-        return signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL, signal.set_wakeup_fd(-1)
+        return signal.getsignal(signal.SIGALRM) == signal.SIG_DFL, signal.set_wakeup_fd(-1)
 
-    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         assert from_workers(look, start_method=start_method) == [(True, -1)] * 2
     finally:
-        signal.signal(signal.SIGUSR1, previous)
+        signal.signal(signal.SIGALRM, previous)
+
+
+JOBS = ["SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2"]
 
 
 @start_methods
-def test_interrupts_are_left_to_the_trainer(start_method):
+def test_signals_to_the_whole_job_are_left_to_the_trainer(start_method):
     def look():
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-        return signal.getsignal(signal.SIGINT) == signal.SIG_IGN, signal.SIGINT in blocked
+        for name in JOBS:
+            os.kill(os.getpid(), getattr(signal, name))
+        return sorted(map(str, signal.pthread_sigmask(signal.SIG_BLOCK, set())))
 
-    assert from_workers(look, start_method=start_method) == [(True, False)] * 2
+    assert from_workers(look, start_method=start_method) == [[], []]
+
+
+@pytest.mark.parametrize("make", ["program", "fork"])
+def test_what_a_worker_starts_is_ended_by_sigterm(make):
+    def look():
+        if make == "program":
+            started = subprocess.Popen(["sleep", "600"])
+            started.terminate()
+            return started.wait()
+        pid = os.fork()
+        if not pid:
+            time.sleep(600)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert from_workers(look, start_method="forkserver") == [-signal.SIGTERM] * 2
 
 
 @start_methods
