@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -19,12 +20,29 @@ def dumps(item: Any) -> bytes:
     later assignments. These pickles use the receiver's own class if it has one: the one it sent away, or one
     of that name.
     """
+    return _dumped(OwnClassPickler, item)
+
+
+def _dumped(pickler: type[Pickler], item: Any) -> bytes:
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5).dump(item)
+    pickler(stream, protocol=5).dump(item)
     return stream.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle's, which sends imported modules by name only if their class is Python's own.
+
+    With a function, cloudpickle sends submodules whose names it uses as attributes: ``torch.classes``, of
+    another class, where it uses torch and ``dataset.classes``.
+    """
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item:
+            return importlib.import_module, (item.__name__,)
+        return super().reducer_override(item)
+
+
+class OwnClassPickler(Pickler):
     def reducer_override(self, item: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(item) is getattr(torch, "Tensor", None) and _is_float8(item):
@@ -34,7 +52,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if reduced is NotImplemented or not isinstance(item, type):
             return reduced
         # By value, but as a separate pickle, which a receiver that has the class does not load.
-        by_value = cloudpickle.dumps(item, protocol=5)
+        by_value = _dumped(Pickler, item)
         return _own_class, (_tracked("CLASS", item), f"{item.__module__}:{item.__qualname__}", by_value)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mpwds.loader.engine import protocol
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
-from mpwds.pickling import _Pickler as _OwnClassPickler
+from mpwds.pickling import OwnClassPickler
 
 
 @dataclass
@@ -119,7 +119,7 @@ def _pickled(item: Any) -> Any:
     return OutOfBand(stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
 
 
-class _Pickler(_OwnClassPickler):
+class _Pickler(OwnClassPickler):
     def reducer_override(self, item: Any) -> Any:
         reduced = reduced_tensor(item)
         return super().reducer_override(item) if reduced is None else reduced

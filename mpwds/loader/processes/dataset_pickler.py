@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from mpwds.pickling import Pickler
 from mpwds.pipeline.parts import TorchIterable
 
 _MOST_TRIALS = 20_000
@@ -40,7 +41,7 @@ def pickled_apart(item: Any, buffer: _TakesBuffer, ignore_epochs: bool = False) 
     return stream.getvalue(), pickler.modules
 
 
-class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _DatasetPickler(Pickler):
     def __init__(self, stream: io.BytesIO, buffer: _TakesBuffer, ignore_epochs: bool) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()

@@ -1,12 +1,14 @@
 """The setup: one segment that carries a dataset to all workers."""
 
 import os
+import pickle
 import threading
 
 import numpy as np
 import pytest
+import torch
 
-from mpwds import DataPipeline, SimpleShardList, shuffle
+from mpwds import DataPipeline, SimpleShardList, pickling, shuffle
 from mpwds.loader.processes import setup
 from mpwds.loader.processes.setup import WorkerSetup
 
@@ -22,6 +24,15 @@ def test_carries_lambdas_and_all_facts():
     got, _ = through(lambda: number + 1)
     assert got.dataset() == 4
     assert (got.workers, got.blocks, got.seed, got.rank) == (2, 4, 5, 0)
+
+
+def test_carries_functions_that_use_torch_and_attributes_called_like_its_submodules():
+    def look(pictures):
+        return torch.is_tensor(pictures.classes), pictures.ops, pictures.backends.cudnn
+
+    setup.PickledSetup(WorkerSetup(look, 1, 1))
+    assert pickle.loads(pickling.dumps(look)).__name__ == "look"
+    assert pickle.loads(pickling.dumps(type("Kept", (), {"look": look}))).__name__ == "Kept"
 
 
 def test_arrays_lie_in_the_segment_once_aligned_and_writable():
