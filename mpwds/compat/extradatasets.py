@@ -8,13 +8,17 @@ from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ContinuedEpochs
 from mpwds.pipeline.stream import Source, Stream
 
 
 class ResizedDataset(DataPipeline):
-    """A dataset cut or repeated to a number of elements: ``with_epoch`` and ``with_length`` in one.
+    """A dataset that is repeated without end, cut into epochs of a number of elements.
 
-    Each epoch starts the dataset anew; up to webdataset 0.1 it continued where the last one ended.
+    Each epoch continues where the one before ended, in each worker by itself, so all elements come in turn.
+    An epoch that was left early counts as a whole. Workers that are new in each epoch must run through all
+    epochs before, so keep them (``persistent_workers=True``; workers of ``MultiLoader`` stay). Workers of
+    torch's own ``DataLoader`` do not know the epoch, so each of its epochs starts the dataset again.
 
     Args:
         dataset: Anything that a pipeline can begin with: another pipeline, a list, an iterable.
@@ -25,12 +29,16 @@ class ResizedDataset(DataPipeline):
         >>> dataset = ResizedDataset([1, 2, 3], length=5, nominal=100)
         >>> list(dataset), len(dataset)
         ([1, 2, 3, 1, 2], 100)
+        >>> list(dataset)
+        [3, 1, 2, 3, 1]
     """
 
     def __init__(self, dataset: Any, length: int | None = None, nominal: int | None = None) -> None:
-        super().__init__(dataset)
         length = len(dataset) if length is None else length
-        self.with_epoch(max(length, 0))
+        chopped = DataPipeline(dataset)
+        chopped._epochs = ContinuedEpochs(None, length)
+        super().__init__(chopped)
+        self._call = f"ResizedDataset({type(dataset).__name__}, {length})"
         self.with_length(length if nominal is None else nominal, silent=True)
 
 

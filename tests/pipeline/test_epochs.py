@@ -1,9 +1,11 @@
 import contextlib
+import pickle
 import re
 from collections import Counter
-from itertools import islice
+from itertools import count, islice
 
 import pytest
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,6 +225,52 @@ def test_a_resized_dataset_has_webdatasets_length_and_nominal_length():
     dataset = ResizedDataset(range(3), 5, 100)
     assert (list(dataset), len(dataset)) == ([0, 1, 2, 0, 1], 100)
     assert (list(ResizedDataset([1, 2])), len(ChoppedDataset([1, 2], 1))) == ([1, 2], 1)
+    assert [batch.tolist() for batch in dataset.batched(2)] == [[2, 0], [1, 2], [0]]
+    assert str(dataset) == "ResizedDataset(range, 5)\n    .with_length(100)"
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return count()
+
+
+@pytest.mark.parametrize(
+    ("source", "second", "fourth"),
+    [(range(8), [3, 4, 5], [1, 2, 3]), (Endless(), [3, 4, 5], [9, 10, 11])],
+    ids=["addressable", "endless iterable"],
+)
+def test_an_epoch_of_a_resized_dataset_begins_where_the_one_before_ended(source, second, fourth):
+    dataset = ResizedDataset(source, 3)
+    assert list(dataset) == [0, 1, 2]
+    other = pickle.loads(pickle.dumps(dataset))
+    left_early = iter(dataset)
+    assert next(left_early) == second[0]
+    next(iter(dataset))
+    with pytest.warns(RuntimeWarning, match="epoch 1 begins after 4 elements"):
+        assert list(left_early) == second[1:]
+    assert list(dataset) == fourth
+    other.set_epoch(3)
+    with pytest.warns(RuntimeWarning, match="epoch 3 begins after 9 elements.* must run through 9 of them"):
+        assert list(other) == fourth
+
+
+def test_the_epochs_of_a_resized_dataset_in_workers_make_up_the_dataset(shards):
+    dataset = ResizedDataset(WebDataset(shards, shardshuffle=True).to_tuple("cls"), 5)
+    workers = [[Context(epoch, worker=worker, workers=2) for epoch in range(12)] for worker in (0, 1)]
+    epochs = [dataset.stream(context) for worker in workers for context in worker]
+    read = [int(label) for epoch in epochs for _, (label,) in epoch]
+    assert len(read) == 12 * 2 * 5
+    assert set(read) == set(range(20))
+
+
+@settings(max_examples=50, deadline=None)
+@given(length=st.integers(1, 30), stop=st.integers(0, 31), epoch=st.integers(0, 3), worker=st.integers(0, 1))
+@pytest.mark.filterwarnings("ignore:ResizedDataset. epoch:RuntimeWarning")
+def test_an_epoch_of_a_resized_dataset_continues_from_its_state_exactly(
+    shards, continues, length, stop, epoch, worker
+):
+    dataset = ResizedDataset(WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("cls"), length)
+    continues(lambda: dataset.stream(Context(epoch=epoch, worker=worker, workers=2)), stop)
 
 
 def test_a_resized_dataset_needs_a_length_from_somewhere():
