@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,21 @@ _TORCHS = {
     "shuffle": "the dataset shuffles, WebDataset(urls, shardshuffle=True).shuffle(1000)",
     "worker_init_fn": "mpwds.DataLoader takes it",
 }
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _MOST_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: its ``repr``, of at most 200 characters.
+
+    Example:
+        >>> shown("png"), len(shown(bytes(40_000)))
+        ("'png'", 200)
+    """
+    text = _REPR.repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

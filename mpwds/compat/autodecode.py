@@ -50,30 +50,53 @@ class Decoder(SampleDecoder):
         return self.decode(source)
 
 
+def _int_or_bytes(data: bytes) -> Any:
+    try:
+        return int(data)
+    except ValueError:
+        return data
+
+
 def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
     return {
         **decoders,
-        **dict.fromkeys(IMAGE_EXTENSIONS, ImageDecoder(spec).decode),
+        **dict.fromkeys((*IMAGE_EXTENSIONS, "img", "image"), ImageDecoder(spec).decode),
+        **dict.fromkeys(("class", "count"), _int_or_bytes),
         **{each: functools.partial(torch_video, f".{each}") for each in VIDEO_EXTENSIONS},
         **{each: functools.partial(torch_audio, f".{each}") for each in AUDIO_EXTENSIONS},
     }
 
 
-# By image specification, the function for each extension. A program may add functions for
-# Dataset(decoder=spec): default_handlers["rgb"]["mask"] = f.
+# By image specification, the function for each extension, of the first releases. A program may add functions
+# for Dataset(decoder=spec) and Dataset.decode(spec): default_handlers["rgb"]["mask"] = f.
 default_handlers = {spec: _handlers(spec) for spec in imagespecs}
-_AS_MADE = {spec: dict(handlers) for spec, handlers in default_handlers.items()}
 
 
-def added_handlers(spec: str) -> list[Any]:
-    """Handlers for the entries of ``default_handlers[spec]`` that the program added or changed.
+_DECODED = {
+    spec: {extension: table[extension] for extension in (*decoders, *IMAGE_EXTENSIONS)}
+    for spec, table in default_handlers.items()
+}
+
+
+class TableDecoder(ImageDecoder):
+    """``ImageDecoder`` that also decodes by the entries of ``default_handlers`` that ``decode`` lacks.
 
     Example:
         >>> default_handlers["rgb"]["mask"] = len
-        >>> added_handlers("rgb")
-        [handle_extension('mask', len)]
+        >>> TableDecoder("rgb")(".mask", b"abc")
+        3
         >>> del default_handlers["rgb"]["mask"]
     """
-    made = _AS_MADE.get(spec, {})
-    given = default_handlers.get(spec, {})
-    return [handle_extension(name, f) for name, f in given.items() if made.get(name) is not f]
+
+    takes_views = False
+
+    def __init__(self, imagespec: str) -> None:
+        super().__init__(imagespec)
+        self.__name__ = repr(imagespec)  # it prints as it was written
+        decoded = _DECODED[self.imagespec]
+        table = default_handlers[self.imagespec]
+        self._functions = {name: f for name, f in table.items() if decoded.get(name) is not f}
+
+    def __call__(self, key: str, data: Any) -> Any:
+        function = self._functions.get(key.rpartition(".")[2].lower())
+        return super().__call__(key, data) if function is None else function(data)

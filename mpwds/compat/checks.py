@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from mpwds.mistakes import shown
+
 
 def check(value: object, msg: str = "") -> None:
     """Checks that ``value`` is true.
@@ -44,4 +46,4 @@ def checknotnone(value: object, msg: str = "") -> None:
 
 def _require(holds: bool, msg: str, expected: str, value: object) -> None:
     if not holds:
-        raise ValueError(f"{msg or 'check'}: expected {expected}, got {value!r}")
+        raise ValueError(f"{msg or 'check'}: expected {expected}, got {shown(value)}")

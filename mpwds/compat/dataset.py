@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from random import SystemRandom
 from typing import Any, TypeAlias
 
 from mpwds.compat.autodecode import default_handlers as default_handlers
 from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
 from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
-from mpwds.compat.sample_options import SampleOptions
+from mpwds.compat.sample_options import SampleOptions, decoding
 from mpwds.compat.tariterators import base_plus_ext as base_plus_ext
 from mpwds.compat.tariterators import group_by_keys as group_by_keys
 from mpwds.compat.tariterators import opened, tar_file_expander
@@ -41,8 +43,14 @@ _QUOTED_DOT = "\0"  # no name in a tar file contains it
 _PASSED_AT_ONCE = 256 * 1024
 
 
+_AS_0_1_37: Any = object()
+
+
 def _hook(name: str) -> Any:
-    return property(lambda self: getattr(self._hooks, name), lambda self, hook: self._set(**{name: hook}))
+    return property(
+        lambda self: getattr(self._hooks, name) or _DEFAULT_HOOKS[name],
+        lambda self, hook: self._set(**{name: hook}),
+    )
 
 
 class Dataset(DataPipeline):
@@ -121,6 +129,7 @@ class Dataset(DataPipeline):
         opener = opener if open_fn is None else open_fn
         self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
         open_at = partial(_opened_by, opener) if callable(opener) else None
+        self._open = open_at or gopen
         if prepare_for_worker is False and shard_selection is None:
             shard_selection = all_urls
         self._hooks = _ShardHooks(
@@ -132,7 +141,7 @@ class Dataset(DataPipeline):
         )
         head = self._hooks.parts(self._urls)
         self._head = len(head)
-        tarhandler = handler if tarhandler is None else tarhandler
+        self.tarhandler = tarhandler = handler if tarhandler is None else tarhandler
         if initial_pipeline is None:
             wanted = work.suffixes() if suffixes is None else set(suffixes)
             reader: Any = TarSamples(
@@ -143,7 +152,7 @@ class Dataset(DataPipeline):
             )
             grouping: list[Any] = [] if keys is None else [map(_unquoted)]
         else:
-            reader = partial(_members, open=open_at or gopen, handler=tarhandler)
+            reader = partial(_members, open=self._open, handler=tarhandler)
             grouping = list(initial_pipeline)
         super().__init__(*head, reader, *grouping, *work.stages(handler), seed=seed)
         self._shown_from = self._head + len(grouping)
@@ -165,6 +174,47 @@ class Dataset(DataPipeline):
             extended._set(shuffled=True)
         return extended
 
+    def decode(self, *handlers: Any, decoder: Any = _AS_0_1_37, **options: Any) -> Dataset:
+        """Decodes samples.
+
+        Args:
+            handlers: Several handlers, pairs ``("jpg", f)``, or functions ``f(extension, data)``: see
+                ``mpwds.decode``. One image specification (``"rgb"`` by default), a dict of functions by
+                extension, a function of a sample, or ``None``: see ``decoder`` in
+                :class:`~mpwds.compat.sample_options.SampleOptions`.
+            decoder: The same as that one.
+            options: Those of ``mpwds.decode``.
+        """
+        if decoder is _AS_0_1_37:
+            if len(handlers) > 1 or any(isinstance(each, tuple) or _takes_two(each) for each in handlers):
+                return super().decode(*handlers, **options)
+            (decoder,) = handlers or ("rgb",)
+        handler = options.pop("handler", reraise_exception)
+        return self.compose(*decoding(decoder, handler, **options))
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all shards."""
+        return list(expand_urls(self._urls))
+
+    def shard_fn(self) -> list[str]:
+        """The URLs of the shards that the next ``iter()`` reads in this process, as the hooks choose them."""
+        shards = DataPipeline(*self.pipeline[: self._head], seed=self._seed)
+        return [shard["url"] for _, shard in shards.stream(self._context())]
+
+    def raw_samples(self, urls: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Yields the members of shards as pairs of a name and bytes."""
+        return _members(({"url": url} for url in urls), self._open, self.tarhandler)
+
+    def samples(self, urls: str | list[str]) -> Iterator[Any]:
+        """Iterates what the stages make of other shards, all of which this process reads."""
+        shards = ShardList(urls, nodesplitter=None, splitter=None)
+        return iter(DataPipeline(shards, *self.pipeline[self._head :], seed=self._seed))
+
+    def reseed_rng(self) -> None:
+        """Chooses another seed at random."""
+        self._seed = SystemRandom().getrandbits(32)
+
     def _set(self, **hooks: Any) -> None:
         self._hooks = replace(self._hooks, **hooks)
         head = self._hooks.parts(self._urls)
@@ -174,6 +224,17 @@ class Dataset(DataPipeline):
 
     def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
         return f"Dataset({listed(self._urls)})", self.stages[self._shown_from :]
+
+
+def _takes_two(handler: Any) -> bool:
+    """Whether an object is a function that can be called with two arguments, as far as can be told."""
+    try:
+        inspect.signature(handler).bind("extension", b"data")
+    except ValueError:  # built-in
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _piped(urls: Urls, command: str) -> Urls:
@@ -237,10 +298,27 @@ def all_urls(urls: list[str]) -> list[str]:
     return urls
 
 
+def _node_urls(urls: list[str]) -> list[str]:
+    context = Context.current()
+    return urls[context.rank :: context.world_size]
+
+
 def worker_urls(urls: list[str]) -> list[str]:
     """Hook that chooses the shards of this worker: the default ``shard_selection``."""
     context = Context.current()
     return urls[context.worker :: context.workers]
+
+
+def _nothing() -> None:
+    pass
+
+
+_DEFAULT_HOOKS: dict[str, Callable[..., Any]] = {
+    "node_selection": _node_urls,
+    "shard_selection": worker_urls,
+    "shard_shuffle": all_urls,
+    "before": _nothing,
+}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderPipeline
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.output.replacing import pinned
+from mpwds.pipeline.parts import TorchIterable
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
 timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))
@@ -84,7 +85,7 @@ class MultiDataset(LoaderPipeline):
         return extended
 
 
-class MultiDatasetIterator(Iterator[Any]):
+class MultiDatasetIterator(TorchIterable, Iterator[Any]):
     """One epoch of a :class:`MultiDataset`, or of another dataset with the arguments of ``MultiDataset``.
 
     Example:

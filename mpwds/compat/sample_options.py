@@ -8,7 +8,8 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from mpwds.compat.autodecode import added_handlers
+from mpwds.compat.autodecode import TableDecoder
+from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.decoders import Decoder, handle_extension
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.decode import decode
@@ -54,7 +55,7 @@ class SampleOptions:
         """The error handler that ``errors`` selects, or ``given``."""
         named = {None: given, "warn": warn_and_continue, True: reraise_exception, False: ignore_and_continue}
         if self.errors not in named:
-            raise ValueError(f"Dataset: errors must be True, False or 'warn', got {self.errors!r}")
+            raise ValueError(f"Dataset: errors must be True, False or 'warn', got {shown(self.errors)}")
         return named[self.errors]
 
     def specs(self) -> list[str]:
@@ -75,9 +76,10 @@ class SampleOptions:
         stages: list[Any] = []
         if self.container is not None:
             stages.append(map(partial(_unpacked, self.container, self.allow_pickle), handler))
-        decoding = self._decoding(handler) if self.container != "ten" else None
-        if decoding is not None:
-            stages.append(decoding)
+        spec = self.extensions is not None if self.decoder is _BY_EXTENSIONS else self.decoder
+        if self.container != "ten":
+            is_partial = self.container is not None
+            stages += decoding(spec, handler, partial=is_partial, allow_pickle=self.allow_pickle)
         if self.associate is not None:
             stages.append(associate(self.associate, handler))
         if self.extensions is not None:
@@ -90,25 +92,18 @@ class SampleOptions:
             stages.append(self.pipeline)
         return stages
 
-    def _decoding(self, handler: Handler) -> Any:
-        spec = self.decoder
-        if spec is _BY_EXTENSIONS:
-            spec = self.extensions is not None
-        if spec is None or spec is False:
-            return None
-        if callable(spec):
-            return map(spec, handler)
-        if isinstance(spec, dict):
-            handlers = [handle_extension(extension, function) for extension, function in spec.items()]
-            return decode(*handlers, pre=[], post=[], handler=handler)
-        image = "rgb" if spec is True else spec
-        return decode(
-            *added_handlers(image),
-            image,
-            partial=self.container is not None,
-            handler=handler,
-            allow_pickle=self.allow_pickle,
-        )
+
+def decoding(spec: Any, handler: Handler, **options: Any) -> list[Any]:
+    """The stage, if any, that decodes samples as ``decoder=spec`` says, with ``options`` of ``decode``."""
+    if spec is None or spec is False:
+        return []
+    if callable(spec):
+        return [map(spec, handler)]
+    if isinstance(spec, dict):
+        handlers = [handle_extension(extension, function) for extension, function in spec.items()]
+        return [decode(*handlers, pre=[], post=[], handler=handler)]
+    image = "rgb" if spec is True else spec
+    return [decode(TableDecoder(image), handler=handler, **options)]
 
 
 def _transformed(functions: Any, sample: Any) -> Any:

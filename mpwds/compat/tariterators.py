@@ -12,6 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeGuard
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.sources.samples import tarfile_samples as tarfile_samples
@@ -121,7 +122,7 @@ def tar_file_expander(
     for shard in data:
         url = url_of(shard)
         if "stream" not in shard:
-            raise TypeError(f"tar_file_expander: {shard!r} has no stream: put url_opener before it")
+            raise TypeError(f"tar_file_expander: {shown(shard)} has no stream: put url_opener before it")
         more = {"__local_path__": shard["local_path"]} if shard.get("local_path") is not None else {}
         try:
             for member in _members(shard["stream"], url, _META, handler, select_files, rename_files):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, rows_in
@@ -56,7 +57,7 @@ class DataPipeline(Fluent, IterableSource):
 
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
         if seed is not None and not isinstance(seed, Integral):
-            raise TypeError(f"a dataset's seed must be a whole number, got {seed!r}")
+            raise TypeError(f"a dataset's seed must be a whole number, got {shown(seed)}")
         self.pipeline: list[Any] = []
         self._call = ""  # for repr: the call of a subclass's constructor, and the number of parts it makes
         self._made = 1

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
+from mpwds.mistakes import shown
+
 Handler: TypeAlias = Callable[[Exception], Any]
 """Called with the exception, which has notes for people and an ``incident`` for programs.
 
@@ -93,5 +95,5 @@ def check_handler(stage: str, handler: object) -> None:
     if not callable(handler):
         raise TypeError(
             f"{stage}: handler must be a function of the exception, such as warn_and_continue, "
-            f"got {handler!r}"
+            f"got {shown(handler)}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.randomness import seeded
@@ -84,7 +85,7 @@ class UnseekableStream(_IteratedStream):
             raise RuntimeError("a function raised StopIteration, which cannot end a dataset") from error
         if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
             raise TypeError(
-                f"{self._origin} returned {elements!r}, not an iterator of elements: write a generator "
+                f"{self._origin} returned {shown(elements)}, not an iterator of elements: write a generator "
                 "function, which yields them, or return an iterator (for a function of one element use map)"
             )
         return iter(elements)

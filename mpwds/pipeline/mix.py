@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
@@ -139,7 +140,7 @@ class Mix:
                 raise ValueError(f"a mix must stop after at least 1 element, got stop={self.stop}")
         elif self.stop not in get_args(StopRule):
             rules = ", ".join(map(repr, get_args(StopRule)))
-            raise ValueError(f"stop must be a number of elements or one of {rules}, got {self.stop!r}")
+            raise ValueError(f"stop must be a number of elements or one of {rules}, got {shown(self.stop)}")
 
     def __str__(self) -> str:
         return self.call

@@ -7,6 +7,7 @@ import functools
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.stream import Description, Stream
 
 
@@ -118,7 +119,7 @@ def arguments_of(stage: Any) -> str:
 def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> None:
     """Raises ``TypeError`` if an argument is not an integer, ``ValueError`` if it is below ``least``."""
     if not isinstance(value, Integral):
-        raise TypeError(f"{stage}: {name} must be a whole number, got {value!r}")
+        raise TypeError(f"{stage}: {name} must be a whole number, got {shown(value)}")
     if least is not None and value < least:
         raise ValueError(f"{stage}: {name} must be at least {least}, got {value}")
 
@@ -126,7 +127,7 @@ def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> 
 def check_function(stage: str, function: object, expected: str = "a function") -> None:
     """Raises ``TypeError`` if ``function`` is not callable."""
     if not callable(function):
-        raise TypeError(f"{stage}: expected {expected}, got {function!r}")
+        raise TypeError(f"{stage}: expected {expected}, got {shown(function)}")
 
 
 def _argument(value: object) -> str:

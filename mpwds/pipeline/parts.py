@@ -13,6 +13,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.iterator_streams import UnseekableStream
@@ -148,7 +149,7 @@ class Generator(Filter):
         if not callable(self.function):
             raise TypeError(
                 "a stage is an object with a method stream(source, context) or a function of an iterator, "
-                f"got {self.function!r}"
+                f"got {shown(self.function)}"
             )
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from mpwds.errors import QuarantineFull
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
 
 T = TypeVar("T")
@@ -168,11 +169,13 @@ def _check_budget(budget: float | None) -> None:
     if budget is None:
         return
     if isinstance(budget, bool) or not isinstance(budget, Real):
-        raise TypeError(f"quarantine: budget must be a number of samples, a fraction or None, got {budget!r}")
+        raise TypeError(
+            f"quarantine: budget must be a number of samples, a fraction or None, got {shown(budget)}"
+        )
     if budget < 0 if isinstance(budget, Integral) else not 0 < float(budget) <= 1:
         raise ValueError(
             "quarantine: a budget must be an int of at least 0, or a fraction above 0 and at most 1, "
-            f"got {budget!r}"
+            f"got {shown(budget)}"
         )
 
 

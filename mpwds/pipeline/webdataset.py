@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
+from mpwds.pipeline.sources.elements import is_torch_iterable
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import (
@@ -144,7 +144,7 @@ class WebDataset(DataPipeline):
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
             self._begin(claimed, replace(reader, cache=None))
-        elif hasattr(urls, "stream") or _is_torch_iterable(urls):
+        elif hasattr(urls, "stream") or is_torch_iterable(urls):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
@@ -301,11 +301,6 @@ def _environment_integer(variable: str, default: Any = None) -> Any:
 
 def _is_folder(urls: Any) -> bool:
     return isinstance(urls, (str, os.PathLike)) and os.fspath(urls).endswith("/")
-
-
-def _is_torch_iterable(urls: Any) -> bool:
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(urls, data.IterableDataset)
 
 
 def _shown(urls: Any) -> str:

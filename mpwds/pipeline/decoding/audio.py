@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.images import as_tensor
 from mpwds.pipeline.decoding.media import Data, Media, SeekFailed, Sound, check_complete, mp3_length
 
@@ -79,9 +80,11 @@ class AudioDecoder:
 
     def __post_init__(self) -> None:
         if self.output not in ("torch", "numpy"):
-            raise ValueError(f'AudioDecoder: output must be "torch" or "numpy", got {self.output!r}')
+            raise ValueError(f'AudioDecoder: output must be "torch" or "numpy", got {shown(self.output)}')
         if self.dtype not in _DTYPES:
-            raise ValueError(f"AudioDecoder: dtype must be one of {' '.join(_DTYPES)}, got {self.dtype!r}")
+            raise ValueError(
+                f"AudioDecoder: dtype must be one of {' '.join(_DTYPES)}, got {shown(self.dtype)}"
+            )
         if not self.start >= 0:
             raise ValueError(f"AudioDecoder: start must be at least 0 seconds, got {self.start}")
         if self.duration is not None and not self.duration > 0:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from mpwds import tenbin
 from mpwds.errors import DecodeError
+from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.images import ImageDecoder
 from mpwds.pipeline.decoding.loads import (
     MAX_DECOMPRESSED_BYTES,
@@ -73,7 +74,7 @@ class Decoder:
     ) -> None:
         if not isinstance(max_decompressed_bytes, int):
             raise TypeError(
-                f"decode: max_decompressed_bytes must be a whole number, got {max_decompressed_bytes!r}"
+                f"decode: max_decompressed_bytes must be a whole number, got {shown(max_decompressed_bytes)}"
             )
         if max_decompressed_bytes < 1:
             raise ValueError(
@@ -257,7 +258,7 @@ def _handler(spec: Any) -> Handler:
     if not callable(spec):
         raise TypeError(
             "decode: a handler must be a function handler(key, data), the name of an image format or a pair "
-            f"(extensions, function of the data), got {spec!r}"
+            f"(extensions, function of the data), got {shown(spec)}"
         )
     handler: Handler = spec
     return handler

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpwds.mistakes import shown
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -81,7 +83,9 @@ class ImageDecoder:
 
     def __init__(self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> None:
         if imagespec.lower() not in imagespecs:
-            raise ValueError(f"unknown image format {imagespec!r}: the known ones are {' '.join(imagespecs)}")
+            raise ValueError(
+                f"unknown image format {shown(imagespec)}: the known ones are {' '.join(imagespecs)}"
+            )
         self.imagespec = imagespec.lower()
         self.extensions = frozenset(extension.lower() for extension in extensions)
 
@@ -118,8 +122,17 @@ ImageHandler = ImageDecoder
 """``ImageDecoder`` under webdataset's name."""
 
 
-def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> ImageDecoder:
-    """``ImageDecoder``, as webdataset writes it."""
+def imagehandler(imagespec: Any, extensions: Any = IMAGE_EXTENSIONS) -> Any:
+    """``ImageDecoder(imagespec, extensions)``, as webdataset writes it; the image of ``(data, imagespec)``.
+
+    The second form is that of webdataset 0.1.
+
+    Example:
+        >>> imagehandler(b"P5 2 1 255 " + bytes([0, 255]), "l8").tolist()
+        [[0, 255]]
+    """
+    if isinstance(imagespec, (bytes, bytearray, memoryview)):
+        return ImageDecoder(extensions).decode(imagespec)
     return ImageDecoder(imagespec, extensions)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.audio import extension_set
 from mpwds.pipeline.decoding.images import as_tensor
 from mpwds.pipeline.decoding.media import ROUNDING, Data, Media, SeekFailed, Sound, check_timed
@@ -86,7 +87,7 @@ class VideoDecoder:
 
     def __post_init__(self) -> None:
         if self.output not in ("torch", "numpy"):
-            raise ValueError(f'VideoDecoder: output must be "torch" or "numpy", got {self.output!r}')
+            raise ValueError(f'VideoDecoder: output must be "torch" or "numpy", got {shown(self.output)}')
         if not self.start >= 0:
             raise ValueError(f"VideoDecoder: start must be at least 0 seconds, got {self.start}")
         if self.end is not None and not self.end > self.start:

@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.parts import IterableSource
@@ -107,11 +108,13 @@ class DirectoryShardList(IterableSource):
         if not path.endswith("/") or not os.path.isdir(path):
             raise ValueError(f"DirectoryShardList: {path!r} must be a directory, and end with a slash")
         if mode not in ("resample", "unlink", "keep", None):
-            raise ValueError(f"DirectoryShardList: mode must be 'resample', 'unlink' or 'keep', got {mode!r}")
+            raise ValueError(
+                f"DirectoryShardList: mode must be 'resample', 'unlink' or 'keep', got {shown(mode)}"
+            )
         if select not in ("random", "oldest"):
-            raise ValueError(f"DirectoryShardList: select must be 'random' or 'oldest', got {select!r}")
+            raise ValueError(f"DirectoryShardList: select must be 'random' or 'oldest', got {shown(select)}")
         if fate is not None and not callable(fate):
-            raise ValueError(f"DirectoryShardList: fate is a function of a shard's path, got {fate!r}")
+            raise ValueError(f"DirectoryShardList: fate is a function of a shard's path, got {shown(fate)}")
         self.path = path
         self.pattern = pattern
         self.poll = poll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -91,7 +92,7 @@ class Iterated:
     addressable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.elements, Iterator):
+        if isinstance(self.elements, Iterator) and not is_torch_iterable(self.elements):
             raise TypeError(
                 f"a {type(self.elements).__name__} can be iterated only once: give the pipeline the function "
                 "or the iterable that makes it"
@@ -111,3 +112,9 @@ class Iterated:
     def _start(self) -> Iterator[Any]:
         elements = self.elements
         return iter(elements if isinstance(elements, Iterable) else elements())
+
+
+def is_torch_iterable(dataset: Any) -> bool:
+    """Whether an object is a ``torch.utils.data.IterableDataset``; it may be an iterator, too."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(dataset, data.IterableDataset)

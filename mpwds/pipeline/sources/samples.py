@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.errors import ShardError
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, one_sample
 from mpwds.pipeline.filter import Filter
@@ -92,7 +93,9 @@ class TarSamples(Filter):
         check_handler("tarfile_to_samples", self.handler)
         for name, function in (("select_files", self.select_files), ("rename_files", self.rename_files)):
             if function is not None and not callable(function):
-                raise TypeError(f"tarfile_to_samples: {name} must be a function of a name, got {function!r}")
+                raise TypeError(
+                    f"tarfile_to_samples: {name} must be a function of a name, got {shown(function)}"
+                )
 
     def __str__(self) -> str:
         given = changed(self, "handler", "select_files", "rename_files")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.errors import ShardError
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -252,7 +253,7 @@ def url_of(shard: Any) -> str:
     """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
-        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shard!r}')
+        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shown(shard)}')
     return url
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mpwds.errors import SpecError
+from mpwds.mistakes import shown
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
 
 Path = tuple["str | int", ...]
-
-_REPR = reprlib.Repr()  # aliases can make a value too large to show
-_REPR.maxstring = _REPR.maxother = 200
-_shown = _REPR.repr
 
 
 class SpecValue:
@@ -57,7 +53,7 @@ class SpecValue:
     def mapping(self, *allowed: str) -> SpecValue:
         """This value, which must be a mapping; with ``allowed``, one without other keys."""
         if not isinstance(self.value, dict):
-            self.fail(f"must be a mapping, got {_shown(self.value)}")
+            self.fail(f"must be a mapping, got {shown(self.value)}")
         for key in self.value:
             if not isinstance(key, str):
                 self.fail(f"has the key {key!r}, which is not a string")
@@ -68,7 +64,7 @@ class SpecValue:
     def items(self) -> list[SpecValue]:
         """The items of this value, which must be a non-empty list."""
         if not isinstance(self.value, list) or not self.value:
-            self.fail(f"must be a list of at least one item, got {_shown(self.value)}")
+            self.fail(f"must be a list of at least one item, got {shown(self.value)}")
         return [self[index] for index in range(len(self.value))]
 
     def strings(self) -> list[SpecValue]:
@@ -76,19 +72,19 @@ class SpecValue:
         values = [self] if isinstance(self.value, str) else self.items()
         for value in values:
             if not isinstance(value.value, str) or not value.value:
-                value.fail(f"must be a string, got {_shown(value.value)}")
+                value.fail(f"must be a string, got {shown(value.value)}")
         return values
 
     def text(self) -> str:
         """This value, which must be a string."""
         if not isinstance(self.value, str):
-            self.fail(f"must be a string, got {_shown(self.value)}")
+            self.fail(f"must be a string, got {shown(self.value)}")
         return self.value
 
     def integer(self, least: int) -> int:
         """This value, which must be a whole number and at least ``least``."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            self.fail(f"must be a whole number, {least} or more, got {_shown(self.value)}")
+            self.fail(f"must be a whole number, {least} or more, got {shown(self.value)}")
         return self.value
 
     def number(self, most: float = math.inf) -> float:
@@ -96,7 +92,7 @@ class SpecValue:
         value = self.value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
             bounds = "0 or more" if most == math.inf else f"from 0 to {most:g}"
-            self.fail(f"must be a number, {bounds}, got {_shown(value)}")
+            self.fail(f"must be a number, {bounds}, got {shown(value)}")
         if math.isinf(value):
             self.fail("must be finite")
         return float(value)

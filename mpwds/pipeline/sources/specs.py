@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mpwds.errors import SecurityError
+from mpwds.mistakes import shown
 from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
@@ -143,7 +144,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
         _check_count(sum(len(source.urls) for source in sources), each)
     stop = top["stop"].text() if "stop" in top else None
     if stop is not None and stop not in _STOP_RULES:
-        top["stop"].fail(f"must be one of {', '.join(_STOP_RULES)}, got {stop!r}")
+        top["stop"].fail(f"must be one of {', '.join(_STOP_RULES)}, got {shown(stop)}")
     result = DatasetSpec(tuple(sources), _optional(top, "epoch"), stop, top.file)
     if stop is not None and (result.epoch is not None or not result.mixes_samples):
         top["stop"].fail("has no effect here: it needs sources with weights, and no `epoch` at the top")
@@ -224,7 +225,7 @@ def _extensions(value: SpecValue) -> dict[str, str]:
 
 def _handler(value: SpecValue) -> Handler:
     if value.value not in _HANDLERS:
-        value.fail(f"must be one of {', '.join(_HANDLERS)}, got {value.value!r}")
+        value.fail(f"must be one of {', '.join(_HANDLERS)}, got {shown(value.value)}")
     handler: Handler = getattr(handlers, value.value)
     return handler
 

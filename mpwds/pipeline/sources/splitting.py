@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from mpwds.errors import SecurityError
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import UnseekableStream
@@ -33,7 +34,7 @@ class Splitter(Filter):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"a splitter must be a function that takes shards, got {self.function!r}")
+            raise TypeError(f"a splitter must be a function that takes shards, got {shown(self.function)}")
 
     def __str__(self) -> str:
         return arguments(self.function)
@@ -124,5 +125,5 @@ class _Chosen(Derived[Any]):
 def _url(shard: Any) -> str:
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
-        raise TypeError(f'a splitter must yield shards, {{"url": "x.tar"}}, got {shard!r}')
+        raise TypeError(f'a splitter must yield shards, {{"url": "x.tar"}}, got {shown(shard)}')
     return url

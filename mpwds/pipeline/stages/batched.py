@@ -12,7 +12,7 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-from mpwds.mistakes import explained
+from mpwds.mistakes import explained, shown
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
@@ -166,9 +166,11 @@ class Bucketed(Batching, called="bucketed"):
         if self.include_padding and self.max_total is None:
             raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
         if not callable(self.by):
-            raise TypeError(f"{self.called}: by must be a function that measures an element, got {self.by!r}")
+            raise TypeError(
+                f"{self.called}: by must be a function that measures an element, got {shown(self.by)}"
+            )
         if self.max_total is not None and not isinstance(self.max_total, Real):
-            raise TypeError(f"{self.called}: a limit must be a number, got {self.max_total!r}")
+            raise TypeError(f"{self.called}: a limit must be a number, got {shown(self.max_total)}")
         if self.max_total is not None and not self.max_total > 0:
             raise ValueError(f"{self.called}: a limit must be above 0, got {self.max_total}")
         for batchsize in sizes:
@@ -311,7 +313,7 @@ class _Binned(Batches):
     def _size(self, address: Address, element: Any) -> float:
         size = self._call_by(self._by, address, element)
         if not isinstance(size, Real) or not float(size) >= 0:
-            raise ValueError(f"an element's size must be a number of at least 0, got {size!r}")
+            raise ValueError(f"an element's size must be a number of at least 0, got {shown(size)}")
         return int(size) if isinstance(size, Integral) else float(size)
 
     def _warn_of(self, item: tuple[Address, Any], size: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.collation.collate import default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
@@ -31,7 +32,7 @@ class Batching(Configured):
         super().__post_init__()
         if self.collation_fn is not None and not callable(self.collation_fn):
             raise TypeError(
-                f"{self.called}: collation_fn must be a function or None, got {self.collation_fn!r}"
+                f"{self.called}: collation_fn must be a function or None, got {shown(self.collation_fn)}"
             )
 
 

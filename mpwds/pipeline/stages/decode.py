@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from mpwds.errors import DecodeError
-from mpwds.mistakes import explained
+from mpwds.mistakes import explained, shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES, unpickle_loads
@@ -228,9 +228,9 @@ class XDecode(OneOfEach, called="xdecode"):
 
 def _check(pair: Any) -> None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
-        raise TypeError(f"xdecode: expected a pair of a pattern and a function, got {pair!r}")
+        raise TypeError(f"xdecode: expected a pair of a pattern and a function, got {shown(pair)}")
     if pair[1] is not False and not callable(pair[1]):
-        raise TypeError(f"xdecode: expected a function or False for {pair[0]!r}, got {pair[1]!r}")
+        raise TypeError(f"xdecode: expected a function or False for {pair[0]!r}, got {shown(pair[1])}")
 
 
 def _decode_error(field: str, sample: dict[str, Any], error: Exception) -> DecodeError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mpwds.mistakes import explained
+from mpwds.mistakes import explained, shown
 from mpwds.pipeline.filter import OneOfEach
 from mpwds.pipeline.handlers import Handler, reraise_exception
 
@@ -101,11 +101,11 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
     """The alternative names for one field: ``"png;jpg"`` and ``["png", "jpg"]`` give ``("png", "jpg")``."""
     if not isinstance(spec, Iterable):
-        raise TypeError(f"expected a field name such as 'png' or 'png;jpg', got {spec!r}")
+        raise TypeError(f"expected a field name such as 'png' or 'png;jpg', got {shown(spec)}")
     names = tuple(filter(None, spec.split(";")) if isinstance(spec, str) else spec)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"expected field names, got {name!r}")
+            raise TypeError(f"expected field names, got {shown(name)}")
         if " " in name:
             raise ValueError(f"expected the name of one field, but {name!r} contains a space")
     if not names:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mpwds.mistakes import explained
+from mpwds.mistakes import explained, shown
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.stages.fields import OfFields, alternatives, check_sample
 
@@ -161,4 +161,4 @@ def _pair(renaming: Sequence[str]) -> tuple[str, str]:
         name, pattern = renaming
         if isinstance(name, str) and isinstance(pattern, str):
             return name, pattern
-    raise TypeError(f"rename_keys: expected a pair of a new name and a pattern, got {renaming!r}")
+    raise TypeError(f"rename_keys: expected a pair of a new name and a pattern, got {shown(renaming)}")

@@ -1,6 +1,7 @@
 """Names and calls that webdataset documented in its first generations, 0.0 and 0.1."""
 
 import io
+import wave
 
 import numpy as np
 import PIL.Image
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import mpwds as wds
+from mpwds.pipeline.decoding.images import imagespecs
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def test_the_iterator_of_multidataset_takes_a_dataset(images):
     elements = MultiDatasetIterator(
         wds.Dataset(images).decode().to_tuple("cls"), workers=1, output_size=10, pin_memory=False
     )
+    assert isinstance(elements, torch.utils.data.IterableDataset)
     assert [int(n) for (n,) in iter(elements)] == [0, 1, 2]
     elements.terminate()
 
@@ -107,6 +110,113 @@ def test_a_handler_that_a_program_adds_to_default_handlers_is_used(images, monke
     monkeypatch.setitem(default_handlers["rgb8"], "sig", len)
     assert list(wds.Dataset(images, extensions="sig cls", decoder="rgb8")) == [(1, n) for n in range(3)]
     assert list(wds.Dataset(images, extensions="sig", decoder="rgb")) == [(b"s",)] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "png", "label"),
+    [
+        ((), {}, np.float32, 0),
+        (("rgb8",), {}, np.uint8, 0),
+        ((), {"decoder": "rgb8"}, np.uint8, 0),
+        ((), {"decoder": True}, np.float32, 0),
+        (({"cls": int},), {}, bytes, 0),
+        ((), {"decoder": {"cls": int}}, bytes, 0),
+        ((lambda sample: {**sample, "cls": int(sample["cls"]) - 1},), {}, bytes, -1),
+        ((lambda extension, data: 7 if extension == ".cls" else None,), {}, bytes, 7),
+        ((("cls", lambda data: 8), "rgb8"), {}, np.uint8, 8),
+        ((None,), {}, bytes, b"0"),
+    ],
+    ids=range(10),
+)
+def test_decode_takes_what_each_release_documented(images, arguments, options, png, label):
+    image, number = next(iter(wds.Dataset(images).decode(*arguments, **options).to_tuple("png", "cls")))
+    assert getattr(image, "dtype", type(image)) == png
+    assert number == label
+
+
+def test_decode_passes_its_options_and_its_handler_on(images):
+    dataset = wds.Dataset(images)
+    assert next(iter(dataset.decode("rgb8", only="cls")))["sig"] == b"s"
+    failing = dataset.decode(lambda sample: {"cls": 1 // int(sample["cls"])}, handler=wds.ignore_and_continue)
+    assert [sample["cls"] for sample in failing] == [1, 0]
+    with pytest.raises(TypeError, match="has no argument 'colour'"):
+        dataset.decode("rgb", colour="red")
+
+
+def test_default_handlers_decode_sound_film_and_integers_by_their_old_names(tmp_path):
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(1600))
+    image = io.BytesIO()
+    PIL.Image.new("RGB", (6, 4)).save(image, "png")
+    with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
+        fields = {"count": b"7", "class": b"cat", "img": image.getvalue(), "wav": stream.getvalue()}
+        shard.write({"__key__": "0", **fields})
+    for dataset in (
+        wds.Dataset(str(tmp_path / "x.tar")).decode("rgb8"),
+        wds.Dataset(str(tmp_path / "x.tar"), decoder="rgb8"),
+    ):
+        (sample,) = dataset
+        assert (sample["count"], sample["class"], sample["img"].shape) == (7, b"cat", (4, 6, 3))
+        samples, rate = sample["wav"]
+        assert (samples.shape, rate) == ((1, 800), 8000)
+
+
+@pytest.mark.parametrize("spec", imagespecs)
+def test_imagehandler_decodes_data_by_a_specification(spec):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(stream, "png")
+    image = np.asarray(wds.imagehandler(stream.getvalue(), spec))
+    expected = np.asarray(wds.imagehandler(spec)(".png", stream.getvalue()))
+    assert image.dtype == expected.dtype
+    assert np.array_equal(image, expected)
+
+
+def test_the_message_about_an_unknown_specification_is_short():
+    with pytest.raises(ValueError, match="unknown image format") as error:
+        wds.imagehandler("x" * 40_000)
+    assert len(str(error.value)) < 500
+
+
+def test_shard_fn_tells_the_shards_that_the_hooks_choose(tmp_path):
+    dataset = wds.Dataset(str(tmp_path / "{0..3}.tar"))
+    before = dataset.shard_selection
+    dataset.shard_selection = lambda urls: before(urls)[1:]
+    dataset.shard_shuffle = lambda urls: urls[::-1]
+    assert dataset.urls == [str(tmp_path / f"{n}.tar") for n in range(4)]
+    assert dataset.shard_fn() == dataset.urls[:0:-1]
+    assert dataset.node_selection(["a"]) == ["a"]
+    assert dataset.reseed_hook() is None
+
+
+def test_a_dataset_reads_the_samples_of_other_shards_too(images):
+    dataset = wds.Dataset("missing.tar").decode("rgb8").to_tuple("cls")
+    assert list(dataset.samples(images)) == list(dataset.samples([images])) == [(0,), (1,), (2,)]
+    assert ("0.cls", b"0") in dataset.raw_samples([images])
+
+
+def test_reseed_rng_chooses_another_order():
+    dataset = wds.Dataset([f"{n}.tar" for n in range(40)]).shuffle(1)
+    first = dataset.shard_fn()
+    assert first == dataset.shard_fn()
+    dataset.reseed_rng()
+    assert sorted(first) == sorted(dataset.shard_fn())
+    assert first != dataset.shard_fn()
+
+
+class OneTwoThree(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        self.left = iter([1, 2, 3])
+        return self
+
+    def __next__(self):
+        return next(self.left)
+
+
+def test_a_pipeline_begins_at_an_iterator_that_is_an_iterable_dataset():
+    dataset = wds.DataPipeline(OneTwoThree()).map(lambda number: -number)
+    assert list(dataset) == list(dataset) == [-1, -2, -3]
 
 
 def test_webdataset_takes_a_length(images):
