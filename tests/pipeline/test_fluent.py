@@ -35,8 +35,9 @@ def test_a_method_takes_what_its_function_takes_and_has_its_documentation(name):
 
 def test_help_lists_the_methods():
     shown = pydoc.plain(pydoc.render_doc(mpwds.WebDataset))
-    assert "map(self, f: 'Callable[[Any], Any]', handler: 'Handler' = " in shown
-    assert "shuffle(self: 'Self', size: 'int', " in shown
+    signatures = "".join(shown.replace("|", "").split())  # Python 3.13 breaks long ones into lines
+    assert "map(self,f:'Callable[[Any],Any]',handler:'Handler'=" in signatures
+    assert "shuffle(self:'Self',size:'int'," in signatures
 
 
 def test_a_subclass_may_override_a_method_and_call_it():
