@@ -37,6 +37,9 @@ _LARGE_WINDOW_NBYTES = 16 << 20
 """A trainer's window may be larger than this only as far as it holds no more batches than an arena."""
 
 
+_FOR_ALL = 1 << 63  # in place of a batch's number: what ends a part is new to every trainer
+
+
 class Data(NamedTuple):
     """A data message for one trainer: its head, messages as the worker framed them, and arrays in parts."""
 
@@ -271,8 +274,8 @@ class Slot:
 
     def relay(self) -> Iterator[Data]:
         """What the worker has sent and its trainers have room for; never waits."""
-        bundle: list[bytes] = []
-        first = nbytes = 0
+        bundle: list[tuple[int, bytes]] = []
+        nbytes = 0
         while (message := self._take()) is not None:
             run = self._run
             assert run is not None
@@ -281,23 +284,23 @@ class Slot:
             if not self._have_room(nbytes + size):
                 self._pending = message
                 break
-            first = first if bundle else run.next
-            bundle += self._segments
+            bundle += [(run.next, segment) for segment in self._segments]
             self._segments.clear()
-            bundle.append(self._relayed(message, run))
+            first, frame = run.next, self._relayed(message, run)
+            bundle.append((_FOR_ALL if run.ended else first, frame))
             nbytes += size
             if not in_parts and (following := self._following(run, nbytes)):
                 bundle.append(following)
-                nbytes += len(following)
+                nbytes += len(following[1])
             if in_parts or nbytes >= _BUNDLE_NBYTES or run.ended:
                 parts = self._parts(message) if in_parts else None
-                yield from self._to_members(bundle, first, run, parts)
+                yield from self._to_members(bundle, run, parts)
                 bundle, nbytes = [], 0
             if run.ended:
                 self._run = None
                 self._begin_if_due()
         if bundle and self._run is not None:
-            yield from self._to_members(bundle, first, self._run, None)
+            yield from self._to_members(bundle, self._run, None)
 
     def end(self) -> _ServedWorker | None:
         """Ends the slot. Its worker, if there is one, was told to end; the caller waits for it."""
@@ -337,16 +340,18 @@ class Slot:
         run.ended = True
         return bytes(message.frame if fields["kind"] == protocol.END else _without_pickle(fields))
 
-    def _following(self, run: _Run, nbytes: int) -> bytes:
-        """The frames of small batches behind a message, unread, if one trainer has room for them."""
+    def _following(self, run: _Run, nbytes: int) -> tuple[int, bytes] | None:
+        """The frames of small batches after a message, unread, if one trainer has room for all of them."""
         if len(self.members) > 1 or run.ended or self.worker is None:
-            return b""
+            return None
         [member] = self.members.values()
-        most_nbytes = min(_BUNDLE_NBYTES, member.window - member.outstanding - nbytes)
+        if member.next > run.next:  # it has some of them already
+            return None
+        first, most_nbytes = run.next, min(_BUNDLE_NBYTES, member.window - member.outstanding - nbytes)
         frames, batches = self.worker.receive_frames(_SMALL_BATCH, most_nbytes)
         run.next += batches
         self.batches += batches
-        return frames
+        return (first, frames) if frames else None
 
     def _parts(self, message: Message) -> memoryview:
         assert self.worker is not None
@@ -354,15 +359,18 @@ class Slot:
         return memoryview(block).cast("B")[: message.fields["nbytes"]]
 
     def _to_members(
-        self, bundle: list[bytes], first: int, run: _Run, parts: memoryview | None
+        self, bundle: list[tuple[int, bytes]], run: _Run, parts: memoryview | None
     ) -> Iterator[Data]:
-        """A data message for each trainer, without the batches that it had before."""
+        """A data message for each trainer, without the batches that it had before.
+
+        ``bundle`` has frames, each with the number of its first batch.
+        """
         for client, member in self.members.items():
             if not member.runs:
                 continue
-            skipped = min(max(member.next - first, 0), run.next - first)
-            frames, batches = bundle[skipped:], run.next - first - skipped
+            frames = [frame for number, frame in bundle if number >= member.next]
             if frames:
+                batches = max(0, run.next - max(member.next, bundle[0][0]))
                 data = b"".join(frames)
                 parts_nbytes = 0 if parts is None else parts.nbytes
                 head = Head(self.number, member.attempt, member.number, parts_nbytes)

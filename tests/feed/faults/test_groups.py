@@ -1,6 +1,7 @@
 """Trainers of a group: each gets every batch, which is made once, whatever happens to the others."""
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -98,6 +99,28 @@ def test_a_member_that_joins_late_loses_nothing():
                 assert late.rest() == undisturbed(2)[0]
                 reader.join()
         assert got + rest == undisturbed(2)[0]
+
+
+def test_a_member_that_joins_late_and_leaves_disturbs_nobody():
+    """Small batches: the one that stays has some of those that travel together when the other leaves."""
+    dataset = mpwds.DataPipeline(range(40_000)).batched(4)
+    with ServerProcess(dataset, workers=1) as server:
+        options = {"group": "sweep", "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, **options) as stays:
+            got, batches = [], iter(stays)
+
+            def read(count):
+                got.extend(batch.tolist() for batch in itertools.islice(batches, count))
+
+            for count in (300, 500, 700):
+                read(count)
+                with mpwds.RemoteLoader(server.url, **options) as leaves:
+                    reader = threading.Thread(target=read, args=(2000,))
+                    reader.start()
+                    next(iter(leaves))
+                reader.join()
+            read(None)
+    assert got == [list(range(first, first + 4)) for first in range(0, 40_000, 4)]
 
 
 @pytest.mark.slow
