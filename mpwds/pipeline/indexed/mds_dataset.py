@@ -19,8 +19,8 @@ class MDSDataset(IndexedDataset):
 
     Args:
         local: The dataset's folder, or the one to which shards are fetched. The URL of another machine counts
-            as ``remote``. Without ``local``, shards are fetched to a folder of yours in the temporary
-            directory.
+            as ``remote``. Without ``local``, shards are fetched to a folder in the temporary directory. The
+            machine's processes share it, and the last one removes it.
         remote: The dataset's URL or folder, if it is not in ``local``: all that ``gopen`` opens.
         split: A folder below both, such as ``"train"``.
         shuffle: The order of an epoch, as for ``IndexedDataset``: ``"global"``, ``"chunked"``, ``"shards"``
@@ -31,11 +31,12 @@ class MDSDataset(IndexedDataset):
         allow_pickle: Whether columns of pickles may be decoded, which runs code that they hold.
         validate_hash: Compare this hash alone; of shards that are in ``local`` already, too.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
-        retries: Further attempts to fetch a file.
+        retries: Further attempts to fetch a file, without progress in between.
         timeout_s: Seconds that fetching a file may take.
 
     Raises:
         FileNotFoundError: There is no index.
+        FileExistsError: ``local`` holds another dataset than ``remote``, or an earlier version of it.
         ShardError: The index or, while reading, a shard is damaged. The message names file and offset.
         DecodeError: While reading: a field cannot be decoded.
         ValueError: An argument is invalid, or a column holds pickles.

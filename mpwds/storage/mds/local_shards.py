@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import io
 import os
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from mpwds.errors import ShardError, StreamError, StreamNotFound
+from mpwds.errors import ShardError
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shards import most_open_files
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.hashes import mismatch
-from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import PendingFile, write_whole
+from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.urls import without_credentials
 
-_PIECE_BYTES = 1024 * 1024
 _SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
 
 
@@ -56,129 +51,17 @@ class ShardFiles:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a dataset is, and where its shards are read.
-
-    Attributes:
-        local: The folder in which shards are read.
-        remote: The folder or URL that they are fetched from; ``None`` if they are in ``local``.
-        retries: Further attempts, when fetching fails.
-        timeout_s: Seconds that fetching one file may take.
-    """
-
-    local: str
-    remote: str | None
-    retries: int
-    timeout_s: float
-
-    @staticmethod
-    def of(
-        local: str | os.PathLike[str] | None,
-        remote: str | os.PathLike[str] | None,
-        split: str | None = None,
-        retries: int = 2,
-        timeout_s: float = 60.0,
-    ) -> Place:
-        """The place that a user's arguments name.
-
-        A ``local`` that is the URL of another machine counts as ``remote``, and a ``remote`` folder without
-        ``local`` is read where it is. What is fetched without ``local`` goes to a folder of this user's in
-        the temporary directory.
-
-        Raises:
-            ValueError: Neither is given, or a number is negative.
-        """
-        if local is not None and remote is None and not is_local(local):
-            local, remote = None, local
-        if local is None and remote is not None and is_local(remote):
-            local, remote = remote, None
-        if retries < 0 or timeout_s <= 0:
-            raise ValueError(f"retries ({retries}) must not be negative, the time-out ({timeout_s}) positive")
-        source = None if remote is None else os.path.join(os.fspath(remote), split or "")
-        if local is not None:
-            folder = os.path.join(os.path.expanduser(local_path(local)), split or "")
-        elif source is not None:
-            folder = _own_folder(source)
-        else:
-            raise ValueError(
-                "an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL"
-            )
-        if source is not None and is_local(source):
-            source = os.path.abspath(os.path.expanduser(local_path(source)))
-            source = None if source == os.path.abspath(folder) else source
-        return Place(os.path.abspath(folder), source, retries, timeout_s)
-
-    def url(self, name: str) -> str:
-        """Where the dataset's file of this name comes from."""
-        return os.path.join(self.local if self.remote is None else self.remote, name)
-
-    def load_index(self, name: str) -> bytes:
-        """The dataset's index: the local file, or, if there is none, the remote one, which is kept there.
-
-        Raises:
-            FileNotFoundError: There is none.
-        """
-        path = os.path.join(self.local, name)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            return file.read()
-        if self.remote is None:
-            raise FileNotFoundError(
-                f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
-            )
-        data = self.fetch(name)
-        os.makedirs(self.local, exist_ok=True)
-        write_whole(PendingFile(path), data)
-        return data
-
-    def fetch(self, name: str) -> bytes:
-        """A file of the dataset. Raises ``StreamError`` if it cannot be read."""
-        url = self.url(name)
-        for attempt in range(self.retries + 1):
-            try:
-                return _read(url, time.monotonic() + self.timeout_s)
-            except (FileNotFoundError, StreamNotFound):
-                raise
-            except OSError:
-                if attempt == self.retries:
-                    raise
-        raise AssertionError
-
-
-def _read(url: str, deadline: float) -> bytes:
-    pieces = []
-    with gopen(url) as stream:
-        while piece := stream.read(_PIECE_BYTES):
-            pieces.append(piece)
-            if time.monotonic() > deadline:
-                raise StreamError(
-                    f"{without_credentials(url)} was not fetched in time: raise the time-out", url
-                )
-    return b"".join(pieces)
-
-
-def _own_folder(remote: str) -> str:
-    """A folder for what comes from ``remote``, into which nobody else can put anything."""
-    parent = os.path.join(tempfile.gettempdir(), f"mpwds-mds-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(parent, 0o700)
-    found = os.lstat(parent)
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{parent} is not this user's alone: pass local=, a folder for the shards")
-    return os.path.join(parent, hashlib.blake2s(remote.encode(), digest_size=16).hexdigest())
-
-
-@dataclass(frozen=True)
 class _Fetcher:
     """Opens a shard's uncompressed bytes, for the cache."""
 
-    place: Place
+    location: DatasetLocation
     files: Mapping[str, ShardFiles]  # by the cache's URL
     validate_hash: str | None
 
     def __call__(self, url: str, offset: int) -> BinaryIO:
         shard = self.files[url]
-        data = self.place.fetch(shard.stored.name)
-        shown = without_credentials(self.place.url(shard.stored.name))
+        data = self.location.fetch(shard.stored.name)
+        shown = without_credentials(self.location.url(shard.stored.name))
         wrong = _wrong_size(len(data), shard.stored) or mismatch(data, _to_check(shard, self.validate_hash))
         if wrong:
             raise ShardError(f"{shown} is damaged: {wrong}")
@@ -221,7 +104,7 @@ class LocalFile:
 
     Args:
         url: The shard's name in errors.
-        stream: The open file, which is closed: a descriptor of its own stays open.
+        stream: The open file. The caller closes it: a descriptor of its own stays open.
 
     Attributes:
         end: Its size in bytes.
@@ -234,8 +117,7 @@ class LocalFile:
     def __init__(self, url: str, stream: BinaryIO) -> None:
         self.url = url
         # A stream warns that it was not closed if the garbage collector finds it before this object.
-        with stream:
-            self._descriptor = os.dup(stream.fileno())
+        self._descriptor = os.dup(stream.fileno())
         self.end = os.fstat(self._descriptor).st_size
         self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
         self.tables: dict[int, Any] = {}
@@ -257,35 +139,40 @@ class LocalShards:
     stay open. Objects can be pickled, and used in forks and threads.
 
     Args:
-        place: Where the dataset is.
+        location: Where the dataset is.
         files: The shards' files.
         validate_hash: The only hash to compare.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
         open_files: How many shards stay open; by default ``most_open_files()``.
 
     Raises:
-        ValueError: ``validate_hash`` is not among the index's hashes.
+        ValueError: ``validate_hash`` is not among the index's hashes, or no shard fits in ``cache_limit``.
     """
 
     def __init__(
         self,
-        place: Place,
+        location: DatasetLocation,
         files: Sequence[ShardFiles],
         validate_hash: str | None = None,
         cache_limit: int | None = None,
         open_files: int | None = None,
     ) -> None:
-        self._place = place
+        self._location = location
         self._open_files = open_files or most_open_files()
         self._files = files
         self._validate_hash = validate_hash
-        self._urls = [_SCHEME + place.url(shard.stored.name) for shard in files]
+        self._urls = [_SCHEME + location.url(shard.stored.name) for shard in files]
         if validate_hash is not None:
             for shard in files:
                 _to_check(shard, validate_hash)
-        fetcher = _Fetcher(place, dict(zip(self._urls, files, strict=True)), validate_hash)
+        fetcher = _Fetcher(location, dict(zip(self._urls, files, strict=True)), validate_hash)
+        largest = max((shard.raw.size or 0 for shard in files), default=0)
         limit = -1 if cache_limit is None else cache_limit
-        self._cache = ShardCache(place.local, limit, fetcher.name, validator=None, opener=fetcher)
+        if 0 <= limit < largest and any(map(self._is_fetched, range(len(files)))):
+            raise ValueError(
+                f"cache_limit ({limit} bytes) has no room for the largest shard, {largest} bytes"
+            )
+        self._cache = ShardCache(location.local, limit, fetcher.name, validator=None, opener=fetcher)
         self._open: dict[int, LocalFile] = {}
         self._checked: set[int] = set()
 
@@ -311,28 +198,25 @@ class LocalShards:
         self._open.clear()
 
     def _is_fetched(self, shard: int) -> bool:
-        return self._place.remote is not None or self._files[shard].packed is not None
+        return self._location.remote is not None or self._files[shard].packed is not None
 
     def _opened(self, shard: int) -> LocalFile:
-        expected = self._files[shard].raw
-        path = os.path.join(self._place.local, expected.name)
+        expected, name = self._files[shard].raw, self._validate_hash
+        path = os.path.join(self._location.local, expected.name)
         try:
             stream = self._fetched(shard) if self._is_fetched(shard) else open_at(path)
         except FileNotFoundError as error:
-            place = self._place
-            hint = "" if place.remote is None else f". Is the index in {place.local} another dataset's?"
             raise ShardError(
-                f"the index names the shard {path}, and there is no such file: {error}{hint}"
+                f"the index names the shard {path}, and there is no such file: {error}"
             ) from error
-        file = LocalFile(path, stream)
-        wrong = _wrong_size(file.end, expected)
-        name = self._validate_hash
-        if not wrong and name is not None and name in expected.hashes and shard not in self._checked:
-            with open(path, "rb") as whole:
-                wrong = mismatch(whole.read(), {name: expected.hashes[name]})
-            self._checked.add(shard)
+        with stream:
+            file = LocalFile(path, stream)
+            wrong = _wrong_size(file.end, expected)
+            if not wrong and name is not None and name in expected.hashes and shard not in self._checked:
+                wrong = mismatch(stream.read(), {name: expected.hashes[name]})
         if wrong:
             raise ShardError(f"{path} is damaged: {wrong}")
+        self._checked.add(shard)
         return file
 
     def _fetched(self, shard: int) -> BinaryIO:

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from mpwds.storage.mds.location import retrying
 from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.resuming import Retries
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
 
@@ -84,13 +86,8 @@ class Output:
                 raise FileExistsError(f"{path} exists already, and is not overwritten")
             write_whole(PendingFile(path), *pieces)
         if self.remote is not None:
-            for attempt in range(self._retries + 1):
-                try:
-                    write_whole(open_destination(f"{self.remote}/{name}"), *pieces)
-                    break
-                except OSError:
-                    if attempt == self._retries:
-                        raise
+            target, tries = f"{self.remote}/{name}", Retries(self._retries + 1)
+            retrying(lambda: write_whole(open_destination(target, retries=tries), *pieces), self._retries)
 
     def finish(self, make_index: Callable[[], bytes]) -> None:
         """Waits until all shards are stored, then stores the index. Does nothing the second time."""

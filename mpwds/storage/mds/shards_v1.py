@@ -11,7 +11,8 @@ from mpwds.errors import ShardError
 from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
 from mpwds.storage.mds.index_v2 import INDEX_NAME as MDS2_INDEX
-from mpwds.storage.mds.local_shards import LocalShards, Place, ShardFiles, StoredFile
+from mpwds.storage.mds.local_shards import LocalShards, ShardFiles, StoredFile
+from mpwds.storage.mds.location import DatasetLocation
 
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
 
@@ -43,13 +44,13 @@ class MDS1Shards:
         retries: int = 2,
         timeout_s: float = 60.0,
     ) -> None:
-        place = Place.of(local, remote, None, retries, timeout_s)
-        data, end = _load_index(place)
-        self._index = parse_index(data, os.path.join(place.local, INDEX_NAME + end))
+        location, name, data = _load_index(DatasetLocation.of(local, remote, None, retries, timeout_s))
+        self._index = parse_index(data, os.path.join(location.local, name))
+        end = name.removeprefix(INDEX_NAME)
         sizes = self._index.bytes_per_shard.tolist()
         files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
-        self._files = LocalShards(place, files, cache_limit=cache_limit)
-        self.urls: Sequence[str] = [os.path.join(place.local, each.raw.name) for each in files]
+        self._files = LocalShards(location, files, cache_limit=cache_limit)
+        self.urls: Sequence[str] = [os.path.join(location.local, each.raw.name) for each in files]
         self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
         self.fields = self._index.fields
         self._sizes = struct.Struct(f"<{len(self.fields)}q")
@@ -103,20 +104,19 @@ def _files(name: str, size: int, end: str) -> ShardFiles:
     return ShardFiles(raw, StoredFile(name + end, None), "gz") if end else ShardFiles(raw)
 
 
-def _load_index(place: Place) -> tuple[bytes, str]:
-    """The index, uncompressed, and the end of the names of compressed files."""
+def _load_index(location: DatasetLocation) -> tuple[DatasetLocation, str, bytes]:
+    """The location as it was opened, the name of the index, and its uncompressed content."""
     try:
-        return place.load_index(INDEX_NAME), ""
-    except FileNotFoundError as error:
-        try:
-            packed = place.load_index(INDEX_NAME + ".gz")
-        except FileNotFoundError:
-            if os.path.exists(os.path.join(place.local, MDS2_INDEX)):
-                raise FileNotFoundError(
-                    f"{place.local} holds an MDS dataset of version 2: MDSDataset reads it"
-                ) from None
-            raise error from None
+        location, name, data = location.opened(INDEX_NAME, INDEX_NAME + ".gz")
+    except FileNotFoundError:
+        if os.path.exists(os.path.join(location.local, MDS2_INDEX)):
+            raise FileNotFoundError(
+                f"{location.local} holds an MDS dataset of version 2: MDSDataset reads it"
+            ) from None
+        raise
+    if name == INDEX_NAME:
+        return location, name, data
     try:
-        return Compression.of("gz").decompress(packed, _INDEX_LIMIT_BYTES), ".gz"
+        return location, name, Compression.of("gz").decompress(data, _INDEX_LIMIT_BYTES)
     except ValueError as error:
-        raise ShardError(f"{place.url(INDEX_NAME)}.gz is damaged: {error}") from error
+        raise ShardError(f"{location.url(name)} is damaged: {error}") from error

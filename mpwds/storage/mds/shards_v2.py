@@ -13,7 +13,8 @@ from mpwds.errors import DecodeError, ShardError
 from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.encodings import ENCODINGS, Encoding, encoding
 from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
-from mpwds.storage.mds.local_shards import LocalFile, LocalShards, Place
+from mpwds.storage.mds.local_shards import LocalFile, LocalShards
+from mpwds.storage.mds.location import DatasetLocation
 
 _AT_ONCE_BYTES = 32 * 1024  # a larger sample is read field by field, so that its data is copied once
 _PAGE = 1024  # samples whose offsets are read at a time
@@ -35,6 +36,7 @@ class MDSShards:
     Attributes:
         urls: Paths of the shards' files, uncompressed.
         lengths: The number of samples in each.
+        folder: The folder in which shards are read.
         columns: The first shard's columns: names, and their encodings.
 
     Raises:
@@ -69,12 +71,13 @@ class MDSShards:
         timeout_s: float = 60.0,
         open_files: int | None = None,
     ) -> None:
-        place = Place.of(local, remote, split, retries, timeout_s)
-        path = os.path.join(place.local, INDEX_NAME)
-        shards = parse_index(_load(place), path)
+        location, data = _load(DatasetLocation.of(local, remote, split, retries, timeout_s))
+        path = os.path.join(location.local, INDEX_NAME)
+        shards = parse_index(data, path)
         files = [shard.files for shard in shards]
-        self._files = LocalShards(place, files, validate_hash, cache_limit, open_files)
-        self.urls: Sequence[str] = [os.path.join(place.local, shard.files.raw.name) for shard in shards]
+        self.folder = location.local
+        self._files = LocalShards(location, files, validate_hash, cache_limit, open_files)
+        self.urls: Sequence[str] = [os.path.join(location.local, shard.files.raw.name) for shard in shards]
         self.lengths: Sequence[int] = [shard.samples for shard in shards]
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}
         self._decode = decode
@@ -136,14 +139,15 @@ class MDSShards:
         self._make_decoders("")
 
 
-def _load(place: Place) -> bytes:
+def _load(location: DatasetLocation) -> tuple[DatasetLocation, bytes]:
     try:
-        return place.load_index(INDEX_NAME)
+        location, _, data = location.opened(INDEX_NAME)
+        return location, data
     except FileNotFoundError as error:
         names = (index_v1.INDEX_NAME, index_v1.INDEX_NAME + ".gz")
-        if any(os.path.exists(os.path.join(place.local, name)) for name in names):
+        if any(os.path.exists(os.path.join(location.local, name)) for name in names):
             raise FileNotFoundError(
-                f"{place.local} holds an MDS dataset of version 1: StreamingDataset reads it"
+                f"{location.local} holds an MDS dataset of version 1: StreamingDataset reads it"
             ) from error
         raise
 

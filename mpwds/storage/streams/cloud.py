@@ -255,11 +255,12 @@ def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, 
     client = {
         "timeout": timedelta(days=7),
         "connect_timeout": timedelta(seconds=30),
-        "read_timeout": timedelta(seconds=timeout_s),
+        "read_timeout": timedelta(seconds=min(timeout_s, retries.within_s)),
         "allow_http": any(endpoint.startswith("http://") for endpoint in endpoints),
     }
     # Its pauses are about those of Retries by default.
-    retry = {"max_retries": retries.tries - 1, "retry_timeout": timedelta(minutes=3)}
+    within_s = min(retries.within_s, 180.0)
+    retry = {"max_retries": retries.tries - 1, "retry_timeout": timedelta(seconds=within_s)}
     return cast(Any, from_url)(bucket, config=config, client_options=client, retry_config=retry)
 
 

@@ -57,7 +57,8 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
         url: What to open.
         mode: ``"rb"`` or ``"wb"``; ``"r"`` and ``"w"`` mean the same.
         bufsize: Bytes to buffer; for local files, ``GOPEN_BUFFER`` in the environment decides.
-        options: For the scheme's opener; local files ignore them.
+        options: For the scheme's opener; local files ignore them. ``retries`` goes only to openers that have
+            such a parameter: those of web servers and cloud storage.
 
     Raises:
         FileNotFoundError: There is no such file or resource.
@@ -116,6 +117,7 @@ class _BuiltIn:
     function: str
     takes_offset: bool = True
     takes_stop: bool = True
+    takes_retries: bool = True
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
         opener = getattr(importlib.import_module(self.module), self.function)
@@ -132,12 +134,12 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
 
 _AIS = _BuiltIn("mpwds.storage.streams.hubs", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
-_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", takes_stop=False)
+_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", takes_stop=False, takes_retries=False)
 _HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
-    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", takes_offset=False, takes_stop=False),
+    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", False, False, False),
     "http": _HTTP,
     "https": _HTTP,
     "hf": _BuiltIn("mpwds.storage.streams.hubs", "open_hf"),
@@ -166,9 +168,11 @@ def _open(
         opener = _AIS if scheme in schemes_for_aistore() else opener
     if opener is None:
         opener = gopen_schemes["__default__"]
+    if "retries" in options and not _takes(opener, "retries"):
+        options = {name: value for name, value in options.items() if name != "retries"}
     if stop is not None and isinstance(opener, _BuiltIn) and opener.takes_stop:
         return opener(url, mode, bufsize, offset=offset, stop=stop, **options)
-    if offset and _takes_offset(opener):
+    if offset and _takes(opener, "offset"):
         return opener(url, mode, bufsize, offset=offset, **options)
     return _skip(opener(url, mode, bufsize, **options), url, offset)
 
@@ -189,11 +193,11 @@ def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
     return _skip(stream, url, offset)
 
 
-def _takes_offset(opener: Opener) -> bool:
+def _takes(opener: Opener, option: str) -> bool:
     if isinstance(opener, _BuiltIn):
-        return opener.takes_offset
+        return bool(getattr(opener, f"takes_{option}"))
     try:
-        return "offset" in inspect.signature(opener).parameters
+        return option in inspect.signature(opener).parameters
     except (TypeError, ValueError):
         return False
 

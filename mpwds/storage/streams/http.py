@@ -79,7 +79,8 @@ def open_http(
         StreamNotFound: The server has no such resource (404, 410).
         StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
-    timeout = urllib3.Timeout(connect=connect_timeout_s, read=timeout_s)
+    within_s = retries.within_s if retries else timeout_s
+    timeout = urllib3.Timeout(connect=min(connect_timeout_s, within_s), read=min(timeout_s, within_s))
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
     resource = _Resource(url, name or without_credentials(url), headers, timeout, stop)
     if mode[0] == "r":

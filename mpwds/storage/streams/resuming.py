@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import random
 import tempfile
@@ -55,15 +56,17 @@ class Retries:
         tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
         first_s: The first pause, in seconds.
         longest_s: The longest pause, in seconds. By default, ten tries take about a minute.
+        within_s: Seconds after the beginning in which a further try may start.
     """
 
     tries: int = 10
     first_s: float = 0.25
     longest_s: float = 15.0
+    within_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.tries < 1 or self.first_s < 0 or self.longest_s < 0:
-            raise ValueError(f"retries: tries must be at least 1 and pauses not negative, got {self}")
+        if self.tries < 1 or self.first_s < 0 or self.longest_s < 0 or self.within_s <= 0:
+            raise ValueError(f"retries: tries must be at least 1 and times not negative, got {self}")
 
 
 class Attempts:
@@ -73,17 +76,18 @@ class Attempts:
         self.name = name
         self.failures = 0
         self._retries = retries
+        self._deadline = time.monotonic() + retries.within_s
 
     def failed(self, why: Interrupted, where: str, position: int | None = None) -> None:
         """Pauses before the next try. Raises ``StreamError`` if this was the last."""
         self.failures += 1
         failures, retries = self.failures, self._retries
         most = min(retries.tries, _UNREACHED_TRIES) if why.unreached else retries.tries
-        if failures >= most:
-            message = f"{self.name}: {why} {where}; gave up after {failures} tries"
-            raise StreamError(message, self.name, position, failures) from why
         longest = min(retries.longest_s, retries.first_s * 2.0 ** min(failures - 1, 60))
         pause_s = max(longest * _jitter.uniform(0.5, 1.0), min(why.wait_s or 0.0, _LONGEST_WISH_S))
+        if failures >= most or time.monotonic() + pause_s > self._deadline:
+            message = f"{self.name}: {why} {where}; gave up after {failures} tries"
+            raise StreamError(message, self.name, position, failures) from why
         level = logging.WARNING if failures > _QUIET_FAILURES else logging.INFO
         tried = f"try {failures} of {most}"
         _log.log(level, "%s: %s %s (%s); trying again in %.1f s", self.name, why, where, tried, pause_s)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TypeAlias
 from mpwds.errors import StreamError
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
+from mpwds.storage.streams.resuming import Retries
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
     is_local,
@@ -42,14 +43,16 @@ Destination: TypeAlias = "_Given | OwnedStream | PendingFile"
 
 
 def open_destination(
-    target: str | os.PathLike[str] | BinaryIO | OwnedStream, sync: bool = True, replace: bool = True
+    target: str | os.PathLike[str] | BinaryIO | OwnedStream,
+    sync: bool = True,
+    replace: bool = True,
+    retries: Retries | None = None,
 ) -> Destination:
     """Opens an archive's destination.
 
     A path or a ``file:`` URL becomes a ``PendingFile``, to which ``sync`` and ``replace`` go; a named pipe or
-    a device is written to directly.
-    ``gopen`` opens other URLs, which are closed at the end. A binary stream stays open, and so does ``"-"``,
-    standard output.
+    a device is written to directly. ``gopen`` opens other URLs, with ``retries``, and they are closed at the
+    end. A binary stream stays open, and so does ``"-"``, standard output.
     """
     if isinstance(target, OwnedStream):
         return target
@@ -60,7 +63,7 @@ def open_destination(
         return _Given(sys.stdout.buffer)
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
-        return OwnedStream(gopen(url, "wb"), without_credentials(url))
+        return OwnedStream(gopen(url, "wb", retries=retries), without_credentials(url))
     refuse_in_secure_mode("local files may not be written", place)
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):

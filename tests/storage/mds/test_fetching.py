@@ -1,7 +1,9 @@
 """Shards that are fetched from elsewhere: once, checked, uncompressed, and kept within a limit."""
 
+import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -9,8 +11,10 @@ import time
 import pytest
 
 from mpwds import MDSWriter, ShardError, StreamError, StreamingDatasetWriter
+from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
+from mpwds.storage.streams.gopen import gopen_schemes
 from tests.open_files import open_files
 
 SAMPLES = [{"text": f"{n} " * 10, "number": n} for n in range(200)]
@@ -49,7 +53,8 @@ def test_each_file_is_fetched_once_and_shards_are_uncompressed(tmp_path, web, re
     assert asked(web) == ["/data/index.json"]
     assert read(shards) == SAMPLES
     assert read(MDSShards(local, url)) == SAMPLES
-    assert sorted(asked(web)) == sorted(web.files)
+    again = ["/data/index.json"]  # to see whether the dataset is the same one
+    assert sorted(asked(web)) == sorted([*web.files, *again])
     fetched = [name for name in os.listdir(local) if not name.startswith(".")]
     assert sorted(fetched) == ["index.json", *(f"shard.{n:05}.mds" for n in range(len(shards.lengths)))]
 
@@ -67,10 +72,93 @@ def test_a_split_is_a_folder_below_both(tmp_path, web, remote):
     assert (tmp_path / "local" / "data" / "index.json").exists()
 
 
-def test_a_dataset_without_a_local_folder_goes_to_the_temporary_one(tmp_path, monkeypatch, remote):
+def temporary_folders(tmp_path):
+    return list(tmp_path.glob("mpwds-mds-*/*"))
+
+
+def test_a_dataset_without_a_local_folder_goes_to_a_temporary_one_that_its_last_user_removes(
+    tmp_path, monkeypatch, remote
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert read(MDSShards(remote())) == SAMPLES
+    url = remote()
+    shards, same = MDSShards(url), MDSShards(url)
+    copy = pickle.loads(pickle.dumps(shards))
+    assert read(shards) == SAMPLES
     assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("mpwds-mds-*")] == [0o700]
+    del shards, same
+    assert len(temporary_folders(tmp_path)) == 1
+    assert read(copy) == SAMPLES
+    del copy
+    assert not list(tmp_path.glob("mpwds-mds-*"))
+
+
+def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(
+    tmp_path, monkeypatch, web, remote
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    url = remote()
+    web.files.update({name.replace("data", "other"): data for name, data in web.files.items()})
+    program = """if True:
+        import os, signal, sys
+        from mpwds.storage.mds.shards_v2 import MDSShards
+        shards = MDSShards(sys.argv[1])
+        shards.read(0, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", program, url], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (left,) = temporary_folders(tmp_path)
+    shards = MDSShards(web.url("/other"))
+    assert read(shards) == SAMPLES
+    assert len(temporary_folders(tmp_path)) == 1
+    assert not left.exists()
+
+
+@pytest.fixture(params=["url", "folder"])
+def rewritten(request, tmp_path, web):
+    """Writes a dataset, which ``rewrite`` replaces by another that has the same index."""
+
+    def write(first):
+        folder = tmp_path / "written"
+        with MDSWriter(columns={"x": "int"}, out=folder, size_limit=300, exist_ok=True) as sink:
+            for number in range(first, first + 100):
+                sink.write({"x": number})
+        if request.param == "folder":
+            os.utime(folder / "index.json", (first, first))
+            return folder
+        web.files.update({f"/data/{path.name}": path.read_bytes() for path in folder.iterdir()})
+        web.modified = f"Wed, 21 Oct 2015 07:28:{first % 60:02} GMT"
+        return web.url("/data")
+
+    return write
+
+
+def test_a_dataset_that_was_rewritten_is_not_mixed_with_its_copy(tmp_path, rewritten):
+    local = tmp_path / "local"
+    url = rewritten(0)
+    assert MDSShards(local, url).read(0, 0) == {"x": 0}
+    assert rewritten(100) == url
+    with pytest.raises(FileExistsError, match=r"/local holds another dataset than .*, or an earlier version"):
+        MDSShards(local, url)
+    shutil.rmtree(local)
+    assert [sample["x"] for sample in read(MDSShards(local, url))] == list(range(100, 200))
+
+
+def test_a_rewritten_dataset_has_a_temporary_folder_of_its_own(tmp_path, monkeypatch, rewritten):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    url = rewritten(0)
+    old = MDSShards(url)
+    assert old.read(0, 0) == {"x": 0}
+    rewritten(100)
+    assert [sample["x"] for sample in read(MDSShards(url))] == list(range(100, 200))
+    assert old.read(0, 0) == {"x": 0}
+
+
+def test_a_copy_serves_while_the_remote_is_away(tmp_path, web, remote):
+    local, url = tmp_path / "local", remote()
+    read(MDSShards(local, url))
+    web.files.clear()
+    with pytest.warns(RuntimeWarning, match=r"/local may be out of date: .*/data/index.json"):
+        assert read(MDSShards(local, url)) == SAMPLES
 
 
 def test_a_folder_of_another_user_in_the_temporary_one_is_refused(tmp_path, monkeypatch, remote):
@@ -85,12 +173,10 @@ def test_a_folder_of_another_user_in_the_temporary_one_is_refused(tmp_path, monk
 def test_a_local_folder_of_another_dataset_is_an_error_that_says_so(tmp_path, remote):
     remote(compression="gz")
     (tmp_path / "local").mkdir()
-    index = (
-        (tmp_path / "written" / "index.json").read_text().replace(".gz", ".zstd").replace('"gz"', '"zstd"')
-    )
-    (tmp_path / "local" / "index.json").write_text(index)
-    with pytest.raises(ShardError, match=r"no such file.* Is the index in .*/local another dataset's\?"):
-        read(MDSShards(tmp_path / "local", tmp_path / "written"))
+    index = (tmp_path / "written" / "index.json").read_text()
+    (tmp_path / "local" / "index.json").write_text(index.replace("gz", "zstd"))
+    with pytest.raises(FileExistsError, match=r"/local holds another dataset than .*/written, .* pass anoth"):
+        MDSShards(tmp_path / "local", tmp_path / "written")
 
 
 def test_a_remote_folder_is_copied(tmp_path, remote):
@@ -188,8 +274,11 @@ def test_a_chosen_hash_is_compared_for_local_shards_too(tmp_path, remote):
     with open(tmp_path / "written" / "shard.00000.mds", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    with pytest.raises(ShardError, match="shard.00000.mds is damaged: its md5 is"):
-        MDSShards(tmp_path / "written", validate_hash="md5").read(0, 0)
+    shards = MDSShards(tmp_path / "written", validate_hash="md5")
+    for _ in range(2):
+        with pytest.raises(ShardError, match="shard.00000.mds is damaged: its md5 is"):
+            shards.read(0, 0)
+    assert shards.read(1, 0)
 
 
 def test_what_is_kept_stays_below_the_limit(tmp_path, remote):
@@ -199,6 +288,13 @@ def test_what_is_kept_stays_below_the_limit(tmp_path, remote):
     kept = [path.stat().st_size for path in local.glob("shard.*.mds")]
     shards.close()
     assert sum(kept) <= 8_000
+
+
+def test_a_limit_that_no_shard_fits_in_is_an_error_at_once(tmp_path, remote):
+    url = remote()
+    with pytest.raises(ValueError, match=r"cache_limit \(1000 bytes\) has no room for the largest shard"):
+        MDSShards(tmp_path / "local", url, cache_limit=1000)
+    assert read(MDSShards(tmp_path / "written", cache_limit=1000)) == SAMPLES  # where nothing is fetched
 
 
 def test_shards_that_are_open_make_room_for_those_of_other_processes(tmp_path, remote):
@@ -222,6 +318,49 @@ def test_fetching_is_tried_again(tmp_path, web, remote):
     with pytest.raises(StreamError, match="400"):
         shards.read(1, 0)
     assert shards.read(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "tries"),
+    [({"retries": 0}, 1), ({"retries": 2}, 3), ({"retries": 30, "timeout_s": 0.05}, 1)],
+)
+def test_a_file_is_asked_for_as_often_as_the_user_says_within_his_time(tmp_path, web, options, tries):
+    web.plan[:] = [{"status": 503}] * 100
+    with pytest.raises(StreamError, match=rf"503.*gave up after {tries} tr"):
+        MDSShards(tmp_path / "local", web.url("/data"), **options)
+    assert len(asked(web)) == tries
+
+
+class Slow(io.BytesIO):
+    """Delivers 1,000 bytes at a time, each after the time that its reader has."""
+
+    def read1(self, size):
+        time.sleep(0.02)
+        return super().read1(1000)
+
+
+def test_the_time_ends_a_transfer_that_goes_on_and_not_one_that_is_complete(monkeypatch):
+    files = {"slow:x/small": bytes(1000), "slow:x/large": bytes(1001)}
+    monkeypatch.setitem(gopen_schemes, "slow", lambda url, mode, bufsize: Slow(files[url]))
+    location = DatasetLocation.of(None, "slow:x", timeout_s=0.01)
+    assert location.fetch("small") == bytes(1000)
+    with pytest.raises(StreamError, match=r"slow:x/large was not fetched within 0.01 s: raise the time-out"):
+        location.fetch("large")
+
+
+def test_what_does_not_try_again_by_itself_is_tried_again(monkeypatch):
+    results = [OSError("away"), OSError("away"), io.BytesIO(b"data")]
+
+    def opened(url, mode, bufsize):
+        if isinstance(result := results.pop(0), OSError):
+            raise result
+        return result
+
+    monkeypatch.setitem(gopen_schemes, "flaky", opened)
+    assert DatasetLocation.of(None, "flaky:x", retries=2).fetch("name") == b"data"
+    results[:] = [OSError("away")] * 2
+    with pytest.raises(OSError, match="away"):
+        DatasetLocation.of(None, "flaky:x", retries=1).fetch("name")
 
 
 def test_a_dataset_that_is_not_there_is_an_error_at_once(tmp_path, web):
@@ -270,6 +409,15 @@ def test_a_dataset_is_written_to_a_url_index_last(tmp_path, web):
     assert set(web_files) == set(puts)
     with pytest.raises(FileExistsError, match="/new/index.json exists"):
         MDSWriter(columns={"x": "bytes"}, out=web.url("/new"))
+
+
+def test_a_file_is_sent_as_often_as_the_user_says(web):
+    sink = MDSWriter(columns={"x": "bytes"}, out=web.url("/new"), retry=1, exist_ok=True)
+    sink.write({"x": b"abc"})
+    web.plan[:] = [{"status": 503}] * 100
+    with pytest.raises(StreamError, match=r"503.*gave up after 2 tries"):
+        sink.finish()
+    assert len(web.requests) == 2
 
 
 def test_a_server_that_fails_does_not_pass_for_an_empty_one(web):

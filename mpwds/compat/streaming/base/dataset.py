@@ -157,7 +157,7 @@ class StreamingDataset(DividedDataset):
         self.streams = list(streams or [Stream(remote=remote, local=local)])
         if keep_zip or any(stream.keep_zip for stream in self.streams):
             warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
-        limit = None if cache_limit is None else (parse_binary_size(cache_limit) or 0) // len(self.streams)
+        limit = (parse_binary_size(cache_limit) or 0) // len(self.streams) or None
 
         def opened(stream: Stream) -> MDSShards:
             retries, timeout_s = stream.download_retry, stream.download_timeout

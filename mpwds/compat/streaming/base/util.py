@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
-from mpwds.storage.mds.local_shards import Place
+from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.output import refuse_existing
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.destinations import open_destination, write_whole
@@ -92,9 +92,9 @@ def _datasets_below(root: str) -> list[str]:
 
 def _shards(folder: str, name: str, timeout_s: float) -> list[dict[str, Any]]:
     """What the index in a folder says about each shard, for an index beside the folder."""
-    place = Place("", folder, 2, timeout_s)
-    data = place.fetch(INDEX_NAME)
-    parse_index(data, place.url(INDEX_NAME))
+    location = DatasetLocation("", folder, timeout_s=timeout_s)
+    data = location.fetch(INDEX_NAME)
+    parse_index(data, location.url(INDEX_NAME))
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
     for file in (shard[part] for shard in shards for part in ("raw_data", "zip_data") if shard.get(part)):
         file["basename"] = f"{name}/{file['basename']}"

@@ -1,0 +1,260 @@
+"""Where an MDS dataset is, and the folder in which it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, TypeVar
+
+from mpwds.errors import StreamError
+from mpwds.storage.caches.locks import lock_shared, same_file
+from mpwds.storage.caches.names import PRIVATE
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.resuming import Interrupted, Retries
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import PendingFile, write_whole
+from mpwds.warn import warn
+
+_PIECE_BYTES = 1024 * 1024
+_ORIGIN = os.path.join(PRIVATE, "origin")  # in a local folder: a digest of the remote and its index
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DatasetLocation:
+    """Where a dataset is, and where its shards are read.
+
+    Attributes:
+        local: The folder in which shards are read.
+        remote: The folder or URL that they are fetched from; ``None`` if they are in ``local``.
+        retries: Further attempts, when fetching fails.
+        timeout_s: Seconds that fetching one file may take.
+        temporary: Keeps ``local``, if the user named no folder.
+    """
+
+    local: str
+    remote: str | None
+    retries: int = 2
+    timeout_s: float = 60.0
+    temporary: TemporaryFolder | None = None
+
+    @staticmethod
+    def of(
+        local: str | os.PathLike[str] | None,
+        remote: str | os.PathLike[str] | None,
+        split: str | None = None,
+        retries: int = 2,
+        timeout_s: float = 60.0,
+    ) -> DatasetLocation:
+        """The location that a user's arguments name. ``local`` is empty for a temporary folder.
+
+        A ``local`` that is the URL of another machine counts as ``remote``, and a ``remote`` folder without
+        ``local`` is read where it is.
+
+        Raises:
+            ValueError: Neither is given, or a number is negative.
+        """
+        if local is not None and remote is None and not is_local(local):
+            local, remote = None, local
+        if local is None and remote is not None and is_local(remote):
+            local, remote = remote, None
+        if retries < 0 or timeout_s <= 0:
+            raise ValueError(f"retries ({retries}) must not be negative, the time-out ({timeout_s}) positive")
+        if local is None and remote is None:
+            raise ValueError(
+                "an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL"
+            )
+        source = None if remote is None else os.path.join(os.fspath(remote), split or "")
+        folder = "" if local is None else _absolute(os.path.join(local_path(local), split or ""))
+        if source is not None and is_local(source):
+            source = _absolute(local_path(source))
+            source = None if source == folder else source
+        return DatasetLocation(folder, source, retries, timeout_s)
+
+    def opened(self, *names: str) -> tuple[DatasetLocation, str, bytes]:
+        """Reads the dataset's index, which has one of these names.
+
+        A remote index is compared with the one that the folder was made of, and kept there.
+
+        Returns:
+            The location with its folder, the index's name, and its content.
+
+        Raises:
+            FileNotFoundError: There is no index.
+            FileExistsError: The folder holds another dataset, or another version of this one.
+        """
+        if self.remote is None:
+            return self, *_first(names, self._read_local)
+        try:
+            name, (data, version) = _first(names, self._read)
+        except OSError as error:
+            if not any(os.path.exists(os.path.join(self.local, name)) for name in names if self.local):
+                raise
+            warn(f"{self.local} may be out of date: the index of the remote dataset cannot be read: {error}")
+            return self, *_first(names, self._read_local)
+        origin = hashlib.sha256(repr((self.remote, data, version)).encode()).hexdigest()[:32]
+        if not self.local:
+            folder = TemporaryFolder.named(origin)
+            return replace(self, local=folder.path, temporary=folder), name, data
+        path, note = (os.path.join(self.local, each) for each in (name, _ORIGIN))
+        known, noted = _content(path), _content(note)
+        if known not in (None, data) or noted not in (None, origin.encode()):
+            raise FileExistsError(
+                f"{self.local} holds another dataset than {without_credentials(self.remote)}, or an earlier "
+                "version of it: remove the folder, or pass another local="
+            )
+        if known is None:
+            for target, content in ((path, data), (note, origin.encode())):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                write_whole(PendingFile(target), content)
+        return self, name, data
+
+    def url(self, name: str) -> str:
+        """Where the dataset's file of this name comes from."""
+        return os.path.join(self.local if self.remote is None else self.remote, name)
+
+    def fetch(self, name: str) -> bytes:
+        """A file of the dataset. Raises ``StreamError`` if it cannot be read."""
+        return self._read(name)[0]
+
+    def _read(self, name: str) -> tuple[bytes, str]:
+        """A file's content, and its version as the server or the file system tells it."""
+        url = self.url(name)
+        deadline = time.monotonic() + self.timeout_s
+        retries = Retries(self.retries + 1, within_s=self.timeout_s)
+        return retrying(lambda: _read(url, retries, deadline, self.timeout_s), self.retries, deadline)
+
+    def _read_local(self, name: str) -> bytes:
+        data = _content(os.path.join(self.local, name))
+        if data is None:
+            raise FileNotFoundError(
+                f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
+            )
+        return data
+
+
+def retrying(step: Callable[[], T], retries: int, deadline: float = float("inf")) -> T:
+    """Calls ``step``, and up to ``retries`` times again after an ``OSError`` of a stream that does not."""
+    for left in reversed(range(retries + 1)):
+        try:
+            return step()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if isinstance(error.__cause__, Interrupted) or not left or time.monotonic() >= deadline:
+                raise
+    raise AssertionError
+
+
+def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tuple[bytes, str]:
+    pieces = []
+    with gopen(url, retries=retries) as stream:
+        version = _version(stream)
+        read = getattr(stream, "read1", stream.read)
+        is_late = False
+        while piece := read(_PIECE_BYTES):
+            if is_late:  # and more comes: a file that is complete is not thrown away
+                shown = without_credentials(url)
+                raise StreamError(f"{shown} was not fetched within {timeout_s:g} s: raise the time-out", url)
+            pieces.append(piece)
+            is_late = time.monotonic() > deadline
+    return b"".join(pieces), version
+
+
+def _version(stream: BinaryIO) -> str:
+    raw: Any = getattr(stream, "raw", None)
+    if isinstance(raw, io.FileIO):
+        return str(os.fstat(raw.fileno()).st_mtime_ns)
+    return repr(getattr(raw, "version", ""))
+
+
+def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
+    """The first of these files that exists, and what ``read`` returns for it."""
+    missing: FileNotFoundError | None = None
+    for name in names:
+        try:
+            return name, read(name)
+        except FileNotFoundError as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
+
+
+def _content(path: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read()
+    return None
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+class TemporaryFolder:
+    """A folder of this user's in the temporary directory, which all users of a name share.
+
+    The last process that uses it removes it. What a killed process left is removed when the next folder is
+    made. Copies by pickling use the same folder.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        parent = os.path.dirname(path)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, 0o700)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                found = os.lstat(parent)
+                if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                    raise PermissionError(
+                        f"{parent} is not this user's alone: pass local=, a folder for the shards"
+                    )
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path)
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if lock_shared(descriptor, timeout_s=1.0) and same_file(descriptor, path):
+                    break
+                os.close(descriptor)
+        weakref.finalize(self, _leave, path, descriptor, os.getpid())
+        for each in os.listdir(parent):
+            _remove_unused(os.path.join(parent, each))
+
+    @staticmethod
+    def named(name: str) -> TemporaryFolder:
+        """The folder of this name."""
+        return TemporaryFolder(os.path.join(tempfile.gettempdir(), f"mpwds-mds-{os.getuid()}", name))
+
+    def __reduce__(self) -> Any:
+        return TemporaryFolder, (self.path,)
+
+
+def _leave(path: str, descriptor: int, pid: int) -> None:
+    os.close(descriptor)
+    if os.getpid() == pid:
+        _remove_unused(path)
+        with contextlib.suppress(OSError):  # others are in use
+            os.rmdir(os.path.dirname(path))
+
+
+def _remove_unused(folder: str) -> None:
+    """Removes a folder unless a process holds its lock."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
