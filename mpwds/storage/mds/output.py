@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.mds.location import retrying
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.resuming import Retries
@@ -18,6 +21,7 @@ from mpwds.storage.writing.destinations import PendingFile, open_destination, wr
 
 _SHARD = r"shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?"
 _DATASET = re.compile(rf"index\.json|{_SHARD}|\.(index\.json|{_SHARD})\.[0-9a-f]{{8}}\.partial")
+_CLAIM = ".writer.lock"  # in the folder, while its writer lives
 _MOST_THREADS = 4
 
 
@@ -37,7 +41,7 @@ class Output:
         retries: Further attempts, when sending a file fails.
 
     Raises:
-        FileExistsError: The folder is not empty, or the URL has an index.
+        FileExistsError: The folder is not empty, another writer writes to it, or the URL has an index.
     """
 
     def __init__(
@@ -53,12 +57,18 @@ class Output:
         self.local, self.remote = _places(out, keep_local)
         self._keep_local = keep_local or self.remote is None
         self._retries = retries
-        if self.local is not None and self._keep_local:
-            _prepare(self.local, exist_ok, own)
-        if self.remote is not None and is_local(self.remote):
-            _prepare(self.remote, exist_ok, own)
-        elif self.remote is not None and not exist_ok:
-            refuse_existing(f"{self.remote}/{index_name}")
+        claims: dict[str, int] = {}
+        self._release = weakref.finalize(self, _release, claims, os.getpid())
+        try:
+            if self.local is not None and self._keep_local:
+                _prepare(self.local, exist_ok, own, claims)
+            if self.remote is not None and is_local(self.remote):
+                _prepare(self.remote, exist_ok, own, claims)
+            elif self.remote is not None and not exist_ok:
+                refuse_existing(f"{self.remote}/{index_name}")
+        except BaseException:
+            self._release()
+            raise
         self._index_name = index_name
         threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(threads, "storing shards")
@@ -106,6 +116,7 @@ class Output:
             self._finished = True
             self._running.clear()
             self._threads.shutdown(wait=True, cancel_futures=True)
+            self._release()
 
     def __del__(self) -> None:
         if not getattr(self, "_finished", True) and not sys.is_finalizing():
@@ -134,9 +145,22 @@ def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> 
     return None if local is None else os.path.abspath(os.path.expanduser(local)), remote.rstrip("/")
 
 
-def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
+def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None, claims: dict[str, int]) -> None:
+    """Makes a folder that this writer alone writes to, without a dataset in it."""
     os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, _CLAIM)
+    try:
+        claim = lock(path, create=True)
+    except OSError:  # a file system without locks
+        pass
+    else:
+        if claim is None:
+            raise FileExistsError(
+                f"another writer writes to {folder}: give each one a folder of its own, and merge the indexes"
+            )
+        claims[path] = claim
     names = sorted(name for name in os.listdir(folder) if own is None or own.fullmatch(name))
+    names = [name for name in names if name != _CLAIM]
     if names and not exist_ok:
         raise FileExistsError(
             f"{folder} holds files already ({names[0]}), and nothing there is overwritten: choose another "
@@ -144,6 +168,14 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None) -> None:
         )
     for name in filter(_DATASET.fullmatch, names):  # the index first
         os.unlink(os.path.join(folder, name))
+
+
+def _release(claims: dict[str, int], pid: int) -> None:
+    if os.getpid() == pid:  # a fork has closed them
+        for path, claim in claims.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            release(claim)
 
 
 def refuse_existing(url: str) -> None:

@@ -34,7 +34,8 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         compression: ``None``, ``"gz"``, or ``"gz:1"`` to ``"gz:9"``.
 
     Raises:
-        FileExistsError: The folder or URL holds such a dataset, or parts of one.
+        FileExistsError: The folder or URL holds such a dataset or parts of one, or another writer writes to
+            the folder.
         ValueError: An argument is invalid.
         KeyError: While writing: a sample lacks a field.
         TypeError: While writing: a field is not bytes. A sample that raises is not written.

@@ -49,7 +49,7 @@ class MDSWriter(ClosesOrDiscards):
         shards: What the index says about each shard so far.
 
     Raises:
-        FileExistsError: The folder is not empty, or the URL has an index.
+        FileExistsError: The folder is not empty, another writer writes to it, or the URL has an index.
         ValueError: An argument is invalid. While writing: a value cannot be encoded.
         KeyError: While writing: a sample lacks a column.
         TypeError: While writing: a value is of the wrong type. A sample that raises is not written.

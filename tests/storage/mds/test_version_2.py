@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpwds import DecodeError, MDSWriter, ShardError
+from mpwds import DecodeError, MDSWriter, ShardError, StreamingDatasetWriter
 from mpwds.storage.mds.index_v2 import parse_index
 from mpwds.storage.mds.shards_v2 import MDSShards
 from tests.open_files import open_files
@@ -105,7 +105,8 @@ def test_an_exception_while_writing_leaves_no_index(tmp_path):
         MDSShards(tmp_path)
 
 
-def test_a_writer_that_is_killed_leaves_complete_shards_and_no_index(tmp_path):
+def start_writer(folder):
+    """A process that writes samples until it is killed; some shards are complete."""
     program = """if True:
         import sys
         from mpwds import MDSWriter
@@ -115,13 +116,60 @@ def test_a_writer_that_is_killed_leaves_complete_shards_and_no_index(tmp_path):
             if number == 1000:
                 print("writing", flush=True)
     """
-    writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    writer = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE)
     assert writer.stdout.readline() == b"writing\n"
+    return writer
+
+
+def kill(writer):
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
+
+
+def test_a_writer_that_is_killed_leaves_complete_shards_and_no_index(tmp_path):
+    kill(start_writer(tmp_path))
     sizes = {len(data) for name, data in files(tmp_path).items() if name.startswith("shard.")}
     assert len(sizes) == 1  # none is half written
     assert "index.json" not in files(tmp_path)
+
+
+def test_the_shards_of_a_killed_writer_do_not_become_part_of_another_dataset(tmp_path):
+    kill(start_writer(tmp_path))
+    with pytest.raises(FileExistsError, match=r"holds files already .*, and nothing there is overwritten"):
+        MDSWriter(columns=COLUMNS, out=tmp_path)
+    assert read(MDSShards(write(tmp_path, exist_ok=True))) == SAMPLES
+    assert sorted(files(tmp_path)) == ["index.json", "shard.00000.mds"]
+
+
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_a_folder_has_one_writer_at_a_time(tmp_path, exist_ok):
+    folder = tmp_path / "dataset"
+    for begin in (
+        lambda: MDSWriter(columns=COLUMNS, out=folder),
+        lambda: StreamingDatasetWriter(folder, "x"),
+    ):
+        writer = begin()
+        for out in (folder, (str(tmp_path / "staging"), str(folder))):  # which is empty so far
+            with pytest.raises(FileExistsError, match=rf"another writer writes to {folder}: .* merge the"):
+                MDSWriter(columns=COLUMNS, out=out, exist_ok=exist_ok)
+        writer.discard()
+    assert read(MDSShards(write(folder))) == SAMPLES
+    other = start_writer(tmp_path / "other")
+    with pytest.raises(FileExistsError, match="another writer writes to"):
+        MDSWriter(columns=COLUMNS, out=tmp_path / "other", exist_ok=exist_ok)
+    kill(other)
+    assert read(MDSShards(write(tmp_path / "other", exist_ok=True))) == SAMPLES
+
+
+def test_a_writer_in_a_fork_does_not_end_its_parents_claim(tmp_path):
+    sink = MDSWriter(columns=COLUMNS, out=tmp_path)
+    if (child := os.fork()) == 0:
+        sink.discard()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(FileExistsError, match="another writer writes to"):
+        MDSWriter(columns=COLUMNS, out=tmp_path)
+    sink.discard()
 
 
 def test_a_writer_that_is_dropped_warns_that_there_is_no_index(tmp_path):
