@@ -272,6 +272,21 @@ def sockets():
     context.destroy(linger=0)
 
 
+@both
+@pytest.mark.parametrize(
+    "array", [np.zeros((2, 3), "uint8"), np.zeros((), "float64"), np.zeros((0, 4), "i2")]
+)
+def test_headers_and_names_are_those_of_the_peers(theirs, array):
+    head = tenbin.encode_header(array, "images")
+    assert head == bytes(theirs.encode_header(array, "images"))
+    assert tenbin.decode_header(head) == theirs.decode_header(head) == (array.shape, array.dtype, "images")
+    for name in ("", "f4", "~TenBin~"):
+        assert tenbin.str64(name) == theirs.str64(name)
+        assert tenbin.unstr64(theirs.str64(name)) == name
+    with pytest.raises(TenbinError, match="needs 24 bytes"):
+        tenbin.decode_header(head[:20])
+
+
 @pytest.mark.parametrize("kind", ["single", "multipart"])
 @pytest.mark.parametrize("sender", [tenbin, tensorcom.tenbin], ids=["we-send", "they-send"])
 @pytest.mark.parametrize("receiver", [tenbin, tensorcom.tenbin], ids=["we-receive", "they-receive"])

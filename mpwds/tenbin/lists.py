@@ -24,7 +24,7 @@ from mpwds.tenbin.array import (
     view_array,
     write_array,
 )
-from mpwds.tenbin.kinds import Array, Kind, describe, source_of, write_deferred
+from mpwds.tenbin.kinds import Array, Kind, describe, ml_bfloat16, source_of, write_deferred
 
 if TYPE_CHECKING:
     import zmq
@@ -152,9 +152,41 @@ def encode_list(arrays: Sequence[Array], infos: Sequence[str] | None = None) -> 
     """
     frames = []
     for array, name in zip(arrays, _names_of(arrays, infos), strict=True):
-        kind, shape = describe(array)
-        frames += [memoryview(pack_fields(kind, name, shape)), _data_of(kind, shape, array)]
+        frames += [memoryview(encode_header(array, name)), _data_of(*describe(array), array)]
     return frames
+
+
+def encode_header(a: Array, info: str = "") -> bytes:
+    """The header frame of an array with a name. Errors are those of ``encode_into``.
+
+    Example:
+        >>> decode_header(encode_header(np.zeros((2, 3), "uint8"), "images"))
+        ((2, 3), dtype('uint8'), 'images')
+    """
+    kind, shape = describe(a)
+    return pack_fields(kind, info, shape)
+
+
+def decode_header(h: Buffer) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+    """Shape, dtype and name that a header frame says. Raises ``TenbinError`` if it is invalid."""
+    view = _view(h)
+    kind, name, shape, _ = parse_fields(view, 0, view.nbytes)
+    return shape, ml_bfloat16() if kind.dtype is None else kind.dtype, name
+
+
+def str64(s: str) -> int:
+    """A name of up to 8 ASCII characters as the integer that headers hold.
+
+    Example:
+        >>> str64("f4"), unstr64(str64("images"))
+        (13414, 'images')
+    """
+    return int.from_bytes(name_bytes(s), "little")
+
+
+def unstr64(i: int) -> str:
+    """The name that an integer stands for: see ``str64``."""
+    return int(i).to_bytes(8, "little").decode("ascii").strip("\0")
 
 
 def decode_list(frames: Sequence[Buffer], infos: Infos = False, *, output: Output = "numpy") -> Any:

@@ -1,6 +1,7 @@
 """What a Connection does beyond what tensorcom's tests can tell: order of start, errors, options."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -123,6 +124,16 @@ def test_a_file_that_a_killed_program_left_is_replaced(folder):
     with ours(f"zpull+ipc://{folder}/s") as receiver, ours(f"zpush+ipc://{folder}/s") as sender:
         sender.send(a_batch())
         assert len(receiver.recv()) == 2
+
+
+def test_closing_leaves_the_file_of_a_program_that_has_taken_over(folder):
+    path = f"{folder}/s"
+    with ours(f"zpull+ipc://{path}") as first, socket.socket(socket.AF_UNIX) as other:
+        os.unlink(path)
+        other.bind(path)
+        first.close()
+        assert os.path.exists(path)
+        os.unlink(path)
 
 
 @pytest.mark.parametrize(
