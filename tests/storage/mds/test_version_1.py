@@ -168,10 +168,11 @@ def test_a_truncated_index_is_an_error(length):
         parse_index(INDEX[:length], "index.mds")
 
 
-def test_a_damaged_shard_is_an_error_with_file_and_offset(tmp_path):
+@pytest.mark.parametrize("size", [77, 1])  # too much, too little
+def test_a_damaged_shard_is_an_error_with_file_and_offset(tmp_path, size):
     write(tmp_path)
     shard = bytearray((tmp_path / "000000.mds").read_bytes())
-    shard[20] = 77  # the second sample says how long its first field is
+    shard[20] = size  # the second sample says how long its first field is
     (tmp_path / "000000.mds").write_bytes(shard)
     shards = MDS1Shards(tmp_path)
     assert shards.read(0, 0) == SAMPLES[0]
