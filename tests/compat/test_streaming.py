@@ -83,6 +83,17 @@ if __name__ == "__main__":
     for name in ("samples_per_shard", "samples_per_stream", "shards_per_stream", "stream_per_shard",
                  "shard_offset_per_stream", "epoch_size", "num_shards", "num_samples", "num_streams"):
         print(name, getattr(mixed, name))
+    for *weights, size in (({"proportion": 3}, {"proportion": 1.5}, "0.1k"), ({}, {}, 33), ({}, {}, None),
+                           ({"proportion": 0.3}, {"proportion": 0.3}, None),
+                           ({"repeat": 1.55}, {"choose": 7}, None), ({}, {"repeat": 2}, None)):
+        streams = [streaming.Stream(local=f"{folder}/parts/{part}", **weights[part]) for part in range(2)]
+        weighted = StreamingDataset(streams=streams, epoch_size=size, batch_size=4, download_retry=5)
+        print(weighted.epoch_size, len(weighted))
+        for stream in weighted.streams:
+            print(f"{stream.proportion:.9f} {stream.repeat:.9f} {stream.choose}", stream.download_retry,
+                  int(stream.download_timeout), stream.validate_hash, stream.keep_zip, repr(stream.split))
+    (alone,) = StreamingDataset(local=folder + "/parts/0", batch_size=4).streams
+    print(alone.local == folder + "/parts/0", alone.remote, alone.choose, alone.proportion, alone.repeat)
     print(len(mixed.shards), [tuple(map(int, mixed.spanner[number])) for number in range(mixed.size)])
     mixed.prepare_shard(1)
     whole = streaming.StreamingDataset(local=folder + "/parts", batch_size=4, num_canonical_nodes=1)
@@ -241,6 +252,24 @@ def test_proportions_make_epochs_of_a_size(tmp_path):
     streams = [streaming.Stream(local=one, proportion=3), streaming.Stream(local=other, proportion=1)]
     ds = streaming.StreamingDataset(streams=streams, epoch_size="0.1k")
     assert Counter(x >= 100 for x in xs(ds)) == {False: 75, True: 25}
+
+
+def test_the_dataset_says_what_its_streams_weigh_and_leaves_the_programs_own_alone(tmp_path):
+    streams = [streaming.Stream(remote=write(tmp_path / str(n), range(10))) for n in range(3)]
+    for _ in range(2):  # the same streams
+        ds = streaming.StreamingDataset(streams=streams, epoch_size=10)
+        assert [stream.local for stream in ds.streams] == [str(tmp_path / str(n)) for n in range(3)]
+        assert sorted(stream.choose for stream in ds.streams) == [3, 3, 4]
+        assert Counter(xs(ds)).total() == 10
+    assert [(stream.choose, stream.local) for stream in streams] == [(None, None)] * 3
+
+
+def test_streams_with_one_local_folder_are_an_error(tmp_path):
+    """Their indexes are the same here: only their remotes differ."""
+    remotes = [write(tmp_path / name, range(first, first + 22)) for name, first in (("a", 0), ("b", 100))]
+    streams = [streaming.Stream(remote=each, local=str(tmp_path / "local")) for each in remotes]
+    with pytest.raises(FileExistsError, match=r"/local holds another dataset than .*/b, or an earlier"):
+        streaming.StreamingDataset(streams=streams)
 
 
 def test_stages_behind_a_mix_get_its_samples_alone(tmp_path):
@@ -490,7 +519,10 @@ def test_pickles_need_permission(tmp_path):
         ({"local": "x", "sampling_method": "fix"}, '"balanced" or "fixed"'),
         ({"local": "x", "shuffle_seed": -1}, "must not be negative"),
         ({"local": "x", "epoch_size": "many"}, "'100k'"),
+        ({"local": "x", "epoch_size": -5}, "cannot have -5 samples"),
+        ({"streams": [streaming.Stream(local="x", proportion=0)]}, "with the proportions"),
         ({"local": "x", "cache_limit": "much"}, "'64mb'"),
+        ({"local": "y", "remote": "x", "cache_limit": 100}, "no room for the largest shard"),
         ({"local": "x", "suffle": True}, "did you mean 'shuffle'"),
     ],
 )

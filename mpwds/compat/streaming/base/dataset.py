@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch
+from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
 from mpwds.mistakes import explained
 from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
@@ -89,6 +90,7 @@ class StreamingDataset(DividedDataset):
 
     Raises:
         FileNotFoundError: There is no index.
+        FileExistsError: A ``local`` holds another dataset than its ``remote``, or an earlier version of it.
         ShardError: The index or, while reading, a shard is damaged. The message names file and offset.
         ValueError: An argument is invalid, or not offered.
 
@@ -154,28 +156,36 @@ class StreamingDataset(DividedDataset):
             raise ValueError(f"StreamingDataset: shuffle_seed must not be negative, got {shuffle_seed}")
         if shuffle_algo not in _ORDERS:
             raise ValueError(f"StreamingDataset: shuffle_algo must be one of {', '.join(_ORDERS)}")
-        self.streams = list(streams or [Stream(remote=remote, local=local)])
-        if keep_zip or any(stream.keep_zip for stream in self.streams):
-            warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
+        self.streams = list(map(copy.copy, streams or [Stream(remote=remote, local=local)]))
         limit = (parse_binary_size(cache_limit) or 0) // len(self.streams) or None
-
-        def opened(stream: Stream) -> MDSShards:
-            retries, timeout_s = stream.download_retry, stream.download_timeout
-            return MDSShards(
+        parts = []
+        for stream in self.streams:
+            stream.split = stream.split or split or ""
+            stream.validate_hash = stream.validate_hash or validate_hash
+            if stream.download_retry is None:
+                stream.download_retry = download_retry
+            if stream.download_timeout is None:
+                stream.download_timeout = download_timeout
+            if stream.keep_zip is None:
+                stream.keep_zip = keep_zip
+            part = MDSShards(
                 stream.local,
                 stream.remote,
-                stream.split or split,
+                stream.split,
                 allow_pickle=allow_unsafe_types,
-                validate_hash=stream.validate_hash or validate_hash,
+                validate_hash=stream.validate_hash,
                 cache_limit=limit,
-                retries=download_retry if retries is None else retries,
-                timeout_s=download_timeout if timeout_s is None else timeout_s,
+                retries=stream.download_retry,
+                timeout_s=stream.download_timeout,
                 open_files=max(most_open_files() // len(self.streams), 1),
             )
-
-        parts = list(map(opened, self.streams))
+            stream.local = stream.local or part.folder.removesuffix(f"/{stream.split}")
+            parts.append(part)
+        if any(stream.keep_zip for stream in self.streams):
+            warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
         counts = [sum(part.lengths) for part in parts]
-        draw = partial(samples_of_an_epoch, self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        sizes = weigh(self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        draw = partial(samples_of_an_epoch, sizes, counts, shuffle_seed)
         chosen = draw(0)
         source = DividedSamples(
             parts[0] if len(parts) == 1 else JoinedShards(parts),

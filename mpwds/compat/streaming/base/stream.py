@@ -14,13 +14,14 @@ from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.storage.mds.shards_v2 import MDSShards
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Stream:
-    """A dataset of a mix. What is ``None`` is as the ``StreamingDataset`` says.
+    """A dataset of a mix. What is ``None`` is as the ``StreamingDataset`` says: it is in the copies of the
+    streams that the dataset has in ``streams``, with all three of ``proportion``, ``repeat`` and ``choose``.
 
     Args:
         remote: The dataset's URL or folder.
-        local: The folder in which its shards are read.
+        local: The folder in which its shards are read; one for each ``remote``.
         split: A folder below both.
         proportion: Its part of an epoch, relative to the other streams' proportions.
         repeat: How often an epoch has each of its samples; 0.5 chooses every second at random.
@@ -60,28 +61,58 @@ class Stream:
             )
 
 
-def samples_of_an_epoch(
-    streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int, epoch: int
-) -> Numbers | None:
-    """Numbers of the samples of an epoch, counted through all streams; ``None`` for each sample once.
+def weigh(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int) -> list[int]:
+    """How many samples of each stream an epoch has, as in mosaicml-streaming. The streams get all weights.
 
     Args:
         streams: The streams.
         counts: How many samples each has.
         epoch_size: How many samples an epoch is to have, if streams have proportions.
-        seed: Determines which samples are chosen, with the epoch.
-        epoch: The epoch's number.
+        seed: Determines of which streams there is one sample more, if the proportions do not come out even.
 
     Raises:
         ValueError: Some streams have proportions and others do not, or ``epoch_size`` is given with
             ``repeat`` or ``choose``.
 
     Example:
-        >>> streams = Stream(local="a", repeat=2), Stream(local="b", choose=1)
-        >>> samples_of_an_epoch(streams, [2, 3], None, 0, 0)
+        >>> weigh([Stream(local="a", repeat=2), Stream(local="b", choose=1)], [2, 3], None, 0)
+        [4, 1]
+    """
+    proportions = [stream.proportion for stream in streams]
+    is_weighted = any(stream.repeat is not None or stream.choose is not None for stream in streams)
+    if None in proportions and any(each is not None for each in proportions):
+        raise ValueError("either all streams have a proportion, or none has")
+    if is_weighted and epoch_size is not None:
+        raise ValueError("epoch_size is for streams with proportions: repeat and choose set the size, too")
+    own = [_own_size(stream, count) for stream, count in zip(streams, counts, strict=True)]
+    parts = np.array(own if None in proportions else proportions, np.float64)
+    whole, sizes = float(parts.sum()) or 1.0, np.array(own)
+    if epoch_size is not None or None not in proportions:
+        total = sum(counts) if epoch_size is None else epoch_size
+        if total < 0 or (total and not parts.any()):
+            raise ValueError(f"an epoch cannot have {total} samples of streams with the proportions {parts}")
+        sizes = (total * (parts / whole)).astype(np.int64)
+        sizes[np.random.default_rng(seed).choice(len(sizes), total - sizes.sum(), replace=False)] += 1
+    found: list[int] = sizes.tolist()
+    for stream, part, size, count in zip(streams, parts.tolist(), found, counts, strict=True):
+        stream.proportion = part / whole
+        stream.repeat, stream.choose = size / (count or 1), size
+    return found
+
+
+def samples_of_an_epoch(sizes: Sequence[int], counts: Sequence[int], seed: int, epoch: int) -> Numbers | None:
+    """Numbers of the samples of an epoch, counted through all streams; ``None`` for each sample once.
+
+    Args:
+        sizes: How many samples of each stream an epoch has.
+        counts: How many samples each stream has.
+        seed: Determines which samples are chosen, with the epoch.
+        epoch: The epoch's number.
+
+    Example:
+        >>> samples_of_an_epoch([4, 1], [2, 3], 0, 0)
         array([0, 1, 0, 1, 4])
     """
-    sizes = _sizes(streams, counts, epoch_size)
     if list(sizes) == list(counts):
         return None
     random = np.random.default_rng([seed, epoch])
@@ -94,24 +125,6 @@ def samples_of_an_epoch(
         chosen += [*[first + np.arange(count)] * whole, first + part]
         first += count
     return np.concatenate(chosen).astype(np.int64)
-
-
-def _sizes(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None) -> list[int]:
-    """How many samples of each stream an epoch has."""
-    proportions = [stream.proportion for stream in streams]
-    is_weighted = any(stream.repeat is not None or stream.choose is not None for stream in streams)
-    if all(each is None for each in proportions) and (is_weighted or epoch_size is None):
-        if epoch_size is not None:
-            raise ValueError(
-                "epoch_size is for streams with proportions: repeat and choose set the size, too"
-            )
-        return [_own_size(stream, count) for stream, count in zip(streams, counts, strict=True)]
-    if any(each is None for each in proportions) and not all(each is None for each in proportions):
-        raise ValueError("either all streams have a proportion, or none has")
-    parts = [float(count if each is None else each) for each, count in zip(proportions, counts, strict=True)]
-    total = sum(counts) if epoch_size is None else epoch_size
-    ends = [round(total * part / (sum(parts) or 1)) for part in accumulate(parts)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _own_size(stream: Stream, count: int) -> int:
