@@ -91,13 +91,13 @@ class Output:
     def store(self, name: str, *pieces: bytes) -> None:
         """Writes a file, and sends it to the URL."""
         if self.local is not None and self._keep_local:
-            path = os.path.join(self.local, name)
-            if os.path.exists(path):
-                raise FileExistsError(f"{path} exists already, and is not overwritten")
-            write_whole(PendingFile(path), *pieces)
+            write_whole(PendingFile(os.path.join(self.local, name), replace=False), *pieces)
         if self.remote is not None:
             target, tries = f"{self.remote}/{name}", Retries(self._retries + 1)
-            retrying(lambda: write_whole(open_destination(target, retries=tries), *pieces), self._retries)
+            retrying(
+                lambda: write_whole(open_destination(target, replace=False, retries=tries), *pieces),
+                self._retries,
+            )
 
     def finish(self, make_index: Callable[[], bytes]) -> None:
         """Waits until all shards are stored, then stores the index. Does nothing the second time."""
