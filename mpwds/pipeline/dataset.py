@@ -113,6 +113,13 @@ class DataPipeline(Fluent, IterableSource):
             raise TypeError(f"object of type {type(self).__name__!r} has no len(): set one by with_length(n)")
         return self._length
 
+    def __add__(self, other: Any) -> Any:
+        """torch's ``ChainDataset`` of both, or ``ConcatDataset`` if this one is read by index."""
+        from torch.utils.data import ChainDataset, ConcatDataset
+
+        datasets: list[Any] = [self, other]
+        return (ConcatDataset if self.map_style else ChainDataset)(datasets)
+
     def __bool__(self) -> bool:
         return True  # without this, bool() would call __len__
 

@@ -28,7 +28,7 @@ def make_pair(sample):
     return image.mean(), sample[".cls"], sample["__key__"], sample["__dataset__"], sample["__shardindex__"]
 
 
-dataset = wids.ShardListDataset("index.json", cache_dir="cache", keep=True)
+dataset: wids.ShardListDataset[tuple] = wids.ShardListDataset("index.json", cache_dir="cache", keep=True)
 dataset.add_transform(make_pair)
 print(len(dataset), dataset[3], dataset.get_stats())
 sampler = wids.ChunkedSampler(dataset, chunksize=4, seed=7, shufflefirst=True)

@@ -7,6 +7,7 @@ import pytest
 import torch.utils.data
 
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.indexed.dataset import IndexedDataset
 from mpwds.pipeline.webdataset import WebDataset
 
 
@@ -42,6 +43,16 @@ def test_stays_of_its_own_type_and_can_be_copied_and_pickled():
         assert isinstance(other, torch.utils.data.IterableDataset)
         assert not isinstance(other, WebDataset)
         assert [batch.tolist() for batch in other] == [[0, 1], [2]]
+
+
+def test_datasets_are_added_as_torchs_are():
+    a, b = (DataPipeline(range(n, n + 3)).with_length(3, silent=True) for n in (0, 10))
+    both = a + b + a
+    assert isinstance(both, torch.utils.data.ChainDataset)
+    assert (list(both), len(both)) == ([0, 1, 2, 10, 11, 12, 0, 1, 2], 9)
+    indexed = IndexedDataset(range(3)) + IndexedDataset(range(10, 12))
+    assert isinstance(indexed, torch.utils.data.ConcatDataset)
+    assert [indexed[n] for n in range(len(indexed))] == [0, 1, 2, 10, 11]
 
 
 def test_torch_is_not_imported_for_it():

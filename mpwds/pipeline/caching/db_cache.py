@@ -68,6 +68,10 @@ class DBCache(Filter):
     pins_epoch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, os.PathLike)):
+            raise TypeError(
+                "DBCache is a stage, it takes no dataset: write dataset.compose(DBCache, path, size)"
+            )
         if self.size < 1:
             raise ValueError(f"DBCache: size must be at least 1, got {self.size}")
 

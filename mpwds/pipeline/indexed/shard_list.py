@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import accumulate
+from types import GenericAlias
 from typing import Any, SupportsIndex
 
 from mpwds.mistakes import explained
@@ -96,6 +97,10 @@ class ShardListDataset:
         ...     len(dataset), dataset[2][".cls"], dataset[2]["__key__"]
         (3, 2, '2')
     """
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """For annotations such as ``ShardListDataset[dict]``."""
+        return GenericAlias(cls, item)
 
     @explained
     def __init__(

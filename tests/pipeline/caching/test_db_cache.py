@@ -163,6 +163,11 @@ def test_a_size_below_one_is_refused(path):
         DBCache(path, 0)
 
 
+def test_a_dataset_in_place_of_the_path_is_an_error_that_says_how_to_write_it(path):
+    with pytest.raises(TypeError, match=r"write dataset.compose\(DBCache, path, size\)"):
+        DBCache([1, 2], path, 2)
+
+
 def test_readers_are_not_kept_waiting_by_a_writer(path):
     stage = DBCache(path, 100)
     collect(stage, "abc")

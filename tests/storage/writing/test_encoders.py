@@ -56,6 +56,9 @@ def webdataset_bytes(name, value):
         ("ppm", GRADIENT),
         ("tiff", GRADIENT),
         ("PNG", GRADIENT),
+        ("png", GRADIENT[:, :, 0] > 50),
+        ("tiff", GRADIENT[:, :, 0] > 50),
+        ("jpg", GRADIENT[:, :, 0] > 50),
     ],
 )
 def test_writes_the_bytes_that_webdataset_writes(monkeypatch, name, value):
@@ -91,6 +94,12 @@ def test_the_pnm_formats_hold_what_their_names_say(name, mode):
     assert PIL.Image.open(io.BytesIO(encode_field(name, GRADIENT))).mode == mode
 
 
+def test_bool_pixels_are_black_or_white():
+    colors = GRADIENT > 50
+    assert encode_field("ppm", colors) == encode_field("ppm", colors.astype(np.uint8) * 255)
+    assert encode_field("png", colors[:, :, :1]) == encode_field("png", colors[:, :, 0])
+
+
 def test_one_channel_is_a_grey_image():
     assert encode_field("png", GRADIENT[:, :, :1]) == encode_field("png", GRADIENT[:, :, 0])
 
@@ -122,8 +131,8 @@ def test_tenbin_takes_lists_of_numbers_and_bfloat16():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("cls", 1.5, "float"),
-        ("cls", np.arange(3), "integer"),
+        ("cls", 1.5, "1.5 is no integer, which readers expect here: use json or txt"),
+        ("cls", np.arange(3), "no integer"),
         ("txt", 7, "expected str or bytes"),
         ("json", {1, 2}, "not JSON serializable"),
         ("mp", {1, 2}, "set"),
