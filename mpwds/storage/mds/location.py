@@ -102,7 +102,8 @@ class DatasetLocation:
                 raise
             warn(f"{self.local} may be out of date: the index of the remote dataset cannot be read: {error}")
             return self, *_first(names, self._read_local)
-        origin = hashlib.sha256(repr((self.remote, data, version)).encode()).hexdigest()[:32]
+        shown = without_credentials(self.remote)
+        origin = hashlib.sha256(repr((shown, data, version)).encode()).hexdigest()[:32]
         if not self.local:
             folder = TemporaryFolder.named(origin)
             return replace(self, local=folder.path, temporary=folder), name, data
@@ -110,8 +111,8 @@ class DatasetLocation:
         known, noted = _content(path), _content(note)
         if known not in (None, data) or noted not in (None, origin.encode()):
             raise FileExistsError(
-                f"{self.local} holds another dataset than {without_credentials(self.remote)}, or an earlier "
-                "version of it: remove the folder, or pass another local="
+                f"{self.local} holds another dataset than {shown}, or an earlier version of it: remove the "
+                "folder, or pass another local="
             )
         if known is None:
             for target, content in ((path, data), (note, origin.encode())):

@@ -331,6 +331,13 @@ def test_a_file_is_asked_for_as_often_as_the_user_says_within_his_time(tmp_path,
     assert len(asked(web)) == tries
 
 
+def test_a_server_that_says_nothing_takes_no_more_time_than_the_user_gives(tmp_path, web, remote):
+    url = remote()
+    web.plan[:] = [{"stall": 10}]
+    with pytest.raises(StreamError, match=r"the server is silent .* at byte 10 .*gave up after 1 tries"):
+        MDSShards(tmp_path / "local", url, retries=5, timeout_s=0.2)
+
+
 class Slow(io.BytesIO):
     """Delivers 1,000 bytes at a time, each after the time that its reader has."""
 
