@@ -73,7 +73,7 @@ def _parse_shard(entry: Any) -> IndexedShard:
         raise ValueError(f"its shards have the format {kind!r}, and only 'mds' can be read")
     raw = _parse_file(entry, "raw_data")
     samples = _of_type(entry, "samples", int)
-    if not 0 <= samples < OFFSET_LIMIT or (raw.size or 0) >= OFFSET_LIMIT:
+    if samples < 0 or not 8 + 4 * samples <= (raw.size or 0) < OFFSET_LIMIT:  # their offsets come first
         raise ValueError(f"a shard cannot have {samples} samples and {raw.size} bytes")
     packed = _parse_file(entry, "zip_data") if entry.get("zip_data") is not None else None
     compression = entry.get("compression") or ""

@@ -229,6 +229,7 @@ def test_a_file_of_another_size_is_an_error_with_both(tmp_path, web, remote):
     web.files["/data/shard.00000.mds"] += b"?"
     with pytest.raises(ShardError, match="shard.00000.mds is damaged: it has .* bytes, and the index says"):
         MDSShards(tmp_path / "local", url).read(0, 0)
+    assert not (tmp_path / "local" / "shard.00000.mds").exists()
 
 
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])

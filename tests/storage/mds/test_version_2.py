@@ -285,16 +285,23 @@ def test_another_number_of_samples_is_an_error_with_both(tmp_path):
         MDSShards(tmp_path).read(0, 0)
 
 
-def test_damaged_offsets_and_sizes_are_errors_with_file_and_offset(tmp_path):
+@pytest.mark.parametrize(("sample", "offset"), [(3, 0xFFFFFFFF), (0, 8)])  # behind the end, in the table
+def test_damaged_offsets_are_errors_with_file_and_offset(tmp_path, sample, offset):
+    change_shard(write(tmp_path), 4 + 4 * sample, offset.to_bytes(4, "little"))
+    place = f"shard.00000.mds is damaged at offset {4 + 4 * sample}: sample {sample} cannot lie at {offset} "
+    with pytest.raises(ShardError, match=place):
+        MDSShards(tmp_path).read(0, sample)
+
+
+@pytest.mark.parametrize("size", [255, 14])  # of 15 bytes
+def test_damaged_sizes_are_errors_with_file_and_offset(tmp_path, size):
     write(tmp_path)
-    shards = MDSShards(tmp_path)
-    change_shard(tmp_path, 4 + 4 * 3, b"\xff\xff\xff\xff")
-    with pytest.raises(ShardError, match="shard.00000.mds is damaged at offset 16: sample 3 cannot lie at"):
-        shards.read(0, 3)
     start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
-    change_shard(tmp_path, start, b"\xff")
-    with pytest.raises(ShardError, match=f"damaged at offset {start}: the fields of sample 5 need"):
-        shards.read(0, 5)
+    change_shard(tmp_path, start, bytes([size]))
+    with pytest.raises(
+        ShardError, match=f"damaged at offset {start}: the fields of sample 5 need {size + 12}"
+    ):
+        MDSShards(tmp_path).read(0, 5)
 
 
 def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
@@ -339,7 +346,9 @@ def test_any_damage_is_an_error_or_other_data_but_no_crash(tmp_path, data):
         (lambda shard: shard.update(samples="9"), "'samples' is '9', expected int"),
         (lambda shard: shard.update(samples=-1), "-1 samples"),
         (lambda shard: shard["raw_data"].update(basename="../x"), "'../x'"),
+        (lambda shard: shard["raw_data"].update(basename="a/../../x"), "'a/../../x'"),
         (lambda shard: shard["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd'"),
+        (lambda shard: shard["raw_data"].update(bytes=87), "20 samples and 87 bytes"),
         (lambda shard: shard["raw_data"].update(bytes=2**40), "bytes"),
         (lambda shard: shard.update(compression="gz"), "zip_data"),
         (lambda shard: shard.update(column_names=["a", "a"]), "do not belong together"),
