@@ -1,6 +1,7 @@
 """Shards that are fetched from elsewhere: once, checked, uncompressed, and kept within a limit."""
 
 import io
+import json
 import os
 import pickle
 import shutil
@@ -243,6 +244,16 @@ def test_compressed_data_that_is_damaged_is_an_error(tmp_path, web, remote, comp
         shards.read(0, 0)
         raise ShardError("shard.00000.mds is damaged") from AssertionError("snappy has no checksum")
     assert compression == "snappy" or not isinstance(caught.value.__cause__, AssertionError)
+
+
+def test_a_shard_that_becomes_smaller_than_it_should_is_not_kept(tmp_path, web, remote):
+    url = remote(compression="gz")
+    index = json.loads(web.files["/data/index.json"])
+    index["shards"][0]["raw_data"]["bytes"] += 1
+    web.files["/data/index.json"] = json.dumps(index).encode()
+    with pytest.raises(ShardError, match=r"shard.00000.mds.gz is damaged: decompressed, it has \d+ bytes"):
+        MDSShards(tmp_path / "local", url).read(0, 0)
+    assert not (tmp_path / "local" / "shard.00000.mds").exists()
 
 
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
