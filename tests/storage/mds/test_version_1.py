@@ -162,6 +162,28 @@ def test_a_damaged_name_of_a_field_is_an_error_with_file_and_offset(tmp_path):
         mpwds.StreamingDataset(None, str(tmp_path), False, {name.decode(): bytes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({20: 61}, "sizes of its shards do not add up to 61 bytes"),
+        ({20: 61, 44: 39}, "samples of shard 0 have 38 bytes, and the shard 39"),
+        ({20: 59, 44: 37}, "samples of shard 0 have 38 bytes, and the shard 37"),
+        ({36: 2}, "numbers of samples of its shards do not add up to 3"),
+    ],
+)
+def test_an_index_whose_numbers_contradict_each_other_is_an_error(changes, message):
+    index = bytearray(INDEX)
+    for offset, value in changes.items():
+        index[offset] = value
+    with pytest.raises(ShardError, match=f"index.mds is damaged: .*{message}"):
+        parse_index(bytes(index), "index.mds")
+
+
+def test_an_index_with_a_field_twice_is_an_error():
+    with pytest.raises(ShardError, match="a field occurs twice"):
+        parse_index(dump_index([1], [16], [16], ["x", "x"]), "index.mds")
+
+
 @pytest.mark.parametrize("length", [0, 27, 28, 50, len(INDEX) - 1])
 def test_a_truncated_index_is_an_error(length):
     with pytest.raises(ShardError, match="truncated|end at"):
