@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MpwdsError, OSError, ValueError, ImportError) as error:
         if invocation.debug:
             traceback.print_exc()
-        return _fail(invocation, _in_one_line(error), 1)
+        return _fail(invocation, _in_one_line(error), getattr(error, "exit_code", 1))
     except Exception as error:
         # The parser's own errors. Where the class is defined differs between versions of typer.
         if hasattr(error, "format_message"):

@@ -1,14 +1,16 @@
-"""Where commands write: shards of patterns and folders, never over data that exists; and plain text."""
+"""Where commands write: shards of patterns and folders, never over data that exists; reports and text."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
@@ -20,8 +22,35 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH_OF_FILES = 200
-_FILE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$|\.\w+$")
+_FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
 _NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data
+
+
+class WrongArgument(ValueError):
+    """An argument makes no sense."""
+
+    exit_code = 2
+
+
+def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
+    """Prints what a command found or did: as a line of JSON, or else as text.
+
+    NaN and infinity, which JSON does not have, are ``null`` there.
+    """
+    if as_json:
+        try:
+            text = json.dumps(values, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_without_nan(values))
+    print(text, file=sys.stderr if to_stderr else sys.stdout)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(_without_nan, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain_console(to_stderr: bool = False) -> Console:
@@ -33,28 +62,48 @@ def plain_console(to_stderr: bool = False) -> Console:
     return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def shard_pattern(output: str, split: str = "", ending: str = ".tar") -> str:
+def is_file(output: str) -> bool:
+    """Whether an argument names one file or a series, rather than a folder: by its ending, or if it is none.
+
+    Example:
+        >>> is_file("x.tar.gz"), is_file("x-%d"), is_file("data-1.0")
+        (True, True, False)
+    """
+    name = output.rpartition("/")[2]
+    is_folder = is_local(output) and os.path.isdir(local_path(output))
+    return output == "-" or is_series(name) or (_FILE.search(name) is not None and not is_folder)
+
+
+def shard_pattern(output: str, split: str = "", splits: Iterable[str] = (), ending: str = ".tar") -> str:
     """Where a command's argument says that shards go: a pattern with a ``%`` directive, or one name.
 
     Args:
         output: Such a pattern, the name of an archive, ``"-"``, or a folder for shards called ``SPLIT-%06d``.
-        split: The split, with which names begin; empty if there is only one.
+        split: The split; empty if there is only one. It replaces ``%s``, or the name of a split with which
+            the pattern begins; else the pattern begins with it.
+        splits: All splits.
         ending: Of shards in a folder.
 
+    Raises:
+        ValueError: There is no split for ``%s``.
+
     Example:
-        >>> shard_pattern("data/x-%04d.tar", "train"), shard_pattern("x.tar.gz")
-        ('data/train-x-%04d.tar', 'x.tar.gz')
-        >>> shard_pattern("s3://bucket/data/", "val"), shard_pattern("data")
-        ('s3://bucket/data/val-%06d.tar', 'data/shard-%06d.tar')
+        >>> shard_pattern("data/x-%04d.tar", "val"), shard_pattern("train-%d.tar", "val", ["train", "val"])
+        ('data/val-x-%04d.tar', 'val-%d.tar')
+        >>> shard_pattern("s3://bucket/data/", "val"), shard_pattern("data"), shard_pattern("%s/x.tar", "val")
+        ('s3://bucket/data/val-%06d.tar', 'data/shard-%06d.tar', 'val/x.tar')
     """
-    if output == "-":
-        return output
+    if "%s" in output and not split:
+        raise WrongArgument(f"{output}: %s stands for the split, and there is only one")
+    if output == "-" or "%s" in output:
+        return output.replace("%s", split)
     if split and url_scheme(output) == "pipe":
-        raise ValueError(f"the split {split!r} cannot be a part of {output!r}: choose one split by --split")
+        raise WrongArgument(f"the split {split!r} cannot be a part of {output!r}: write %s for it")
     folder, slash, name = output.rpartition("/")
-    if not is_series(name) and not _FILE.search(name):
+    if not is_file(output):
         return f"{output.rstrip('/') or '/'}/{split or 'shard'}-%06d{ending}"
-    return f"{folder}{slash}{split}-{name}" if split else output
+    begun = re.match(f"(?:{'|'.join(map(re.escape, splits))})(?![A-Za-z0-9])", name) if split else None
+    return f"{folder}{slash}{split}{name[begun.end() :] if begun else f'-{name}'}" if split else output
 
 
 def parts_of_series(target: str) -> tuple[str, str, str]:
@@ -69,7 +118,7 @@ def parts_of_series(target: str) -> tuple[str, str, str]:
     """
     found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
     if len(found) > 1:
-        raise ValueError(f"{target!r} needs one % directive for the number, such as %06d, and has several")
+        raise WrongArgument(f"{target!r} needs one % directive for the number, such as %06d, and has several")
     start, stop = found[0].span() if found else (len(target), len(target))
     return target[:start], target[start:stop], target[stop:]
 
@@ -110,10 +159,11 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
 
 
 def refuse_limits(output: str, limit: object) -> None:
-    """Raises ``ValueError`` if a limit is given for what is one file by its name."""
-    name = output.rpartition("/")[2]
-    if limit and not is_series(name) and (output == "-" or _FILE.search(name)):
-        raise ValueError(f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar")
+    """Raises ``WrongArgument`` if a limit is given for what is one file by its name."""
+    if limit and not is_series(output) and is_file(output):
+        raise WrongArgument(
+            f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar"
+        )
 
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:

@@ -1,9 +1,12 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
+import functools
+import json
 import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpwds.cli.outputs import beside, existing, is_series, numbered
@@ -110,3 +113,69 @@ def test_older_shards_of_a_longer_series_are_named(run, source, write_files, wor
     done = run(*(str(word).format("out-%d.tar") for word in words), "--force", *options)
     assert done.returncode == 0
     assert "out-7.tar and 1 more of the series are of an earlier run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ("train-%04d.tar", ["train-0000.tar", "val-0000.tar"]),
+        ("val-%04d.tar", ["train-0000.tar", "val-0000.tar"]),
+        ("%s-%d.tar", ["train-0.tar", "val-0.tar"]),
+        ("d/x.%s.tar", ["d/x.train.tar", "d/x.val.tar"]),
+        ("trained-%d.tar", ["train-trained-0.tar", "val-trained-0.tar"]),
+        ("my.v2", ["my.v2/train-000000.tar", "my.v2/val-000000.tar"]),
+        ("data-1.0/", ["data-1.0/train-000000.tar", "data-1.0/val-000000.tar"]),
+        ("there.tar", ["there.tar/train-000000.tar", "there.tar/val-000000.tar"]),
+    ],
+)
+def test_splits_have_names_of_their_own(run, source, write_files, output, names):
+    folder = write_files({f"{number}.txt": b"" for number in range(4)})
+    os.mkdir("there.tar")
+    done = run("create", folder, output, "--train", 0.5, "-j", 1)
+    assert done.returncode == 0, done.stderr
+    assert [name for name in names if os.path.isfile(name)] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("split", "in.tar", "out.tar", "--maxcount", 1), 2, "limits mean nothing"),
+        (("split", "in.tar", "%d-%d.tar", "--maxcount", 1), 2, "needs one % directive"),
+        (("create", "files", "out.tar", "--maxcount", 1), 2, "limits mean nothing"),
+        (("create", "files", "%s.tar"), 2, "%s stands for the split"),
+        (("convert", "in.tar", "out.cbor", "--maxsize", "1MB"), 2, "limits mean nothing"),
+        (("proc", "stages.py:stages", "in.tar", "out.tar", "--repeat", 2), 2, "2 are to be written"),
+        (("split", "missing.tar", "out-%d.tar", "--maxcount", 1), 1, "missing.tar: No such file"),
+        (("repair", "stages.py", "-o", "out.tar"), 1, ""),
+        (("repair", "stages.py", "--in-place"), 1, ""),
+    ],
+)
+def test_the_status_tells_wrong_arguments_from_wrong_data(
+    run, source, write_files, arguments, status, message
+):
+    write_files({"1.txt": b"", "2.txt": b""}, "files")
+    done = run(*arguments)
+    assert (done.returncode, message in done.stderr) == (status, True)
+    assert sorted(os.listdir()) == ["files", "in.tar", "stages.py"]
+    assert Path("stages.py").read_text() == "stages = []\n"
+
+
+def test_reports_in_json(run, source):
+    (totals,) = map(json.loads, run("verify", source, "--json").stdout.splitlines())
+    assert (totals["shards"], totals["samples"], totals["problems"]) == (1, 3, 0)
+    (bytes_of_cls, *_) = json.loads(run("show", source, "--json").stdout)
+    assert bytes_of_cls["elements"] == 3
+    assert json.loads(run("show", source, "--json", "--save", "x.png").stdout) == {"file": "x.png"}
+    extracted = json.loads(run("extract", source, "-o", "files", "--json").stdout)
+    assert extracted == {"samples": 3, "files": 3, "output": "files", "problems": 0}
+    indexed = json.loads(run("index", "create", source, "-o", "x.json", "--json").stdout)
+    assert indexed == {"file": "x.json", "shards": 1, "samples": 3}
+    assert json.loads(run("convert", source, "y-%d.tar", "--json", "--maxcount", 2).stdout)["shards"] == 2
+
+
+def test_json_has_no_nan(run, write_shard, tmp_path):
+    shard = write_shard("nan.tar", {"json": b'{"a": NaN}', "npy": np.array([np.inf])})
+    strict = functools.partial(json.loads, parse_constant=pytest.fail)
+    fields = strict(run("cat", shard, "--json").stdout)
+    assert set(fields["json"]) == set(fields["npy"]) == {"base64"}
+    strict(run("info", write_shard("x.tar", {"json": b"NaN"}), "--json").stdout.splitlines()[0])

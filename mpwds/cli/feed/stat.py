@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -29,6 +28,7 @@ def stat(
 
     from mpwds.cli.feed import tables
     from mpwds.cli.feed.watched import watch
+    from mpwds.cli.outputs import report
     from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
@@ -44,6 +44,6 @@ def stat(
     finally:
         watched.close()
     if as_json:
-        print(json.dumps([tensor.as_dict() for tensor in statistics.read()]))
+        report(as_json, [tensor.as_dict() for tensor in statistics.read()])
     else:
         tables.console().print(tables.tensors(statistics.read()))

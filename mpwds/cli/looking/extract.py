@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mpwds.cli.looking.options import Fields, Keys, Limit, Numbers, Shards, Where
-from mpwds.cli.options import Force
+from mpwds.cli.options import Force, Json
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")]
 
@@ -21,6 +21,7 @@ def extract(
     fields: Fields = "",
     limit: Limit = None,
     force: Force = False,
+    json: Json = False,
 ) -> int:
     """Write fields of shards to files in a folder, under the names that they have in the shard.
 
@@ -30,9 +31,11 @@ def extract(
     from mpwds.cli.looking.samples.choosing import make_choice
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.writing import Whole, write_files
+    from mpwds.cli.outputs import report
     from mpwds.viewing.wording import counted
 
     samples = Whole(shards_of(shards), make_choice(key, number, where, fields, limit))
     count, files = write_files(samples, output, force)
-    print(f"wrote {counted(files, 'file')} of {counted(count, 'sample')} to {output}")
+    values = {"samples": count, "files": files, "output": output, "problems": samples.problems}
+    report(json, values, f"wrote {counted(files, 'file')} of {counted(count, 'sample')} to {output}")
     return int(samples.problems > 0)

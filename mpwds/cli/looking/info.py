@@ -39,6 +39,7 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.showing.figures import ShardFigures, SumUp
+    from mpwds.cli.outputs import report
     from mpwds.storage.streams.urls import without_credentials
     from mpwds.viewing.wording import counted, size
 
@@ -49,13 +50,13 @@ def info(shards: Shards, shapes: Shapes = False, jobs: Jobs = 1, json: Json = Fa
         total.merge(figures)
         name = without_credentials(figures.name)
         if json:
-            printing.print_json({"shard": name, **figures.as_dict()})
+            report(json, {"shard": name, **figures.as_dict()})
         elif len(rows) < _MOST_SHARDS:
             damaged = str(figures.problem_count or "")
             rows.append((name, f"{figures.samples:,}", size(figures.nbytes), damaged))
     if json:
         problems = [printing.problem_object(problem) for problem in total.problems]
-        printing.print_json({"shards": len(found), **total.as_dict(), "first_problems": problems})
+        report(json, {"shards": len(found), **total.as_dict(), "first_problems": problems})
         return int(total.problem_count > 0)
     console = Console(highlight=False)
     by_shard = printing.table("shards", ("shard", "samples", "data", "damaged places"), rows, ("shard",))

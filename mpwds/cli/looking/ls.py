@@ -34,25 +34,26 @@ def ls(
     from mpwds.cli.looking.samples.choosing import make_choice, read_chosen
     from mpwds.cli.looking.samples.reading import no_data
     from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.cli.outputs import report
     from mpwds.storage.streams.urls import without_credentials
     from mpwds.viewing.wording import size
 
     choice = make_choice(key, number, where, fields, limit)
     damaged = False
 
-    def report(problem: Problem) -> None:
+    def report_problem(problem: Problem) -> None:
         nonlocal damaged
         damaged = True
         if json:
-            printing.print_json(printing.problem_object(problem))
+            report(json, printing.problem_object(problem))
         else:
             printing.print_line(f"damaged: {printing.problem_text(problem)}")
 
     shard = None
-    for sample in read_chosen(shards_of(shards), choice, no_data, report):
+    for sample in read_chosen(shards_of(shards), choice, no_data, report_problem):
         sample.members = choice.members(sample)
         if json:
-            printing.print_json(printing.as_object(sample))
+            report(json, printing.as_object(sample))
             continue
         if sample.shard != shard:
             shard = sample.shard

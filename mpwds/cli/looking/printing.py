@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,11 +25,6 @@ def print_line(line: str) -> None:
         width = shutil.get_terminal_size().columns
         line = line if len(line) <= width else line[: width - 1] + "…"
     print(line)
-
-
-def print_json(value: Any) -> None:
-    """Prints a line of JSON."""
-    print(json.dumps(value))
 
 
 def members_text(sample: Sample) -> str:

@@ -60,11 +60,11 @@ def repair(
         raise typer.BadParameter(
             "say where the copies go with --output, or replace damaged shards with --in-place"
         )
-    from mpwds.cli.looking import printing
     from mpwds.cli.looking.checking import verifying
     from mpwds.cli.looking.checking.repairing import Copy, Repair
     from mpwds.cli.looking.parallel import each
     from mpwds.cli.looking.samples.sources import TarShard, shards_of
+    from mpwds.cli.outputs import report
 
     with ExitStack() as stack:
         given = shards_of([_saved(stack) if url == "-" else url for url in shards])
@@ -79,17 +79,17 @@ def repair(
         if not keep_incomplete:
             verifying.add_incomplete(reports)
         copies = [
-            Copy(shard, target, report.problem_count > 0)
-            for shard, target, report in zip(given, targets, reports, strict=True)
-            if report.is_readable and (report.problem_count or not in_place)
+            Copy(shard, target, found.problem_count > 0)
+            for shard, target, found in zip(given, targets, reports, strict=True)
+            if found.is_readable and (found.problem_count or not in_place)
         ]
         done = list(each(copies, Repair(decode, required, force), jobs, "writing"))
     if json:
         for copy in done:
-            printing.print_json(copy.as_dict())
+            report(json, copy.as_dict())
     elif output != "-":
-        _print(done, [problem for report in reports for problem in report.problems])
-    return int(not all(report.is_readable for report in reports))
+        _print(done, [problem for found in reports for problem in found.problems])
+    return int(not all(found.is_readable for found in reports))
 
 
 def _saved(stack: ExitStack) -> str:

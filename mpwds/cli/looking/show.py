@@ -12,6 +12,7 @@ import typer
 
 from mpwds.cli.feed.options import Insecure, Keys, Timeout
 from mpwds.cli.looking import options
+from mpwds.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,6 +54,7 @@ def show(
     timeout: Timeout = 30.0,
     keys: Keys = None,
     insecure: Insecure = False,
+    as_json: Json = False,
 ) -> int:
     """Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.
 
@@ -66,25 +68,28 @@ def show(
     if any(_FEED.match(url) for url in urls):
         if key or number or where or fields:
             raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
-        _show_feed(urls, save, web, port, timeout, keys, insecure)
+        _show_feed(urls, save, web, port, timeout, keys, insecure, as_json)
         return 0
     if web:
         raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
     from mpwds.cli.looking.samples.choosing import make_choice
     from mpwds.cli.looking.samples.sources import shards_of
     from mpwds.cli.looking.showing.sheet import make_sheet
+    from mpwds.cli.outputs import report, write_png
 
     sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
     if save is None:
-        _print(sheet.sections, _histograms(sheet.figures))
+        if as_json:
+            report(as_json, [each.as_dict() for each in sheet.figures])
+        else:
+            _print(sheet.sections, _histograms(sheet.figures))
     elif not sheet.figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
-        from mpwds.cli.outputs import write_png
         from mpwds.viewing.contact_sheet import draw_sheet
 
         write_png(save, draw_sheet(sheet.sections, sheet.figures))
-        print(f"wrote {save}")
+        report(as_json, {"file": str(save)}, f"wrote {save}")
     return int(sheet.problems > 0)
 
 
@@ -96,8 +101,10 @@ def _show_feed(
     timeout: float,
     keys: Path | None,
     insecure: bool,
+    as_json: bool,
 ) -> None:
     from mpwds.cli.feed.watched import watch
+    from mpwds.cli.outputs import report, write_png
 
     watched = watch(urls, keys, insecure)
     try:
@@ -113,13 +120,14 @@ def _show_feed(
 
         statistics = TensorStatistics()
         statistics.add(batch)
+        if as_json:
+            return report(as_json, [each.as_dict() for each in statistics.read()])
         _print([("", pictures(batch))], tables.tensors(statistics.read()))
-        return
-    from mpwds.cli.outputs import write_png
+        return None
     from mpwds.viewing.contact_sheet import contact_sheet
 
     write_png(save, contact_sheet(batch, f"A batch of {watched.name}"))
-    print(f"wrote {save}")
+    return report(as_json, {"file": str(save)}, f"wrote {save}")
 
 
 def _print(sections: Sequence[tuple[str, Pictures]], figures: Table) -> None:

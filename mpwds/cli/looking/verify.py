@@ -20,32 +20,38 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, json: Json = 
 
     Compares the checksums of tar headers and those in fields that have them (PNG, gzip, zstd, zip, Ogg ...),
     and finds keys that occur twice, samples that lack a field which 95 % of them have, and truncated shards.
-    With --json, there is a line for each problem. The exit status is 1 if there is any.
+    With --json, there is a line for each problem, and a last one with totals. The exit status is 1 if there
+    is any problem.
     """
     from rich.console import Console
 
     from mpwds.cli.looking import printing
     from mpwds.cli.looking.checking import verifying
-    from mpwds.cli.looking.parallel import each
+    from mpwds.cli.looking.parallel import each as of_each
     from mpwds.cli.looking.samples.sources import shards_of
+    from mpwds.cli.outputs import report
     from mpwds.viewing.wording import counted
 
-    reports = list(each(shards_of(shards), verifying.Verify(decode), jobs, "verifying"))
+    reports = list(of_each(shards_of(shards), verifying.Verify(decode), jobs, "verifying"))
     verifying.add_incomplete(reports)
-    problems = [problem for report in reports for problem in report.problems]
-    count = sum(report.problem_count for report in reports)
+    problems = [problem for each in reports for problem in each.problems]
+    count = sum(each.problem_count for each in reports)
+    damaged = sum(each.problem_count > 0 for each in reports)
+    samples = sum(each.samples for each in reports)
+    twice = verifying.keys_in_several(reports)
+    totals = {"shards": len(reports), "samples": samples, "problems": count, "damaged_shards": damaged}
+    totals["keys_in_several_shards"] = twice
     if json:
         for problem in problems:
-            printing.print_json(printing.problem_object(problem))
+            report(json, printing.problem_object(problem))
+        report(json, totals)
         return int(count > 0)
     console = Console(highlight=False)
     if problems:
         console.print(printing.problem_table(problems, count))
         console.print()
-    damaged = sum(report.problem_count > 0 for report in reports)
-    samples = sum(report.samples for report in reports)
     verdict = f"{counted(count, 'problem')} in {counted(damaged, 'shard')}" if count else "no problems"
     console.print(f"{counted(len(reports), 'shard')}, {counted(samples, 'sample')}: {verdict}")
-    if twice := verifying.keys_in_several(reports):
+    if twice:
         console.print(f"note: keys that occur in more than one shard: {twice:,}")
     return int(count > 0)

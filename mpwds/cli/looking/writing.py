@@ -15,6 +15,7 @@ from mpwds.cli.looking.printing import warn_of
 from mpwds.cli.looking.samples.choosing import Choice, read_chosen
 from mpwds.cli.looking.samples.reading import Problem, Sample
 from mpwds.cli.looking.samples.sources import Shard
+from mpwds.cli.outputs import report
 from mpwds.cli.progress import progress
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -78,7 +79,7 @@ def write_json(samples: Whole) -> None:
     """Prints a line for each sample: an object of its key and its fields."""
     for sample in samples:
         fields = {name: _as_json(name, data) for name, data in sample.data().items()}
-        print(json.dumps({"__key__": sample.key, **fields}))
+        report(True, {"__key__": sample.key, **fields})
 
 
 def _as_json(field: str, data: bytes) -> Any:
@@ -87,7 +88,7 @@ def _as_json(field: str, data: bytes) -> Any:
         value = _decode({field: data})[field]
         if isinstance(value, np.ndarray):
             value = value.tolist()
-        json.dumps(value)
+        json.dumps(value, allow_nan=False)
         return value
     return {"base64": base64.b64encode(data).decode()}
 

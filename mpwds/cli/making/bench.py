@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +35,7 @@ def bench(
     seconds: Annotated[float, typer.Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
     start_method: Annotated[str, typer.Option(help="spawn, forkserver or fork.")] = "spawn",
     as_json: Json = False,
-) -> None:
+) -> int:
     """Measure how fast a dataset can feed this machine, and what bounds it.
 
     Runs a MultiLoader for some seconds with each number of workers, and does nothing with what arrives. Shows
@@ -45,7 +45,7 @@ def bench(
     from rich.console import Console
 
     from mpwds.cli.making import measuring
-    from mpwds.cli.outputs import plain_console
+    from mpwds.cli.outputs import plain_console, report
     from mpwds.cli.shards import shard_urls
 
     if len(source) == 1 and _names_an_object(source[0]):
@@ -80,11 +80,12 @@ def bench(
             stopped = True
     if as_json:
         shown = [run.as_dict() for run in runs]
-        print(json.dumps({**figures, "runs": shown, "verdict": _verdict(runs), "stopped": stopped}))
-        return
-    _show(console, runs, figures)
-    if stopped:
-        console.print("stopped before all was measured", style="yellow")
+        report(as_json, {**figures, "runs": shown, "verdict": _verdict(runs), "stopped": stopped})
+    else:
+        _show(console, runs, figures)
+        if stopped:
+            console.print("stopped before all was measured", style="yellow")
+    return 128 + signal.SIGINT if stopped else 0
 
 
 def _names_an_object(source: str) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,7 +74,13 @@ def convert(
     from mpwds.cli.making.encodings import KEY, convert_fields
     from mpwds.cli.making.formats import FORMATS, open_dataset
     from mpwds.cli.making.sinks import Options, open_sink
-    from mpwds.cli.outputs import plain_console, refuse_limits, refuse_own_input, warn_of_older
+    from mpwds.cli.outputs import (
+        plain_console,
+        refuse_limits,
+        refuse_own_input,
+        report,
+        warn_of_older,
+    )
     from mpwds.cli.progress import progress
 
     for option, given in (("--from", from_), ("--to", to)):
@@ -134,7 +138,7 @@ def convert(
     if as_json:
         shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
         told = {"samples": count, "bytes": total, "shards": len(sink.shards), "format": kind, "fields": shown}
-        print(json.dumps(told), file=sys.stderr if where == "-" else sys.stdout)
+        report(as_json, told, to_stderr=where == "-")
     what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
     console.print(f"wrote {what} to {counted(len(sink.shards), 'shard')}: {where} ({kind})")
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +35,8 @@ def create(
     output: Annotated[
         str,
         typer.Argument(
-            metavar="OUTPUT", help="Shards such as out-%06d.tar, a folder for them, one file x.tar, or -."
+            metavar="OUTPUT",
+            help="Shards such as out-%06d.tar or %s-%06d.tar (for splits), a folder for them, x.tar, or -.",
         ),
     ],
     kind: Annotated[
@@ -66,13 +66,13 @@ def create(
     ] = None,
     maxcount: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", show_default="10000", help="Samples in a shard, at most."),
+        typer.Option(min=1, metavar="N", help="Samples in a shard, at most."),
     ] = None,
     maxsize: Annotated[
         str,
         typer.Option(
             metavar="SIZE",
-            show_default="1GB",
+            show_default="about 100MB, at least 16 shards",
             help="Bytes of a shard's tar archive, at most; of lists and MDS, about.",
         ),
     ] = "",
@@ -101,7 +101,14 @@ def create(
     from mpwds.cli.making import planning
     from mpwds.cli.making.sources.finding import Wanted, find
     from mpwds.cli.making.writing import write_shards
-    from mpwds.cli.outputs import beside, plain_console, refuse_existing, refuse_limits, shard_pattern
+    from mpwds.cli.outputs import (
+        beside,
+        plain_console,
+        refuse_existing,
+        refuse_limits,
+        report,
+        shard_pattern,
+    )
     from mpwds.storage.streams.urls import is_local
     from mpwds.storage.writing.destinations import open_destination, write_whole
 
@@ -116,9 +123,9 @@ def create(
         splits = _splits(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, planning.shuffled(some, seed)) for name, (all, some) in splits.items()}
-        patterns = {name: shard_pattern(output, name) for name in splits}
+        patterns = {name: shard_pattern(output, name, splits) for name in splits}
         planned = {
-            name: _shards(patterns[name], *splits[name], maxcount or 10_000, parse_size(maxsize or "1GB"))
+            name: _shards(patterns[name], *splits[name], maxcount, parse_size(maxsize) if maxsize else None)
             for name in splits
         }
         shards = [shard for each in planned.values() for shard in each]
@@ -143,7 +150,7 @@ def create(
             write_whole(open_destination(url, replace=False), json.dumps(files[url], indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
-        print(json.dumps(told), file=sys.stderr if output == "-" else sys.stdout)
+        report(as_json, told, to_stderr=output == "-")
     console.print(_summary(written, time.monotonic() - began, list(files)))
 
 
@@ -171,16 +178,19 @@ def _splits(
 
 
 def _shards(
-    pattern: str, samples: Samples, numbers: Sequence[int], maxcount: int, maxsize: int
+    pattern: str, samples: Samples, numbers: Sequence[int], maxcount: int | None, maxsize: int | None
 ) -> list[Planned]:
     """The shards of a split; one, if the pattern is the name of one."""
-    from mpwds.cli.making.planning import into_shards
+    from mpwds.cli.making.planning import into_even_shards, into_shards
     from mpwds.cli.making.writing import Planned
     from mpwds.cli.outputs import is_series, numbered
 
     if not is_series(pattern):
         return [Planned(pattern, samples.part(numbers), len(numbers))]
-    parts = into_shards(numbers, samples.size_of, maxcount, maxsize)
+    if maxcount or maxsize:
+        parts = into_shards(numbers, samples.size_of, maxcount or 10_000, maxsize or 10**9)
+    else:
+        parts = into_even_shards(numbers, samples.size_of)
     return [
         Planned(numbered(pattern, number), samples.part(part), len(part)) for number, part in enumerate(parts)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import sys
 import tempfile
@@ -48,12 +47,13 @@ def create(
         int | None, typer.Option("-j", "--jobs", min=1, metavar="N", help="Shards to read at a time.")
     ] = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Read shards, and write the description that ShardListDataset and WebDataset open.
 
     It lists each shard with its number of samples, size and MD5 sum.
     """
-    from mpwds.cli.outputs import make_folders, refuse_existing
+    from mpwds.cli.outputs import make_folders, refuse_existing, report
     from mpwds.cli.progress import progress
     from mpwds.cli.shards import shard_urls
     from mpwds.storage.indexed.describing import create_description, write_description
@@ -83,10 +83,9 @@ def create(
         )
     write_description(description, output, replace=force)
     samples = sum(shard["nsamples"] for shard in description["shardlist"])
-    print(
-        f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}",
-        file=sys.stderr if output == "-" else sys.stdout,
-    )
+    values = {"file": output, "shards": len(urls), "samples": samples}
+    text = f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}"
+    report(as_json, values, text, to_stderr=output == "-")
 
 
 @index.command()
@@ -126,7 +125,7 @@ def info(
     """Show what descriptions say: shards, samples and sizes, with those of the datasets they refer to."""
     from rich.table import Table
 
-    from mpwds.cli.outputs import plain_console
+    from mpwds.cli.outputs import plain_console, report
     from mpwds.cli.shards import expanded
     from mpwds.storage.indexed.describing import summarize
     from mpwds.viewing.wording import printable, size
@@ -134,7 +133,7 @@ def info(
     urls = expanded(descriptions)
     found = {url: summarize(url) for url in urls}
     if as_json:
-        print(json.dumps([{"file": url, **asdict(summary)} for url, summary in found.items()]))
+        report(as_json, [{"file": url, **asdict(summary)} for url, summary in found.items()])
         return
     console = plain_console()
     rows = [
@@ -179,6 +178,7 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Show a sample of the dataset by its number: each field's size, and what it begins with."""
+    from mpwds.cli.outputs import report
     from mpwds.pipeline.indexed.dataset import IndexedDataset
     from mpwds.viewing.wording import printable
 
@@ -194,7 +194,7 @@ def sample(
         sys.stdout.buffer.write(found[field])
         return
     if as_json:
-        print(json.dumps({name: _described(value) for name, value in found.items()}))
+        report(as_json, {name: _described(value) for name, value in found.items()})
         return
     widest = max(map(len, found))
     for name, value in found.items():

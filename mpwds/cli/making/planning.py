@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mpwds.storage.writing.tar_writer import archive_bytes
 
+_SHARD_BYTES = 100_000_000
+_LEAST_SHARDS = 16
+_LEAST_SAMPLES = 10  # in each of so many
+_MOST_SAMPLES = 10_000
+
 
 def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Divides the numbers below ``count`` at random, the same way for the same seed; both in rising order.
@@ -37,6 +42,36 @@ def shuffled(numbers: Sequence[int], seed: int) -> list[int]:
     order = list(numbers)
     random.Random(f"{seed}/order").shuffle(order)
     return order
+
+
+def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
+    """Divides samples among shards of about the same size: 100 MB at most, and 10,000 samples.
+
+    There are at least 16 shards, so that each worker has some, as long as they have ten samples each.
+
+    Args:
+        numbers: The samples, in order.
+        size_of: Bytes of a sample in a tar archive.
+
+    Example:
+        >>> [len(shard) for shard in into_even_shards(range(40), lambda number: 1000)]
+        [10, 10, 10, 10]
+    """
+    sizes = [size_of(number) for number in numbers]
+    total, samples = sum(sizes), len(sizes)
+    enough = min(_LEAST_SHARDS, samples // _LEAST_SAMPLES)
+    count = max(1, enough, -(-total // _SHARD_BYTES), -(-samples // _MOST_SAMPLES))
+    shard: list[int] = []
+    place = before = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        last, place = place, (2 * before + size) * count // max(2 * total, 1)
+        if shard and place != last:
+            yield shard
+            shard = []
+        shard.append(number)
+        before += size
+    if shard:
+        yield shard
 
 
 def into_shards(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -61,6 +60,7 @@ def proc(
     """
     from mpwds.cli.feed.serve import load
     from mpwds.cli.journal import begun
+    from mpwds.cli.outputs import report
     from mpwds.cli.resharding.proc_jobs import Processing, own_code
     from mpwds.cli.shards import shard_urls
     from mpwds.storage.writing.writers import shown_bytes
@@ -72,19 +72,15 @@ def proc(
     code = own_code(Path(where).stem if where.endswith(".py") else where)
     with begun(output, names, processing.describe(code), force, journal, keep=True) as done:
         figures = _run(processing, jobs, done)
-    stream = sys.stderr if output == "-" else sys.stdout
     written = len(processing.jobs) - len(done)
-    if as_json:
-        print(json.dumps({**figures, "shards": written, "complete_before": len(done)}), file=stream)
-        return
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
     before = f"; {len(done)} were complete before" if done else ""
-    print(
+    text = (
         f"{counted(figures['samples'], 'sample')}, {shown_bytes(figures['bytes'])}: "
-        f"{counted(written, 'shard')} written"
-        f"{before}{skipped}",
-        file=stream,
+        f"{counted(written, 'shard')} written{before}{skipped}"
     )
+    values = {**figures, "shards": written, "complete_before": len(done)}
+    report(as_json, values, text, to_stderr=output == "-")
 
 
 def _handler(on_error: str) -> Handler:

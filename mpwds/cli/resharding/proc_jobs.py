@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mpwds.cli.journal import digest
 from mpwds.cli.notes import noted
-from mpwds.cli.outputs import is_series, numbered
+from mpwds.cli.outputs import WrongArgument, is_series, numbered
 from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
@@ -67,7 +67,7 @@ class Processing:
             self.dataset = build(stages, urls, self._handler)
         count = len(urls) * repeat
         if not is_series(output) and count > 1:
-            raise ValueError(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
+            raise WrongArgument(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
         names = [numbered(output, number) for number in range(count)]
         places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
         self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
 
-from mpwds.cli.outputs import refuse_own_input, warn_of_older
+from mpwds.cli.outputs import refuse_own_input, report, warn_of_older
 from mpwds.cli.progress import progress
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -78,11 +75,8 @@ def local_size(urls: Iterable[str]) -> int | None:
 def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
     written = sink.shards
     warn_of_older(output, written)
-    stream = sys.stderr if output == "-" else sys.stdout
-    if as_json:
-        figures: dict[str, Any] = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
-        print(json.dumps(figures), file=stream)
-        return
     names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
     counts = f"from {len(urls)} {'shard' if len(urls) == 1 else 'shards'} to {len(written)}"
-    print(f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}", file=stream)
+    text = f"{sink.samples:,} samples, {shown_bytes(sink.bytes)}, {counts}: {names}"
+    figures = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
+    report(as_json, figures, text, to_stderr=output == "-")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from mpwds.cli.outputs import already_there, existing, exists, is_series, make_folders, numbered
+from mpwds.cli.outputs import (
+    WrongArgument,
+    already_there,
+    existing,
+    exists,
+    is_series,
+    make_folders,
+    numbered,
+)
 from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
@@ -35,7 +43,7 @@ class ShardSink(ClosesOrDiscards):
     Raises:
         FileExistsError: A shard exists, and ``force`` is not set.
         ShardError: A key occurs twice.
-        ValueError: There are limits, but ``target`` is no series.
+        WrongArgument: There are limits, but ``target`` is no series.
     """
 
     def __init__(
@@ -56,7 +64,7 @@ class ShardSink(ClosesOrDiscards):
         self._force = force
         self._duplicates = duplicates
         if not self._is_series and (maxcount or maxsize):
-            raise ValueError(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
+            raise WrongArgument(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
         if not force and (found := existing(target)):
             raise FileExistsError(already_there(found))
         make_folders([target])

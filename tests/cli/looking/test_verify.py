@@ -19,8 +19,9 @@ def problems(run, objects):
 
     def problems(*arguments):
         result = run("verify", *arguments, "--json")
-        found = [(each["key"], each["field"], each["problem"]) for each in objects(result.stdout)]
-        assert result.returncode == bool(found)
+        *listed, totals = objects(result.stdout)
+        found = [(each["key"], each["field"], each["problem"]) for each in listed]
+        assert (result.returncode, totals["problems"]) == (bool(found), len(found))
         return found
 
     return problems

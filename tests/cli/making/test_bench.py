@@ -79,7 +79,7 @@ def test_ctrl_c_shows_what_was_measured_until_then(command, pipeline):
         time.sleep(0.02)
     made.send_signal(signal.SIGINT)
     told = json.loads(made.communicate(timeout=60)[0])
-    assert (made.returncode, told["stopped"]) == (0, True)
+    assert (made.returncode, told["stopped"]) == (130, True)
     assert [run["workers"] for run in told["runs"]] == [1]
 
 

@@ -114,7 +114,20 @@ def test_any_number_of_processes_writes_the_same_shards(run, write_files, tmp_pa
 def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files, tmp_path):
     folder = write_files({f"{number:03d}.txt": b"" for number in range(100)})
     for seed in (0, 0, 1):
-        run("create", folder, tmp_path / "x-%02d.tar", "--train", 0.9, "--seed", seed, "--force", "-j", 1)
+        run(
+            "create",
+            folder,
+            tmp_path / "x-%02d.tar",
+            "--train",
+            0.9,
+            "--seed",
+            seed,
+            "--force",
+            "-j",
+            1,
+            "--maxcount",
+            99,
+        )
         train, val = keys(tmp_path / "train-x-00.tar"), keys(tmp_path / "val-x-00.tar")
         assert sorted(train + val) == [f"{number:03d}" for number in range(100)]
         assert (len(train), train == sorted(train)) == (90, True)

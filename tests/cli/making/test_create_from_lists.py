@@ -269,7 +269,7 @@ def test_splits_of_parquet_files_become_splits(run, tmp_path):
     ):
         table = rows(count, 10 * int(name[10]) if "train" in name else 0)
         pyarrow.parquet.write_table(table, tmp_path / "data" / f"{name}.parquet", row_group_size=4)
-    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
+    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
     assert samples(tmp_path / "train-x-0.tar") == [expected(number) for number in range(20)]
     assert len(samples(tmp_path / "test-x-0.tar")) == 3
 
@@ -313,7 +313,7 @@ def test_lists_and_shards_may_be_at_urls(run, write_files, tmp_path):
     source, target = f"pipe:cat {folder}/list.jsonl", f"pipe:cat > {tmp_path}/x-%d.tar"
     assert run("create", source, target, "--from", "jsonl", "--maxcount", 1, "-j", 1).returncode == 0
     assert samples(tmp_path / "x-1.tar") == [{"__key__": "000000001", "txt": b"two"}]
-    assert run("create", source, target, "--from", "jsonl", "--train", 0.5).returncode == 1
+    assert run("create", source, target, "--from", "jsonl", "--train", 0.5).returncode == 2
 
 
 def test_parquet_files_elsewhere_are_copied_first(run, tmp_path):
@@ -351,3 +351,15 @@ def test_headers_of_long_names_count_towards_the_limit(run, tmp_path, name):
     sizes = [path.stat().st_size for path in tmp_path.glob("y-*.tar")]
     assert len(sizes) > 1
     assert max(sizes) <= 51_200
+
+
+def test_a_list_that_names_commands_runs_none(run, write_files, tmp_path):
+    rows = '{"image": "a.jpg"}\n{"image": "pipe:touch {}/ran; cat a.jpg"}\n'.replace(
+        "{}/ran", f"{tmp_path}/ran"
+    )
+    folder = write_files({"a.jpg": b"a", "list.jsonl": rows.encode()})
+    result = run("create", folder / "list.jsonl", tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert "runs a command" in result.stderr
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "x.tar").exists()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.making.planning import into_shards, shuffled, split_in_two
+from mpwds.cli.making.planning import into_even_shards, into_shards, shuffled, split_in_two
 from mpwds.storage.writing.tar_writer import archive_bytes
 
 shares = st.floats(0.01, 0.99)
@@ -50,3 +50,29 @@ def test_shards_have_all_samples_in_order_and_keep_to_their_limits(sizes, maxcou
 def test_a_split_that_leaves_nothing_is_refused(count, share):
     with pytest.raises(ValueError, match="split in two|between 0 and 1"):
         split_in_two(count, share, 0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size_bytes", "shards"),
+    [
+        (4000, 100_000, 16),  # 400 MB
+        (40_000, 100_000, 40),
+        (1_000_000, 1000, 100),  # of 10,000 samples
+        (20, 1_000_000_000, 20),
+        (100, 1000, 10),
+        (9, 1000, 1),
+        (0, 0, 0),
+    ],
+)
+def test_even_shards_are_of_100_mb_but_enough_for_16_workers(samples, size_bytes, shards):
+    found = list(into_even_shards(range(samples), lambda number: size_bytes))
+    assert len(found) == shards
+    assert list(itertools.chain(*found)) == list(range(samples))
+    assert not found or max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@given(sizes=st.lists(st.integers(0, 10**9), max_size=300))
+def test_even_shards_hold_each_sample_once_in_order(sizes):
+    found = list(into_even_shards(range(len(sizes)), sizes.__getitem__))
+    assert list(itertools.chain(*found)) == list(range(len(sizes)))
+    assert all(found)

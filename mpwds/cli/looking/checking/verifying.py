@@ -65,7 +65,7 @@ class Report:
         sets: How many samples, of those that are not damaged, have each set of fields.
         places: The first samples of each set, without their data.
         keys: A number of 64 bits for each key.
-        is_readable: Whether anything could be read.
+        is_readable: Whether there are samples in it, or nothing is wrong.
     """
 
     shard: str
@@ -120,7 +120,7 @@ class Verify:
         except (OSError, ShardError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {reason}"))
-            report.is_readable = False
+        report.is_readable = report.samples > 0 or not report.problem_count
         report.keys = np.array(sorted(map(_hash, check.offsets)), np.uint64)
         return report
 

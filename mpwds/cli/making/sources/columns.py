@@ -11,6 +11,7 @@ from typing import Any
 
 from mpwds.cli.shards import version_of
 from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.rewriting import check_url
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
@@ -152,6 +153,8 @@ class ColumnMap:
         return split_name(key)[0] or key if self.key in self.files else key
 
     def _contents(self, name: str) -> bytes:
+        if url_scheme(name):
+            check_url(name, trusted=False, where="a list of files")
         with gopen(name if url_scheme(name) else os.path.join(self.root, name)) as file:
             return file.read()
 

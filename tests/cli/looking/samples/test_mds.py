@@ -102,14 +102,14 @@ def test_verify_compares_hashes(run, dataset, flipped, objects, options):
     flipped(folder / shard.rpartition("/")[2], 600)
     result = run("verify", folder, "--json")
     assert result.returncode == 1
-    assert {problem["shard"] for problem in objects(result.stdout)} == {shard}
+    assert {problem["shard"] for problem in objects(result.stdout)[:-1]} == {shard}
 
 
 def test_verify_finds_a_column_that_is_damaged(run, dataset, objects):
     folder = dataset()
     shard = folder / "shard.00000.mds"
     shard.write_bytes(shard.read_bytes().replace(b'{"n": 3}', b'{"n"= 3}').replace(b'{"n":3}', b'{"n"=3}'))
-    (problem,) = objects(run("verify", folder, "--decode", "--json").stdout)
+    problem, _ = objects(run("verify", folder, "--decode", "--json").stdout)
     assert (problem["key"], problem["field"]) == ("000000003", "info.json")
 
 
