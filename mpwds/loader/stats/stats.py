@@ -498,7 +498,7 @@ def _make_cheaper(stage: StageStats) -> str:
     if stage.name == WRITING_BATCHES:
         return "send less: uint8 in place of float32, converted on the device"
     if stage.storage:
-        return "keep shards on a local disk (cache_dir=)"
+        return "read from faster storage (cache_dir= keeps copies of shards that are elsewhere)"
     return "make it faster"
 
 

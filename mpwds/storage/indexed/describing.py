@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
 from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
@@ -23,6 +26,8 @@ from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.storage.writing.destinations import open_destination, write_whole
+
+T = TypeVar("T")
 
 _JOBS = 8
 _PIECE_BYTES = 1 << 20
@@ -77,8 +82,11 @@ def create_description(
         twice = next(url for number, url in enumerate(urls) if url in urls[:number])
         raise ValueError(f"{twice} is given twice")
     shards = []
-    with ThreadPoolExecutor(jobs or min(_JOBS, os.cpu_count() or 1)) as pool:
-        for url, shard in zip(urls, pool.map(lambda url: describe_shard(url, offsets), urls), strict=True):
+    described = _in_threads(
+        lambda url: describe_shard(url, offsets), urls, jobs or min(_JOBS, os.cpu_count() or 1)
+    )
+    with contextlib.closing(described):
+        for url, shard in zip(urls, described, strict=True):
             if relative_to is not None and is_local(url) and not url_scheme(url) and not os.path.isabs(url):
                 shard["url"] = os.path.relpath(url, relative_to or ".")
             shards.append(shard)
@@ -88,6 +96,29 @@ def create_description(
     name = _words(os.path.splitext(urls[0])[0]) if name is None else name
     given = {"name": name or None, "base": base, "info": info}
     return {**result, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _in_threads(work: Callable[[str], T], items: Sequence[str], jobs: int) -> Generator[T, None, None]:
+    """Yields what ``work`` makes of each item. Closing the iterator early does not wait for the threads."""
+    futures = [Future[T]() for _ in items]
+    waiting = deque(zip(futures, items, strict=True))
+
+    def run() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                future, item = waiting.popleft()
+                try:
+                    future.set_result(work(item))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    try:
+        for _ in range(min(jobs, len(items))):
+            threading.Thread(target=run, daemon=True).start()
+        for future in futures:
+            yield future.result()
+    finally:
+        waiting.clear()
 
 
 def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import io
 
+import av
 import numpy as np
 import PIL.Image
 import pytest
@@ -12,6 +13,18 @@ from mpwds.cli.looking.showing.describing import FieldFigures, describe
 
 def file(save):
     save(stream := io.BytesIO())
+    return stream.getvalue()
+
+
+def video(kind, codec):
+    """Seven red frames."""
+    with av.open(stream := io.BytesIO(), "w", format=kind) as container:
+        pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        track = container.add_stream(codec, rate=5, width=32, height=16, pix_fmt=pixels)
+        for _ in range(7):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), (200, 0, 0), np.uint8))
+            container.mux(track.encode(frame))
+        container.mux(track.encode())
     return stream.getvalue()
 
 
@@ -33,6 +46,9 @@ NPY = file(lambda stream: np.save(stream, np.zeros((2, 3), np.float32)))
         ("jpg", PNG[:20], ("unreadable", None, None)),
         ("pkl", b"cos\nsystem\n", ("unreadable", None, None)),
         ("bin", b"12", ("bytes", (2,), None)),
+        ("mp4", video("mp4", "mpeg4"), ("mpeg4 video, 5 frames/s", (7, 16, 32, 3), None)),
+        ("mp4", video("mp4", "mpeg4")[:-200], ("unreadable", None, None)),
+        ("avi", video("avi", "mjpeg"), ("mjpeg video, 5 frames/s", (7, 16, 32, 3), None)),
     ],
 )
 def test_a_field_is_described(name, data, found):

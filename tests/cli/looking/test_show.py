@@ -9,6 +9,7 @@ import mpwds
 from mpwds.cli.looking.samples.choosing import make_choice
 from mpwds.cli.looking.samples.sources import shards_of
 from mpwds.cli.looking.showing.sheet import make_sheet
+from tests.cli.looking.test_describing import video
 
 
 def sound():
@@ -61,6 +62,14 @@ def test_sound_and_text_are_shown_too(sheet, write_shard):
     assert kinds["wav"].kind == "waveform"
     assert kinds["txt"].samples[0].text == "text 0"
     assert len(kinds["txt"].samples) == 8
+
+
+def test_the_first_frame_of_a_video_is_shown(sheet, tar):
+    shown = sheet(tar("x.tar", {"a.mp4": video("mp4", "mpeg4"), "a.txt": b"text"})).sections[0][1]
+    assert shown.kind == "image"
+    assert shown.samples[0].pixels.shape == (16, 32, 3)
+    red, green, blue = np.asarray(shown.samples[0].pixels).reshape(-1, 3).mean(0)
+    assert red > 150 > 50 > max(green, blue)
 
 
 def test_histograms_show_labels_and_sizes_of_all_chosen_samples(sheet, shards, samples):

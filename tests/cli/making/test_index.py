@@ -3,9 +3,12 @@
 import functools
 import http.server
 import json
+import signal
 import subprocess
 import threading
+import time
 
+import psutil
 import pytest
 
 import mpwds
@@ -128,3 +131,19 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
     shown = run("index", "sample", shard).stdout
     assert "— größe" in shown
     assert "\N{REPLACEMENT CHARACTER}" not in shown
+
+
+def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard, tmp_path):
+    slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > {tmp_path}/begun; exec sleep 600"
+    made = subprocess.Popen([*command, "index", "create", slow, "-o", tmp_path / "x.json"])
+    while not (tmp_path / "begun").exists():
+        assert made.poll() is None
+        time.sleep(0.01)
+    made.send_signal(signal.SIGINT)
+    assert made.wait(60) == 130
+    reader = int((tmp_path / "begun").read_text())
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(reader) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(reader)
+    assert not (tmp_path / "x.json").exists()

@@ -83,7 +83,7 @@ def test_a_trainer_that_waits_for_a_stage():
         ),
         (
             {"tarfile_to_samples()": 0.9, "map(f)": 0.1},
-            "storage: tarfile_to_samples() takes 90% of worker time: add workers or keep shards on",
+            "storage: tarfile_to_samples() takes 90% of worker time: add workers or read from faster",
         ),
         ({"the dataset": 1.0}, "the dataset takes 100% of worker time: add workers or make it faster"),
         (

@@ -1,4 +1,4 @@
-"""What fields hold: kinds, shapes and values, found without decoding images and sound."""
+"""What fields hold: kinds, shapes and values, found without decoding images, sound and video."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+from mpwds.pipeline.decoding.media import Media
+from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS
 
 _CHANNELS = {"L": (), "1": (), "P": (), "I;16": (), "I": (), "F": (), "LA": (2,), "CMYK": (4,), "RGBA": (4,)}
 _MOST_KINDS = 20
@@ -38,6 +40,8 @@ def describe(name: str, data: bytes) -> tuple[str, Shape | None, float | None]:
             return _image(data)
         if extension in AUDIO_EXTENSIONS:
             return _audio(data)
+        if extension in VIDEO_EXTENSIONS:
+            return _video(data)
         value = _decode({name: data})[name]
     except ImportError as error:
         return f"({error.name or 'a package'} is missing)", None, None
@@ -60,6 +64,18 @@ def _audio(data: bytes) -> tuple[str, Shape | None, None]:
     except soundfile.LibsndfileError:
         return "audio", None, None  # what FFmpeg alone can read
     return f"{info.format} sound, {info.samplerate} Hz", (info.channels, info.frames), None
+
+
+def _video(data: bytes) -> tuple[str, Shape | None, None]:
+    with Media(data) as media:
+        video, sound = media.video, media.audio
+        heard = f", {sound.codec_context.name} sound" if sound is not None else ""
+        if video is None:
+            return heard.removeprefix(", "), None, None
+        rate = float(video.average_rate or 0)
+        frames = video.frames or round(rate * float((video.duration or 0) * (video.time_base or 0)))
+        kind = f"{video.codec_context.name} video, {rate:g} frames/s{heard}"
+        return kind, (frames, video.height, video.width, 3), None
 
 
 def _value(value: Any) -> tuple[str, Shape | None, float | None]:

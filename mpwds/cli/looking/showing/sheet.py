@@ -22,13 +22,14 @@ from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, VideoDecoder
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import counted
 
-_MOST = {"image": 48, "sound": 16, "text": 8}
+_MOST = {"image": 48, "video": 16, "sound": 16, "text": 8}
 _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
 _LABELS = frozenset(["cls", "cls2", "id", "index", "inx"])
 _AT_ONCE = 1000  # samples whose figures are added together
@@ -85,8 +86,8 @@ def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
 def _kind(name: str) -> str:
     """How a field is shown; not at all if that is empty."""
     extension = name.rpartition(".")[2]
-    kinds = (("image", IMAGE_EXTENSIONS), ("sound", AUDIO_EXTENSIONS), ("text", _TEXTS))
-    return next((kind for kind, extensions in kinds if extension in extensions), "")
+    kinds = (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, AUDIO_EXTENSIONS, _TEXTS)
+    return next((kind for kind, of_kind in zip(_MOST, kinds, strict=True) if extension in of_kind), "")
 
 
 def _is_label(name: str) -> bool:
@@ -132,7 +133,15 @@ def _class_names(folder: str, field: str) -> list[str]:
 
 
 def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:
-    """A small picture of an image, so that photographs take no memory: colours, or values of a grey scale."""
+    """A small picture of an image, so that photographs take no memory: colours, or values of a grey scale.
+
+    Of a video, that of its first frame.
+    """
+    if decoded := _first_frame(name, data):
+        if not len(decoded[0]):
+            raise ValueError("the file has no pictures")
+        step = -(-max(decoded[0].shape[1:3]) // _SIDE)
+        return np.asarray(decoded[0][0, ::step, ::step])
     if _kind(name) != "image":
         return None
     with open_image(data) as image:
@@ -145,6 +154,7 @@ def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:
         return np.asarray(small)
 
 
+_first_frame = VideoDecoder("numpy", max_frames=1, audio=False)
 _decode = Decoder(
     _thumbnail,
     AudioDecoder("numpy", mono=True, duration=_SOUND_S),
