@@ -66,3 +66,23 @@ def test_its_examples_run(folder):
     assert sorted_labels == sorted(list(range(10)) * 40)
     [sample] = [s for s in mpwds.WebDataset(str(folder / "small-003.tar")) if s["__key__"] == "3099"]
     assert gzip.decompress(sample["txt.gz"]) == b"text 3099\n" * 20
+
+
+@pytest.mark.parametrize("source", ["text:7", "pipe:touch ran; echo 7"])
+def test_recipes_become_lists(tmp_path, source):
+    [program] = re.findall(r"```python\n(# recipe\.py\n.*?)```", PAGE, re.DOTALL)
+    [commands] = re.findall(r"```sh\n(python recipe.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "recipe.py").write_text(program)
+    (tmp_path / "one.jpg").write_bytes(b"one")
+    (tmp_path / "two.jpg").write_bytes(b"two")
+    (tmp_path / "recipe.txt").write_text(f"a.jpg one.jpg\na.cls text:3\nb.jpg\ttwo.jpg\nb.cls {source}\n")
+    shell = f'mpwds() {{ "{sys.executable}" -m mpwds "$@"; }}\nset -e\n{commands}'
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert not (tmp_path / "ran").exists()
+    assert (done.returncode == 0) == source.startswith("text:"), done.stderr
+    if done.returncode == 0:
+        found = list(mpwds.WebDataset(str(tmp_path / "made-000.tar"), empty_check=False))
+        assert [(s["__key__"], s["jpg"], s["cls"]) for s in found] == [
+            ("a", b"one", b"3"),
+            ("b", b"two", b"7"),
+        ]
