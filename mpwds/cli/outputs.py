@@ -167,13 +167,13 @@ def refuse_limits(output: str, limit: object) -> None:
 
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
-    """Raises ``ValueError`` if what is read would be replaced, as the output or a part of its series."""
+    """Raises ``WrongArgument`` if what is read would be replaced, as the output or a part of its series."""
     if not is_local(output) or output == "-":
         return
     replaced = {os.path.realpath(local_path(each)) for each in (output, *existing(output))}
     for url in inputs:
         if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
-            raise ValueError(f"{url} is read, so it cannot be written as well: choose another output")
+            raise WrongArgument(f"{url} is read, so it cannot be written as well: choose another output")
 
 
 def make_folders(urls: Sequence[str]) -> None:

@@ -142,6 +142,7 @@ def test_splits_have_names_of_their_own(run, source, write_files, output, names)
         (("split", "in.tar", "out.tar", "--maxcount", 1), 2, "limits mean nothing"),
         (("split", "in.tar", "%d-%d.tar", "--maxcount", 1), 2, "needs one % directive"),
         (("create", "files", "out.tar", "--maxcount", 1), 2, "limits mean nothing"),
+        (("merge", "in.tar", "in.tar", "--force"), 2, "cannot be written as well"),
         (("create", "files", "%s.tar"), 2, "%s stands for the split"),
         (("convert", "in.tar", "out.cbor", "--maxsize", "1MB"), 2, "limits mean nothing"),
         (("proc", "stages.py:stages", "in.tar", "out.tar", "--repeat", 2), 2, "2 are to be written"),

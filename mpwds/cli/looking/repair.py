@@ -102,10 +102,9 @@ def _saved(stack: ExitStack) -> str:
 
 def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     """Where the copies go, in folders that exist. Raises ``FileExistsError`` unless ``force``."""
-    from mpwds.cli.outputs import make_folders, refuse_existing
+    from mpwds.cli.outputs import is_file, make_folders, refuse_existing
 
-    names_file = output == "-" or "." in output.rpartition("/")[2]
-    if len(names) == 1 and names_file and not os.path.isdir(output):
+    if len(names) == 1 and is_file(output):
         targets = [output]
     else:
         targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]

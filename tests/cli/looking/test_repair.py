@@ -140,10 +140,10 @@ def test_a_shard_that_cannot_be_read_is_a_status(run, shards, tmp_path):
     assert sorted(path.name for path in (tmp_path / "fixed").iterdir()) == ["train-0.tar", "train-2.tar"]
 
 
-@pytest.mark.parametrize("folder", ["fixed", "fixed/"])
+@pytest.mark.parametrize("folder", ["fixed", "fixed/", "my.v2"])
 def test_a_single_shard_goes_to_a_folder_as_several_do(run, damaged, tmp_path, folder):
     assert run("repair", damaged, "-o", f"{tmp_path}/{folder}").returncode == 0
-    assert [path.name for path in (tmp_path / "fixed").iterdir()] == [damaged.name]
+    assert [path.name for path in (tmp_path / folder).iterdir()] == [damaged.name]
 
 
 @pytest.mark.parametrize("options", [[], ["-o", "x", "--in-place"]])
