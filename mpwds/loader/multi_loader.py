@@ -17,7 +17,7 @@ from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
 from mpwds.loader.loader_pipeline import LoaderStages
-from mpwds.loader.processes.launchers import LAUNCHERS
+from mpwds.loader.processes.launchers import launcher_of
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
@@ -71,7 +71,8 @@ class MultiLoader(LoaderStages, TorchIterable):
             batches up to 32 kB, a worker prepares about 200 kB.
         start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
             that has imported what the dataset needs: faster where several loaders start workers.
-            ``"fork"`` forks this process, for datasets that cannot be pickled.
+            ``"fork"`` forks this process. ``None`` is ``"spawn"`` or, if the dataset cannot be pickled, and
+            with a warning, ``"fork"``.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
@@ -142,7 +143,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         *,
         in_order: bool = True,
         prefetch: int = 2,
-        start_method: str = "spawn",
+        start_method: str | None = None,
         timeout: float | None = None,
         output: FinalOutput = "torch",
         seed: int | None = None,
@@ -211,7 +212,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         make_group = WorkerGroup if self._remote is None else self._remote.group
         group: WorkerGroup = make_group(
             functools.partial(make_setup, self.dataset, replace(self._options, workers=self.workers)),
-            LAUNCHERS[self._options.start_method],
+            launcher_of(self._options.start_method),
             output,
             warn_of_copies=self.even is None,
             pinning=pinning,
@@ -316,7 +317,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         Raises:
             Exception: What unpickling the dataset raised in a worker.
             WorkerDied, WorkerTimeout: A worker ended, or was not ready within ``timeout`` seconds.
-            TypeError: The dataset cannot be sent to workers.
+            TypeError: The dataset cannot be sent to workers in the way that ``start_method`` says.
 
         Example:
             >>> with MultiLoader([1, 2], workers=2) as loader:

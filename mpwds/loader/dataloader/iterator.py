@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader.dataloader import start_methods, torch_collate
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
-from mpwds.loader.dataloader.start_methods import Forks
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup
@@ -24,6 +23,7 @@ from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
@@ -43,7 +43,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: Forks
+        self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: ForkFallback
     ) -> None:
         self._times = TrainerTimes()
         if not loader.prefetch_factor:

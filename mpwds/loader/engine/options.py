@@ -27,7 +27,7 @@ class LoaderOptions:
     workers: int
     in_order: bool
     prefetch: int
-    start_method: str
+    start_method: str | None
     timeout: float | None
     output: FinalOutput
     seed: int | None
@@ -45,7 +45,8 @@ class LoaderOptions:
         checked = vars(self)  # a plain dict, although the dataclass is frozen
         checked["workers"] = integer(name, "workers", self.workers, at_least=0)
         checked["prefetch"] = integer(name, "prefetch", self.prefetch, at_least=1, at_most=most)
-        choice(name, "start_method", self.start_method, StartMethod)
+        if self.start_method is not None:
+            choice(name, "start_method", self.start_method, StartMethod)
         timeout(name, self.timeout)
         choice(name, "output", self.output, FinalOutput)
         choice(name, "on_worker_death", self.on_worker_death, OnWorkerDeath)

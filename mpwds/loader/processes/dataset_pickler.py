@@ -134,6 +134,8 @@ def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     """The parts that an object's pickle probably contains, each with the step that leads there."""
+    if type(item).__module__.startswith("multiprocessing."):  # users know a Value, and not what it consists of
+        return
     if isinstance(item, dict):
         yield from ((f"[{key!r}]", value) for key, value in list(item.items()))
     elif isinstance(item, (list, tuple, set, frozenset)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
-from mpwds.loader.processes.setup import PickledSetup, WorkerSetup
+from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, PickledSetup, StillImported, WorkerSetup
+from mpwds.warn import warn
 
 
 class Launcher:
@@ -78,8 +80,67 @@ class FromForkServer(Spawn):
         super().close()
 
 
+class ForkFallback:
+    """Starts workers as a loader prefers, or as forks of this process where that cannot send the dataset.
+
+    ``option`` asks for forks, for messages.
+    """
+
+    reason: tuple[str, str] | None = None  # why the next workers must be forks, and what to change
+    forked = False  # the last ones were
+    unpickled = False  # others have shown that they can unpickle what they need
+
+    def __init__(self, prefers: Callable[[WorkerSetup], Launcher], option: str) -> None:
+        self._prefers = prefers
+        self._option = option
+
+    def __call__(self, setup: WorkerSetup) -> Launcher:
+        self.forked = False
+        if self.reason is not None:
+            self.require(*self.reason)
+        else:
+            try:
+                return self._prefers(setup)
+            except CannotPickle as error:
+                self.require(f"{error.what}, which cannot be pickled", OPEN_LATER)
+            except StillImported as error:
+                later = "iterate the loader in a function that is called after the import"
+                self.require(f"the module {error.module!r} is still being imported", later)
+                self.reason = None  # the next epoch may begin after the import
+        self.forked = True
+        return Fork(setup)
+
+    def require(self, because: str, instead: str) -> None:
+        """Makes the next workers forks, and warns the first time. A TypeError if CUDA is in use."""
+        if cuda_is_initialized():
+            raise TypeError(
+                f"{because}, so the workers would be forks of this process, but CUDA is in use here, which "
+                f"forks cannot use: {instead}, iterate the loader before CUDA is used, or, if the workers "
+                f"leave CUDA alone, pass {self._option}"
+            )
+        if self.reason is None:
+            warn(
+                f"{because}, so the workers are forks of this process, with all it has in memory: {instead}, "
+                f"or pass {self._option} to say that this is meant"
+            )
+        self.reason = because, instead
+
+
+def cuda_is_initialized() -> bool:
+    """Whether this process uses CUDA."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
+
+
 LAUNCHERS: dict[str, Callable[[WorkerSetup], Launcher]] = {
     "spawn": Spawn,
     "fork": Fork,
     "forkserver": FromForkServer,
 }
+
+
+def launcher_of(start_method: str | None) -> Callable[[WorkerSetup], Launcher]:
+    """The start method of a MultiLoader; without one, fresh interpreters or, if need be, forks."""
+    if start_method is None:
+        return ForkFallback(Spawn, "start_method='fork'")
+    return LAUNCHERS[start_method]

@@ -19,6 +19,8 @@ from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apa
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 
+OPEN_LATER = "open files, locks and connections where the dataset is iterated"
+
 _ALIGNMENT = 64
 
 
@@ -75,7 +77,7 @@ class PickledSetup:
             what = find_unpicklable(setup)
             raise CannotPickle(
                 f"the dataset cannot be sent to worker processes ({what}; {type(error).__name__}: {error}): "
-                "open files, locks and connections where the dataset is iterated, or use start_method='fork'",
+                f"{OPEN_LATER}, or use start_method='fork'",
                 what,
             ) from error
         _check_imported(modules)

@@ -1,6 +1,7 @@
 """What a user sees when a dataset raises, a worker dies or is stuck; and that nothing stays behind."""
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import resource
@@ -10,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import mpwds
 from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
@@ -226,19 +228,28 @@ def test_a_batch_that_memory_cannot_hold_is_an_error_in_the_trainer():
         run(mpwds.MultiLoader(generate, workers=1))
 
 
-def test_a_dataset_that_cannot_be_pickled_says_so_and_works_with_fork():
-    lock = threading.Lock()
-
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [(threading.Lock(), "a lock"), (multiprocessing.Value("i", 1), "a Synchronized")],
+    ids=["lock", "Value"],
+)
+def test_a_dataset_that_cannot_be_pickled_says_so_and_makes_the_workers_forks(item, kind, monkeypatch):
     def generate():
-        with lock:
-            yield 1
+        yield str(type(item)), os.getppid()
 
-    with pytest.raises(
-        TypeError, match=r"cannot be sent to worker processes .*lock.* or use start_method='fork'"
-    ):
-        run(mpwds.MultiLoader(generate))
-    with mpwds.MultiLoader(generate, workers=1, start_method="fork") as loader:
-        assert list(loader) == [1]
+    refused = pytest.raises(TypeError, match=rf"cannot be sent to .*{kind};.* or use start_method='fork'")
+    with refused, mpwds.MultiLoader(generate, start_method="spawn") as loader:
+        list(loader)
+    expected = [(str(type(item)), os.getpid())] * 2
+    with mpwds.MultiLoader(generate, workers=2, start_method="fork") as loader:
+        assert list(loader) == expected
+    with mpwds.MultiLoader(generate, workers=2, persistent=False, start_method=None) as loader:
+        with pytest.warns(RuntimeWarning, match=rf"{kind}, .* forks of this.* start_method='fork'") as warned:
+            assert list(loader) == list(loader) == expected
+        assert [warning.filename for warning in warned] == [__file__]
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        with pytest.raises(TypeError, match=r"but CUDA is in use here"):
+            list(loader)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])

@@ -1,6 +1,7 @@
 """find_unpicklable: the path to the part that cannot be pickled."""
 
 import functools
+import multiprocessing
 import threading
 
 import numpy as np
@@ -56,6 +57,7 @@ def enclosing(value):
         (functools.partial(len, [lock]), "dataset.args[0][0] is a lock"),
         (enclosing(Reader(lock)), "dataset's variable value.handle is a lock"),
         ([Refusing()], "dataset[0] is a Refusing"),
+        ([multiprocessing.Value("i")], "dataset[0] is a Synchronized"),
     ],
 )
 def test_finds_the_innermost_part(dataset, expected):

@@ -118,7 +118,8 @@ def test_a_worker_that_is_killed_meanwhile_is_told():
 
 
 def test_a_dataset_that_cannot_be_sent_is_an_error():
-    with MultiLoader([threading.Lock()], workers=1) as loader, pytest.raises(TypeError, match="be sent"):
+    options = {"workers": 1, "start_method": "spawn"}
+    with MultiLoader([threading.Lock()], **options) as loader, pytest.raises(TypeError, match="be sent"):
         loader.warm_up()
 
 
