@@ -54,8 +54,9 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the
     loader's collection or the end of this process, however it ends. In an interactive session, ``iter()``
-    restarts them if the dataset, or a function or global variable that it uses, has changed. Use a loader in
-    one thread at a time, and not in a fork of its process.
+    restarts them if the dataset, or a global variable or function that its code calls, has changed. It warns
+    if a function that was handed to the pipeline has been defined again since: make the dataset again, too.
+    Use a loader in one thread at a time, and not in a fork of its process.
 
     Args:
         dataset: A pipeline of this package (its shards are split over the workers); a map-style dataset or

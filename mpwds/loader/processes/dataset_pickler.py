@@ -24,28 +24,31 @@ _MOST_TRIALS = 20_000
 _TakesBuffer = Callable[[pickle.PickleBuffer], object]
 
 
-def pickled_apart(item: Any, buffer: _TakesBuffer, ignore_epochs: bool = False) -> tuple[bytes, set[str]]:
+def pickled_apart(
+    item: Any, buffer: _TakesBuffer, redefined: set[str] | None = None
+) -> tuple[bytes, set[str]]:
     """Pickles any object, with cloudpickle; returns the pickle, and the modules that loading it imports.
 
     ``buffer`` is called with the buffer of each large array, which ``pickle.loads(.., buffers=..)`` takes
-    again. Dense CPU tensors count as arrays: torch's own pickling would copy them twice. ``ignore_epochs``
-    leaves out how often this process has iterated datasets.
+    again. Dense CPU tensors count as arrays: torch's own pickling would copy them twice. With ``redefined``,
+    the pickle is one to compare: it leaves out how often this process has iterated datasets, and the set gets
+    the names of functions and classes of which the object has an earlier definition.
     """
     # In a process that multiprocessing spawned, the script has a name that no worker can import.
     script = sys.modules.get("__mp_main__")
     if script is not None:
         cloudpickle.register_pickle_by_value(script)
     stream = io.BytesIO()
-    pickler = _DatasetPickler(stream, buffer, ignore_epochs)
+    pickler = _DatasetPickler(stream, buffer, redefined)
     pickler.dump(item)
     return stream.getvalue(), pickler.modules
 
 
 class _DatasetPickler(Pickler):
-    def __init__(self, stream: io.BytesIO, buffer: _TakesBuffer, ignore_epochs: bool) -> None:
+    def __init__(self, stream: io.BytesIO, buffer: _TakesBuffer, redefined: set[str] | None) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer)
         self.modules: set[str] = set()
-        self._ignore_epochs = ignore_epochs
+        self._redefined = redefined
 
     def reducer_override(self, item: Any) -> Any:
         kind = type(item)
@@ -53,10 +56,12 @@ class _DatasetPickler(Pickler):
             module = getattr(item, "__module__", None)
             if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
                 self.modules.add(module)
+            if self._redefined is not None and _is_redefined(item):
+                self._redefined.add(item.__qualname__)
         elif isinstance(item, ModuleType):
             if sys.modules.get(item.__name__) is item:
                 self.modules.add(item.__name__)
-        elif self._ignore_epochs and isinstance(item, TorchIterable) and "_epoch" in vars(item):
+        elif self._redefined is not None and isinstance(item, TorchIterable) and "_epoch" in vars(item):
             same = copy.copy(item)
             del same.__dict__["_epoch"]
             return same.__reduce_ex__(5)
@@ -67,6 +72,22 @@ class _DatasetPickler(Pickler):
             if (reduced := _reduced_array(item)) is not None:
                 return reduced
         return super().reducer_override(item)
+
+
+def _is_redefined(item: Any) -> bool:
+    """Whether a function or class has been replaced, in its module or notebook, by one with other code."""
+    now: Any = sys.modules.get(item.__module__)
+    for name in item.__qualname__.split("."):
+        now = getattr(now, name, None)
+    named_so = type(now) is type(item) and now.__qualname__ == item.__qualname__
+    # A decorator's wrapper has the name of the function in it.
+    return named_so and _code_of(now) != _code_of(item) and item is not inspect.unwrap(now)
+
+
+def _code_of(item: Any) -> object:
+    if isinstance(item, FunctionType):
+        return item.__code__
+    return {name: value.__code__ for name, value in vars(item).items() if isinstance(value, FunctionType)}
 
 
 def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -134,7 +155,7 @@ def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     """The parts that an object's pickle probably contains, each with the step that leads there."""
-    if type(item).__module__.startswith("multiprocessing."):  # users know a Value, and not what it consists of
+    if type(item).__module__.startswith("multiprocessing."):  # a Value is the user's, its parts are not
         return
     if isinstance(item, dict):
         yield from ((f"[{key!r}]", value) for key, value in list(item.items()))

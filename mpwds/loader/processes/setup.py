@@ -18,6 +18,7 @@ from mpwds.loader.processes import loaded_code, parent_environment
 from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apart
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
+from mpwds.warn import warn
 
 OPEN_LATER = "open files, locks and connections where the dataset is iterated"
 
@@ -118,13 +119,22 @@ class PickledSetup:
 def fingerprint(setup: WorkerSetup) -> bytes | None:
     """A digest of a setup's pickle and of the modules it imports; ``None`` if it cannot be pickled.
 
-    Of arrays above 1 MB, a sample of the bytes counts.
+    Of arrays above 1 MB, a sample of the bytes counts. Warns of functions and classes that have been defined
+    again since the dataset was made, as it keeps the earlier ones.
     """
     buffers: list[pickle.PickleBuffer] = []
+    redefined: set[str] = set()
     try:
-        data, modules = pickled_apart(setup, buffers.append, ignore_epochs=True)
+        data, modules = pickled_apart(setup, buffers.append, redefined)
     except Exception:
         return None
+    finally:
+        if redefined:
+            warn(
+                f"the dataset uses earlier definitions of {', '.join(sorted(redefined))}: run the code that "
+                "makes the dataset again, and it uses the new ones",
+                UserWarning,
+            )
     digest = hashlib.blake2b(data)
     for buffer in buffers:
         array = buffer.raw()

@@ -84,6 +84,24 @@ def test_a_variable_that_a_cell_redefines_counts_in_workers_that_run(kernel, mak
     kernel.run("loader.close()")
 
 
+@pytest.mark.parametrize("make", ["fork", "spawn"])
+def test_a_function_that_a_cell_defines_again_is_warned_of_until_the_dataset_has_it(kernel, make):
+    define = DEFINE + f"    loader = mpwds.MultiLoader(dataset, 1, output='numpy', start_method={make!r})"
+    iterate = "print([int(number) for number in loader])"
+    kernel.run(define)
+    assert kernel.run(iterate) == ("[0, 2, 4]\n", "")
+    kernel.run("def scaled(number):\n    return -number")
+    output, errors = kernel.run(iterate)
+    assert output == "[0, 2, 4]\n"
+    assert "UserWarning: the dataset uses earlier definitions of scaled: run the code that makes" in errors
+    assert iterate in errors
+    kernel.run(define)
+    assert kernel.run(iterate) == ("[0, 2, 4]\n", "")
+    kernel.run(define)
+    assert kernel.run(iterate) == ("[0, 2, 4]\n", "")
+    kernel.run("loader.close()")
+
+
 MODULE = """
 def scaled(number):
     return {factor} * number

@@ -1,8 +1,11 @@
 """The setup: one segment that carries a dataset to all workers."""
 
+import contextlib
 import os
 import pickle
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -78,6 +81,28 @@ def test_a_look_at_the_dataset_in_the_trainer_leaves_its_fingerprint():
     assert fingerprint(dataset) == before
     dataset.append(shuffle(3))
     assert fingerprint(dataset) != before
+
+
+DEFINITIONS = [
+    ("def f(): return 1", "def f(): return 2", True),
+    ("def f(): return 1", "def f(): return 1", False),
+    ("def f(): return 1", "import functools\n@functools.wraps(f)\ndef f(g=f): return g()", False),
+    ("class f:\n def g(self): return 1", "class f:\n def g(self): return 2", True),
+    ("class f:\n def g(self): return 1", "class f:\n def g(self): return 1", False),
+    ("class f:\n def g(self): return 1", "def f(): return 1", False),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "differs"), DEFINITIONS)
+def test_what_the_dataset_has_an_earlier_definition_of_is_warned_of(before, now, differs, monkeypatch):
+    module = types.ModuleType("defined_here")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(before, vars(module))
+    worker_setup = WorkerSetup([module.f], 1, 1)
+    exec(now, vars(module))
+    expected = "earlier definitions of f.*: run the code"
+    with pytest.warns(UserWarning, match=expected) if differs else contextlib.nullcontext():
+        setup.fingerprint(worker_setup)
 
 
 def test_a_setup_that_cannot_be_pickled_has_no_fingerprint():
