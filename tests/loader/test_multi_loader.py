@@ -276,6 +276,13 @@ def test_a_consumer_that_keeps_every_batch_gets_them_all_and_one_warning():
     assert caught[0].filename == __file__
 
 
+def test_a_consumer_that_keeps_single_samples_gets_no_warning(recwarn):
+    samples = [{"__key__": str(n), "image": np.full((100, 100, 3), n, np.uint16)} for n in range(20)]
+    with mpwds.MultiLoader(samples, workers=1) as loader:
+        assert [int(sample["image"][9, 9, 2]) for sample in list(loader)] == list(range(20))
+    assert not list(recwarn)
+
+
 def test_batches_outlive_their_loader():
     with mpwds.MultiLoader(numbers(4, 100_000), workers=2) as loader:
         kept = list(loader)

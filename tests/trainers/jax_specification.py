@@ -172,7 +172,7 @@ def test_a_loader_delivers_jax_arrays_in_any_nesting(workers):
 
 def test_batches_that_are_kept_are_not_overwritten():
     numbers = [np.full(20_000, number, np.float32) for number in range(20)]
-    loader = mpwds.MultiLoader(numbers, workers=1, output="jax", prefetch=1)
+    loader = mpwds.MultiLoader(lambda: iter(numbers), workers=1, output="jax", prefetch=1)
     with loader, pytest.warns(RuntimeWarning, match="batches of one worker are kept"):
         batches = list(loader)
     assert [set(np.asarray(batch).tolist()) for batch in batches] == [{number} for number in range(20)]

@@ -26,8 +26,8 @@ Output = Literal["torch", "numpy"]
 class BatchReceiver:
     """Turns one worker's messages into batches.
 
-    The consumer may hold ``keep`` blocks at once. Further batches are copied, with a warning at the first, so
-    that the worker always has a block to write to.
+    The consumer may hold ``keep`` blocks at once. Further batches are copied, so that the worker always has a
+    block to write to. The first one brings a warning, unless it is a single sample: those are for looking at.
     """
 
     bell: Bell
@@ -94,7 +94,7 @@ class BatchReceiver:
             arena.reclaim()
         if arena.leased < self.keep:
             return arena.lease(block)
-        if self.warn and self.copies.made == 0:
+        if self.warn and self.copies.made == 0 and message.fields["samples"] > 1:
             warn(
                 f"more than {self.keep} batches of one worker are kept, so further ones are copied out of "
                 "shared memory: raise prefetch to keep more of them there, or drop batches sooner"

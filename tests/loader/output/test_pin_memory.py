@@ -51,7 +51,7 @@ def test_copies_that_run_late_find_the_batch_as_it_was(cuda, works):
 
 
 def test_batches_that_are_hoarded_are_pinned_and_there_is_one_warning(cuda):
-    loader = loader_on(cuda, numbers(12), pin_memory=True)
+    loader = loader_on(cuda, lambda: iter(numbers(12)), pin_memory=True)
     with loader, pytest.warns(RuntimeWarning, match="more than 3 batches of one worker are kept") as caught:
         batches = list(loader)
     assert [int(batch[0]) for batch in batches] == list(range(12))
