@@ -47,6 +47,15 @@ def test_one_large_batch_makes_small_ones_after_it_take_no_more_memory_than_they
     assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + (1 << 26) + (1 << 20) + (3 << 20) + (1 << 20)
 
 
+def test_a_block_that_is_used_again_for_more_gets_the_memory_that_it_lacks():
+    descriptors = []
+    arena = Arena(2, lambda layout, descriptor: descriptors.append(descriptor))
+    first = arena.acquire(8 << 20)
+    for megabytes, most in [(1, 1), (3, 3), (2, 3), (6, 6), (8, 8)]:
+        arena.release(arena.acquire(megabytes << 20))
+        assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + first.memory.nbytes + (most << 20)
+
+
 def test_grows_by_a_new_segment_for_a_batch_that_does_not_fit_and_not_for_a_smaller_one():
     layouts, announce = announced()
     arena = Arena(2, announce)

@@ -153,18 +153,24 @@ def test_a_block_that_is_let_go_of_in_another_thread_or_in_a_cycle_gets_its_fenc
     assert (pair.free(), [set(copy.tolist()) for copy in copies]) == (2, [{1}, {2}])
 
 
-def test_a_block_whose_finalizer_was_interrupted_gets_a_fence_later(cuda, pair):
+@pytest.mark.parametrize("before", [0, 1], ids=["first lease", "leased before, with a fence"])
+def test_a_block_whose_finalizer_was_interrupted_gets_a_fence_later(cuda, pair, before):
+    for _ in range(before):
+        cuda.copy(pair.send(3))
+        cuda.run()
+        pair.consumer.reclaim()
+
     def interrupt(*_):
         sys.settrace(None)
         raise KeyboardInterrupt
 
-    def interrupt_put_aside(frame, event, argument):
-        return interrupt if frame.f_code.co_name == "put_aside" else None
+    def interrupt_handing_back(frame, event, argument):
+        return interrupt if frame.f_code.co_name == "hand_back" else None
 
     tensor = pair.send(7)
     cuda.copy(tensor)
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    sys.settrace(interrupt_put_aside)
+    sys.settrace(interrupt_handing_back)
     try:
         del tensor
     finally:
@@ -271,15 +277,17 @@ def test_without_cuda_there_is_one_warning():
     assert len(caught) == 1
 
 
-def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair):
+@pytest.mark.parametrize("held", [False, True])
+def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair, held):
     tensor = pair.send(7)
     before = list(cuda.events)
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            del tensor
-            pair.close()
+            if not held:
+                del tensor
+                pair.close()
             pinning._unpin_all()
             gc.collect()
             status = cuda.events != before

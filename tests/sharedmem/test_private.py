@@ -1,5 +1,7 @@
 """Private copies: equal, writable, and made in memory that is used again."""
 
+import tracemalloc
+
 import numpy as np
 import psutil
 import pytest
@@ -42,6 +44,21 @@ def test_copies_that_are_kept_take_little_more_memory_than_they_hold(nbytes):
     before = psutil.Process().memory_info().rss
     kept = [copies.copy(memoryview(data)) for _ in range(count)]
     assert psutil.Process().memory_info().rss - before < 2 * len(kept) * nbytes
+
+
+def test_copies_that_are_dropped_leave_nothing_but_their_memory_for_later():
+    copies = PrivateCopies()
+    data = memoryview(b"1" * 5000)
+    copies.copy(data)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(1000):
+            copies.copy(data)
+        now, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert now - before < 20_000  # less than 20 bytes for each
 
 
 def test_copies_that_are_kept_do_not_share_memory():

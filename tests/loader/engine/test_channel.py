@@ -1,8 +1,11 @@
 """Channels: whole messages in order, whatever the pieces they arrive in; descriptors; the end."""
 
+import contextlib
 import os
+import signal
 import socket
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -88,6 +91,37 @@ def test_the_sender_waits_while_the_receiver_does_not_read():
     assert [receive(right).fields["number"] for _ in range(3000)] == list(range(3000))
     sender.join()
     left.close(), right.close()
+
+
+def test_messages_that_do_not_fit_are_sent_piece_by_piece_and_not_mixed():
+    left, right = pair()
+    received = []
+    reader = threading.Thread(target=lambda: received.extend(receive(right).fields["n"] for _ in range(30)))
+    reader.start()
+    for number in range(30):
+        while not left.try_send({"n": number, "text": "x" * 700_000}) and reader.is_alive():
+            time.sleep(0.0005)
+    while left.unsent and reader.is_alive():
+        time.sleep(0.0005)
+        left.flush()
+    reader.join()
+    assert received == list(range(30))
+    left.close(), right.close()
+
+
+@pytest.mark.parametrize("send", [lambda left: left.send({}), lambda left: left.try_send({})])
+def test_an_end_that_is_gone_is_an_error_and_no_signal(send):
+    left, right = pair()
+    right.close()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        with contextlib.suppress(ChannelClosed):
+            send(left)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    left.close()
 
 
 def test_what_was_sent_before_the_end_arrives_and_then_the_end():
