@@ -15,15 +15,19 @@ import secrets
 import socket
 import struct
 from collections import defaultdict, deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import unix_sockets
-from mpwds.feed.lobby import Drop, Lobby
+from mpwds.feed.wire import IDENTITY_NBYTES
 
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
 _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
+_MOST_STRANGERS = 64
+
+Drop = Callable[[str, str], None]
+"""Counts and logs what a peer sent, for a reason: ``Router.drop``."""
 
 
 class Giver:
@@ -34,17 +38,37 @@ class Giver:
         self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
         listener = unix_sockets.listen(_address(self.name), socket.SOCK_SEQPACKET)
         self._files = {} if path is None else {path: os.lstat(path).st_ino}
-        self._lobby = Lobby(listener, drop)
+        listener.setblocking(False)
+        self._listener = listener
+        self._drop = drop
+        self._strangers: list[socket.socket] = []  # that have not told their identity
         self._trainers: dict[bytes, socket.socket] = {}
 
     def accept(self, known: Set[bytes]) -> None:
-        """Accepts trainers that are known, and lets go of those that are no more."""
-        for identity, connection in self._lobby.arrivals(known):
-            self.forget(identity)
-            if _is_of_same_user(connection):
+        """Accepts trainers that are known, and lets go of those that are no more; never waits."""
+        with contextlib.suppress(OSError):  # nobody else is here, or there is no descriptor left for now
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._strangers.append(connection)
+        for connection in tuple(self._strangers):
+            try:
+                identity = connection.recv(IDENTITY_NBYTES + 1)
+            except BlockingIOError:
+                continue
+            except OSError:
+                identity = b""
+            self._strangers.remove(connection)
+            if identity in known and _is_of_same_user(connection):
+                self.forget(identity)
                 self._trainers[identity] = connection
-            else:
-                connection.close()
+                continue
+            connection.close()
+            if identity and not (identity[:1] == b"\1" and len(identity) == IDENTITY_NBYTES):
+                self._drop("malformed", "a connection for shared memory that begins with no identity")
+        for connection in self._strangers[:-_MOST_STRANGERS]:
+            self._strangers.remove(connection)
+            connection.close()
         for identity in self._trainers.keys() - known:
             self.forget(identity)
 
@@ -67,8 +91,7 @@ class Giver:
             connection.close()
 
     def close(self) -> None:
-        self._lobby.close()
-        for connection in self._trainers.values():
+        for connection in (self._listener, *self._strangers, *self._trainers.values()):
             connection.close()
         unix_sockets.remove(self._files)
 

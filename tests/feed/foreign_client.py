@@ -20,7 +20,7 @@ def epoch(url, workers, number=0):
             dealer.poll(100)
             say(dealer, "hello", **who, **nobody)
             welcome = msgpack.unpackb(dealer.recv())
-        at = {"first": 0, "state": None, "at": 0, "window": 1 << 20, "shared_memory": False, "direct": False}
+        at = {"first": 0, "state": None, "at": 0, "window": 1 << 20, "shared_memory": False}
         for slot in range(workers):
             place = [0, 1, slot, workers, welcome["seed"]]
             say(dealer, "start", slot=slot, attempt=slot + 1, epoch=number, place=place, **at)

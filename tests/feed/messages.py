@@ -28,7 +28,6 @@ START = {
     "at": 0,
     "window": 1 << 20,
     "shared_memory": False,
-    "direct": False,
 }
 COMMANDS = {
     wire.HELLO: HELLO,
@@ -48,7 +47,6 @@ WELCOME = {
     "workers": 2,
     "blocks": 4,
     "handover": None,
-    "arrays_port": None,
     "description": ["range(8)"],
     "seed": None,
     "length": None,

@@ -12,14 +12,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import zmq
 
 import mpwds
 from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
-from mpwds.feed.direct import DirectSender
 from mpwds.feed.handover import Giver
 from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
@@ -129,16 +127,11 @@ class Server:
             except OSError as error:
                 raise MpwdsError(f"cannot serve at {bind}: {why_not(error)}") from None
             ends.callback(giver.close)
-            self._direct: DirectSender | None = None
-            if keys is None and self.url.startswith("tcp://"):
-                self._direct = DirectSender(urlsplit(self.url).hostname or "", self._router.drop)
-                ends.callback(self._direct.close)
             self._trainers = Trainers(
                 {"server": self._id, "blocks": blocks, **self._definition},
                 self._router,
                 launcher,
                 giver,
-                self._direct,
                 workers=self.workers,
                 most=max_clients or self.workers,
                 workers_of_each=workers_per_client,
@@ -337,11 +330,5 @@ class Server:
 
     def _send_data(self, data: Data) -> None:
         session = self._trainers.sessions.get(data.client)
-        if session is None:
-            return
-        direct = self._direct if session.is_direct else None
-        in_parts = data.parts if direct is None else None
-        if self._router.send(data.client, data.head, data.frames, in_parts):
+        if session is not None and self._router.send(data.client, data.head, data.frames, data.parts):
             session.batches += data.batches
-            if direct is not None and data.parts is not None:
-                direct.send(data.client, data.head, data.parts)

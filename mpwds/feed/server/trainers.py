@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.feed import wire
-from mpwds.feed.direct import DirectSender
 from mpwds.feed.handover import Giver
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.slot import Slot
@@ -49,7 +48,6 @@ class Session:
     began: float
     heard: float
     batches: int = 0
-    is_direct: bool = False  # its arrays come over a connection of their own
 
     def status(self, now: float) -> dict[str, Any]:
         """Figures of the trainer."""
@@ -88,7 +86,6 @@ class Trainers:
         router: Router,
         launcher: Launcher,
         giver: Giver,
-        direct: DirectSender | None,
         *,
         workers: int,
         most: int,
@@ -105,7 +102,6 @@ class Trainers:
         self._launcher = launcher
         self._blocks: int = welcome["blocks"]
         self._giver = giver
-        self._direct = direct
         self._workers = workers
         self._most = most
         self._workers_of_each = workers_of_each
@@ -149,7 +145,6 @@ class Trainers:
             wire.WELCOME,
             workers=party.workers,
             handover=self._giver.name if near else None,
-            arrays_port=None if near or self._direct is None else self._direct.port,
             **self._welcome,
         )
 
@@ -186,12 +181,6 @@ class Trainers:
 
     def start(self, identity: bytes, session: Session, fields: dict[str, Any]) -> None:
         """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""
-        if fields["direct"]:
-            if self._direct is not None:
-                self._direct.accept(self.sessions.keys())
-            if self._direct is None or not self._direct.connected(identity):
-                raise Malformed("start: direct without a connection for arrays")
-        session.is_direct = fields["direct"]
         party, number = session.party, fields["slot"]
         if number not in party.slots:
             if number >= party.workers and self._taken_over() >= _MOST_TAKEN_OVER * self._workers:
@@ -240,8 +229,6 @@ class Trainers:
         party = session.party
         del party.sessions[identity]
         self._giver.forget(identity)
-        if self._direct is not None:
-            self._direct.forget(identity)
         for slot in party.slots.values():
             slot.leave(identity)
         if not party.sessions:
@@ -260,8 +247,6 @@ class Trainers:
         """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
         stood_still, self._looked = now - self._looked, now
         self._giver.accept(self.sessions.keys())
-        if self._direct is not None:
-            self._direct.accept(self.sessions.keys())
         for identity, session in tuple(self.sessions.items()):
             if stood_still > wire.PING_S:  # what is silent then is this process
                 session.heard += stood_still

@@ -10,13 +10,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
-from mpwds.feed.direct import DirectReceiver
 from mpwds.feed.handover import Taker
 from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.worker.counters import Reading
@@ -111,7 +109,6 @@ class Link:
         notices: Warnings for the user.
         dropped: How many of its messages were malformed.
         warned: Whether the user was told that it is lost.
-        is_walled: Its port for arrays does not answer.
         retry_at: When to connect anew, if nothing can be sent until then: ZeroMQ does not do so behind a
             handshake that failed, or when another program has answered.
     """
@@ -131,24 +128,17 @@ class Link:
     server: str = ""
     definition: dict[str, Any] = field(default_factory=dict)
     taker: Taker | None = None
-    direct: DirectReceiver | None = None
     inboxes: dict[int, Inbox] = field(default_factory=dict)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
     dropped: int = 0
     logged: float = -_LOG_EVERY_S
     warned: bool = False
-    is_walled: bool = False
     ping: int = 0
     heard: float = 0.0
     tick: float = 0.0
 
     def inbox(self, slot: int) -> Inbox:
         return self.inboxes.setdefault(slot, Inbox(slot))
-
-    @property
-    def has_others(self) -> bool:
-        """Whether arrays come by another way than their messages."""
-        return self.taker is not None or self.direct is not None
 
     @property
     def dataset(self) -> str:
@@ -213,19 +203,11 @@ class Link:
             )
             return
         self.session += 1  # first: memory that the training thread cannot map from now on is of the old one
-        self.close_others()
+        self._close_taker()
         if welcome["handover"] is not None:
             # In another container, perhaps, it cannot be reached: then arrays come over the socket.
             with contextlib.suppress(OSError, ValueError):
                 self.taker = Taker(str(welcome["handover"]), self.identity)
-        if welcome["arrays_port"] is not None and not self.is_walled:
-            host = urlsplit(self.url).hostname or ""
-            try:
-                self.direct = DirectReceiver(host, welcome["arrays_port"], self.identity)
-            except TimeoutError:  # a firewall; to wait for it again and again would silence all links
-                self.is_walled = True
-            except (OSError, OverflowError):
-                pass
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(self.inboxes.values()):
             inbox.before = inbox.restarts, inbox.reading
@@ -258,9 +240,9 @@ class Link:
                 inbox.reading = inbox.before[1] + wire.reading_of(reading)
 
     def miss(self, inbox: Inbox, attempt: Attempt) -> None:
-        """Messages were lost. If blocks or arrays are lost with them, only a new session helps."""
+        """Messages were lost. If blocks are lost with them, only a new session helps."""
         attempt.broken = True
-        if self.has_others:
+        if self.taker is not None:
             self.lose("messages were lost")
         inbox.announce()
 
@@ -279,21 +261,19 @@ class Link:
             inbox.attempt.broken = True
             inbox.announce()
 
-    def close_others(self) -> None:
-        """Closes the connections beside ZeroMQ's."""
-        for connection in (self.taker, self.direct):
-            if connection is not None:
-                connection.close()
-        self.taker = self.direct = None
-
     def close(self) -> None:
         self.socket.disable_monitor()
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
-        self.close_others()
+        self._close_taker()
         for inbox in self.inboxes.values():
             if inbox.receiver is not None:
                 inbox.receiver.close()
+
+    def _close_taker(self) -> None:
+        if self.taker is not None:
+            self.taker.close()
+        self.taker = None
 
 
 def connect(

@@ -236,7 +236,6 @@ class RemoteWorker:
             place=list(self._place),
             window=self._window,
             shared_memory=link.taker is not None,
-            direct=link.direct is not None,
             **position._asdict(),
         )
 

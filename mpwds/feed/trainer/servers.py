@@ -192,20 +192,6 @@ class Servers:
             link, data = self._outbox.popleft()
             link.send(data)
 
-    def _go_on(self, arriving: Link, progresses: bool) -> None:
-        """What is due while a large batch arrives: without pings, servers would take the trainer for gone.
-
-        Raises MpwdsError if nothing arrives for too long. The other servers are not listened to meanwhile.
-        """
-        self._send_commands()
-        now = time.monotonic()
-        for link in self.links:
-            if progresses or link is not arriving:
-                link.heard = now
-            link.keep_alive(now, self._hello)
-        if self._closing or not arriving.is_up:
-            raise MpwdsError(arriving.why)
-
     def _look_for_break(self, link: Link) -> None:
         """Ends a session that has lost its connection, if the server has blocks in messages that are lost.
 
@@ -219,7 +205,7 @@ class Servers:
                 link.note_failed_handshake()
         while has_broken and self._receive(link):
             pass  # it may have said goodbye before
-        if has_broken and link.is_up and link.has_others:
+        if has_broken and link.is_up and link.taker is not None:
             link.lose("its connection broke")
 
     def _receive(self, link: Link) -> bool:
@@ -240,8 +226,6 @@ class Servers:
             link.drop(str(error) or type(error).__name__)
         except MemoryError as error:
             link.refuse(f"there is no memory for a batch of the server {link.url}: {error}")
-        except MpwdsError:
-            pass  # the link is lost, and says why
         while socket.rcvmore:
             socket.recv_into(bytearray(1))
         return True
@@ -279,14 +263,7 @@ class Servers:
     def _receive_arrays(self, link: Link, head: Head) -> Any:
         arrays = self._room(head.nbytes)
         memory = memoryview(arrays if not hasattr(arrays, "numpy") else arrays.numpy()).cast("B")
-        if link.direct is None:
-            _receive_parts(link.socket, memory[: head.nbytes])
-            return arrays
-        try:
-            link.direct.receive(head, memory, lambda progresses: self._go_on(link, progresses))
-        except MpwdsError as error:
-            link.lose(str(error))
-            raise
+        _receive_parts(link.socket, memory[: head.nbytes])
         return arrays
 
     def _handle(self, link: Link, reply: dict[str, Any]) -> None:
