@@ -313,7 +313,7 @@ def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
             inbox = loader._remote.servers.links[0].inboxes[0]
             while inbox.failure is None:
                 pass
-            assert inbox.arrived_nbytes < 5 << 20
+            assert inbox.attempt.received_nbytes < 5 << 20
             with pytest.raises(MpwdsError, match="sends more than it was asked for|sent batch 0, expected 1"):
                 list(iterator)
 

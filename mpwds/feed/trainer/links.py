@@ -37,7 +37,6 @@ class Arrival(NamedTuple):
     attempt: int
     frames: bytes
     arrays: Any
-    nbytes: int
 
 
 @dataclass(eq=False)
@@ -51,6 +50,7 @@ class Attempt:
     number: int = 0
     ping: int = 0  # the first ping behind the command
     received: int = 0  # data messages
+    received_nbytes: int = 0
     used_nbytes: int = 0
     broken: bool = False  # messages were lost: the worker must start anew
 
@@ -67,8 +67,6 @@ class Inbox:
     attempt: Attempt = field(default_factory=Attempt)
     failure: MpwdsError | None = None
     window: int = 0  # the largest that the server was told
-    arrived_nbytes: int = 0
-    taken_nbytes: int = 0  # of those, by the training thread
     awaited: bool = False
     pid: int = 0
     restarts: int = 0
@@ -78,15 +76,6 @@ class Inbox:
     bell: Bell = field(default_factory=Bell)
     receiver: BatchReceiver | None = None
     mapped: tuple[int, int] = (0, 0)
-
-    def put(self, arrival: Arrival) -> None:
-        self.arrived_nbytes += arrival.nbytes
-        self.messages.append(arrival)
-
-    def take(self) -> Arrival:
-        arrival = self.messages.popleft()
-        self.taken_nbytes += arrival.nbytes
-        return arrival
 
     def announce(self) -> None:
         if self.awaited:

@@ -80,7 +80,7 @@ class RemoteWorker:
         self._position = START
         self._frames = memoryview(b"")
         self._arrays: Any = None
-        self._arrival = Arrival(0, 0, b"", None, 0)
+        self._arrival = Arrival(0, 0, b"", None)
         self._largest_nbytes = 0  # of a batch
         self._window = _LEAST_WINDOW
         self._acknowledge_at = 0  # bytes used
@@ -95,7 +95,7 @@ class RemoteWorker:
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         self._runs = False
-        while self._frames:  # of an epoch that was left
+        while self._has_frames():  # of an epoch that was left
             self._next_message()
         self._epoch, self._generation, self._runs = epoch, generation, True
         self._next, self._position = position.first, position
@@ -133,24 +133,26 @@ class RemoteWorker:
         interrupts.raise_kept()
         while self._link.notices:
             warn(self._link.notices.popleft())
-        while True:
-            while self._frames:
-                message = self._next_message()
-                if message is not None:
-                    return message
-            if self._inbox.messages:
-                self._arrival = self._inbox.take()
-                if not self._is_outdated:
-                    self._frames, self._arrays = memoryview(self._arrival.frames), self._arrival.arrays
-                continue
-            if self._inbox.failure is not None:
-                raise self._inbox.failure
-            is_broken = self._inbox.attempt.broken or not self._link.is_up
-            if self._runs and is_broken and not self._recovered():
-                self._wait_for_server()
-            if self._inbox.receiver is not None:
-                self._inbox.receiver.reclaim()
-            return None
+        while self._has_frames():
+            message = self._next_message()
+            if message is not None:
+                return message
+        if self._inbox.failure is not None:
+            raise self._inbox.failure
+        is_broken = self._inbox.attempt.broken or not self._link.is_up
+        if self._runs and is_broken and not self._recovered():
+            self._wait_for_server()
+        if self._inbox.receiver is not None:
+            self._inbox.receiver.reclaim()
+        return None
+
+    def _has_frames(self) -> bool:
+        """Whether there are frames to read; takes those of the next arrival if there are none left."""
+        while not self._frames and self._inbox.messages:
+            self._arrival = self._inbox.messages.popleft()
+            if not self._is_outdated:
+                self._frames, self._arrays = memoryview(self._arrival.frames), self._arrival.arrays
+        return bool(self._frames)
 
     def batch(self, message: Message) -> Any:
         try:

@@ -30,7 +30,7 @@ from mpwds.warn import warn
 _MESSAGES_AT_ONCE = 64
 _WARN_AFTER_S = 5.0
 _ASK_S = 60.0
-_MOST_WINDOWS = 4  # that may lie in an inbox: those of some earlier attempts, too
+_MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
 
 
 class Servers:
@@ -239,18 +239,22 @@ class Servers:
         nbytes = len(frames) + head.nbytes
         if max(len(frames), head.nbytes) > self.most_nbytes:
             _fail(inbox, self.too_large(link, nbytes))
-        if inbox.arrived_nbytes - inbox.taken_nbytes > _MOST_WINDOWS * inbox.window:
+        attempt = inbox.attempt
+        is_old = head.attempt != attempt.number
+        if is_old and link.taker is None:  # it carries no block that must be handed back
+            return
+        if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * inbox.window:
             _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_arrays(link, head) if head.nbytes else None
         if socket.rcvmore:
             raise Malformed("a batch with more parts than its head tells")
-        attempt = inbox.attempt
-        if head.attempt == attempt.number:
+        if not is_old:
             if head.number != attempt.received:  # those behind the gap will be sent again, too
                 link.miss(inbox, attempt)
                 return
             attempt.received += 1
-        inbox.put(Arrival(link.session, head.attempt, frames, arrays, nbytes))
+            attempt.received_nbytes += nbytes
+        inbox.messages.append(Arrival(link.session, head.attempt, frames, arrays))
         inbox.announce()
 
     def too_large(self, link: Link, nbytes: int) -> str:

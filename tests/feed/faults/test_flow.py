@@ -1,11 +1,21 @@
 """A trainer that stalls costs no memory, on either side, whatever the sizes of batches."""
 
+import itertools
+
 import numpy as np
 import psutil
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import bits, delivered, rows, status, undisturbed
+from tests.feed.faults.checking import (
+    bits,
+    delivered,
+    rows,
+    status,
+    undisturbed,
+    wait_for_status,
+    warned,
+)
 from tests.feed.serving import ServerProcess
 from tests.loader.faults.processes import wait_until
 
@@ -89,6 +99,24 @@ def test_batches_of_very_different_sizes_do_not_wait_for_each_other(memory):
 
             assert delivered(loader, look) == undisturbed(2, dataset)[0]
     assert max(told) < 16 * MB
+
+
+@pytest.mark.parametrize("nbytes", [2000, 200_000])
+def test_epochs_that_are_left_early_pile_up_nothing(nbytes):
+    """The workers whose turn does not come have sent a window of batches each time."""
+    with ServerProcess(Endless(nbytes), workers=3) as server, warned() as texts:
+        with mpwds.RemoteLoader(server.url, output="numpy", shared_memory=False) as loader:
+            for _ in range(12):
+                next(batches := iter(loader))
+                wait_for_status(server, lambda figures: all(map(is_full, figures["workers"])), "windows")
+                del batches
+            assert [batch[0] for batch in itertools.islice(loader, 300)] == [n // 3 for n in range(300)]
+    assert texts == []
+
+
+def is_full(worker):
+    """Whether the batches that a worker's trainer has not used fill half of its window."""
+    return worker["unacknowledged_bytes"] > worker["window_bytes"] // 2
 
 
 def test_a_server_at_the_edge_of_its_window_is_told_before_it_waits():
