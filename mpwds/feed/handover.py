@@ -77,7 +77,7 @@ class Giver:
         return identity in self._trainers
 
     def give(self, identity: bytes, slot: int, launch: int, segment: int, bell: int) -> None:
-        """Sends a segment's descriptors. If the trainer is gone, its heartbeats will show it."""
+        """Sends a segment's descriptors. If the trainer is gone, its pings will show it."""
         descriptors = array.array("i", [segment, bell])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         connection = self._trainers.get(identity)

@@ -285,6 +285,21 @@ def check_silence(owner: str, name: str, seconds: Any) -> None:
         raise ValueError(f"{owner}: {name} must be at least {2 * PING_S:g} seconds, got {seconds!r}")
 
 
+def notice_lost_machines(socket: Any, silence_s: float) -> None:
+    """Makes the system end connections of a ZeroMQ socket whose other machine is silent for so long.
+
+    Pings of the protocol cannot end a connection. ZeroMQ's own heartbeats can, and abort the process: libzmq
+    4.3.5 sends one on a connection that ended while its input was stopped. For the same reason, which a
+    peer's heartbeats could use, input is never stopped: windows bound what a good peer sends.
+    """
+    silence_s = min(silence_s, 32_767)  # the system's limit
+    socket.rcvhwm = 0
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = max(1, int(silence_s / 3))
+    socket.tcp_keepalive_cnt = 3
+    socket.tcp_maxrt = int(silence_s * 1000)  # of data that is not acknowledged
+
+
 def plain_reading(reading: Reading) -> dict[str, Any]:
     """A worker's counters as a map; a stage is [nanoseconds, elements, whether it reads storage]."""
     stages = {name: list(vars(stage).values()) for name, stage in reading.stages.items()}

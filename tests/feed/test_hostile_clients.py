@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import socket
+import struct
 import threading
 import time
 from types import SimpleNamespace
@@ -234,6 +235,65 @@ def test_a_client_cannot_touch_the_parts_of_another():
             other.status()
             rest = list(batches)
         assert [plain(batch) for batch in (first, *rest)] == locally(numbers(), 1)[0]
+
+
+class SlowToCount:
+    """Keeps its server busy for three seconds whenever a client asks for a count."""
+
+    def __iter__(self):
+        return iter(range(8))
+
+    def __len__(self):
+        time.sleep(3)
+        return 8
+
+
+def raw_frames(*bodies, flags=0):
+    return b"".join(bytes([flags | 2]) + len(body).to_bytes(8, "big") + body for body in bodies)
+
+
+class RawClient:
+    """Speaks ZeroMQ's protocol by itself, so it may also send commands that belong to ZeroMQ."""
+
+    def __init__(self, url):
+        self.connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
+        properties = {b"Socket-Type": b"DEALER", b"Identity": b"\1" + os.urandom(15)}
+        told = [
+            bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+            for name, value in properties.items()
+        ]
+        self.connection.sendall(greeting + raw_frames(b"\5READY" + b"".join(told), flags=4))
+        heard = b""
+        while b"READY" not in heard:
+            heard += self.connection.recv(1000)
+
+    def say(self, kind, times=1, heartbeats=False, **changed):
+        message = raw_frames(wire.pack(kind, **{**COMMANDS[kind], **changed}))
+        heartbeat = raw_frames(b"\4PING" + bytes(2), flags=4) if heartbeats else b""
+        self.connection.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):  # the server reads no more
+            for _ in range(times):
+                self.connection.sendall(message + heartbeat)
+
+    def close(self):
+        """Vanishes: what it has sent may not have been read yet."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+
+@pytest.mark.parametrize("heartbeats", [False, True])
+def test_clients_that_send_many_pings_and_go_away_leave_a_busy_server_alive(heartbeats):
+    with ServerProcess(SlowToCount(), workers=2) as server:
+        for _ in range(2):
+            with contextlib.closing(RawClient(server.url)) as client:
+                client.say(wire.HELLO, workers=1)
+                client.say(wire.COUNT, exact=False)
+                time.sleep(0.2)  # the server is counting now, and ZeroMQ goes on receiving
+                client.say(wire.PING, times=20_000, heartbeats=heartbeats)
+        with Client(server.url) as other:
+            assert other.status()["dropped"] == {}
+        assert server.process.poll() is None
 
 
 # Many messages of every kind.

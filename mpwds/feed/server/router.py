@@ -50,8 +50,8 @@ class Router:
             router.maxmsgsize = 2 * wire.COMMAND_NBYTES
             router.sndhwm = _MOST_UNSENT
             router.copy_threshold = wire.PART_NBYTES // 4  # a copy is cheaper than to hear that all was sent
-            router.heartbeat_ivl = 2000  # or memory that is sent to a lost machine would stay in use
-            router.heartbeat_timeout = int(client_timeout * 1000)
+            # Or memory that is sent to a lost machine would stay in use.
+            wire.notice_lost_machines(router, client_timeout)
             router.ipv6 = "[" in bind
             refused = ends.enter_context(keys.secured_server(context, router, folder))
             self.handshakes = keys.Handshakes(router, refused)
@@ -151,7 +151,7 @@ class Router:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            return False  # it is gone, or reads nothing: its heartbeats will show whether it comes back
+            return False  # it is gone, or reads nothing: its pings will show whether it comes back
         return True
 
 

@@ -26,7 +26,6 @@ _RETRY_S = 0.05
 _ANEW_S = 2.0
 _LOG_EVERY_S = 5.0
 _LINGER_MS = 300
-_MOST_MESSAGES = 256
 _MOST_NOTICES = 32
 
 
@@ -89,7 +88,8 @@ class Link:
 
     Attributes:
         lost_after: Seconds of silence after which it is lost.
-        breaks: Tells when the socket loses its connection.
+        breaks: Tells when the socket gets and loses its connection.
+        is_connected: Whether it has one.
         session: Counts how often the server has welcomed this trainer; 0 before the first time.
         is_up: The server has welcomed this trainer, and is not silent.
         why: Why it is not up, as far as the server told.
@@ -108,6 +108,7 @@ class Link:
     socket: zmq.Socket[bytes]
     breaks: zmq.Socket[bytes]
     identity: bytes
+    is_connected: bool = False
     session: int = 0
     is_up: bool = False
     why: str = "it does not answer"
@@ -135,12 +136,16 @@ class Link:
         return f"{' → '.join(self.definition['description'])} (fingerprint {self.definition['fingerprint']})"
 
     def send(self, data: bytes) -> bool:
-        """Sends a command now, in the receiving thread; false if the server is away."""
-        try:
-            self.socket.send(data, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        """Sends a command now, in the receiving thread; false if the server is away.
+
+        Nothing piles up for a server that is away. ZeroMQ would see to that by ``immediate``, which drops
+        what has arrived when a connection breaks, and aborts if half a message was read by then.
+        """
+        if self.is_connected:
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(data, zmq.NOBLOCK)
+                return True
+        return False
 
     def keep_alive(self, now: float, hello: dict[str, Any]) -> None:
         """Pings the server, or says hello to it, if that is due; one that is silent for long is lost."""
@@ -277,16 +282,16 @@ def connect(
     identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
     socket = context.socket(zmq.DEALER)
     socket.identity = identity
-    socket.immediate = True  # nothing piles up for a server that is away
+    socket.linger = 0
     socket.maxmsgsize = max_batch_bytes + wire.COMMAND_NBYTES
-    socket.rcvhwm = _MOST_MESSAGES
     socket.ipv6 = True
     socket.reconnect_ivl_max = 1000
-    socket.heartbeat_ivl = 2000
-    socket.heartbeat_timeout = int(lost_after * 1000)
+    wire.notice_lost_machines(socket, lost_after)
     if folder is not None:
         keys.secure_client(socket, folder)
-    breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED)
+    breaks = socket.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
+    )
     socket.connect(url)
     return Link(url, workers, lost_after, socket, breaks, identity)
 

@@ -199,9 +199,11 @@ class Servers:
         """
         has_broken = False
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            if recv_monitor_message(link.breaks)["event"] == zmq.EVENT_DISCONNECTED:
+            event = recv_monitor_message(link.breaks)["event"]
+            link.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if event == zmq.EVENT_DISCONNECTED:
                 has_broken = True
-            else:
+            elif not link.is_connected:
                 link.note_failed_handshake()
         while has_broken and self._receive(link):
             pass  # it may have said goodbye before

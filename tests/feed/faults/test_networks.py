@@ -1,6 +1,7 @@
 """A network that delays, loses, reorders and parts: every batch comes once, bit for bit."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_a_partition_that_heals_costs_no_batch(network, ends):
         trainer.go_on(36)
         got += [trainer.batch() for _ in range(40)]  # more than had arrived before
     assert got + trainer.rest() == undisturbed(2, rows(**SMALL))[0]
+
+
+def test_connections_to_a_lost_machine_are_ended_at_both_ends(network, ends):
+    server, trainer = ends
+    trainer.batch()
+    wait_until(lambda: connections(server.pid) == connections(trainer.process.pid) == 1, "a connection")
+    network.partition()
+    wait_until(lambda: connections(server.pid) == connections(trainer.process.pid) == 0, "both to notice")
+    network.disturb()
+    trainer.rest()
+
+
+def connections(pid):
+    """How many TCP connections are established in the network namespace of a process."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    return sum(line.split()[3] == "01" for table in tables for line in table.splitlines()[1:])

@@ -1,9 +1,12 @@
 """Servers that are killed, stopped, ended or started again: every batch comes once, or an error says why."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -18,7 +21,7 @@ from tests.feed.faults.checking import (
     wait_for_status,
     warned,
 )
-from tests.feed.serving import ServerProcess, free_port
+from tests.feed.serving import ROOT, ServerProcess, free_port
 from tests.loader.faults.processes import runs, state, wait_until
 
 SILENCE_S = 3.0
@@ -117,6 +120,37 @@ def test_a_server_that_does_not_come_back_is_an_error_that_names_it():
         server.start()
         server.wait_until_ready()
         assert len(delivered(loader)) == len(undisturbed(2)[0])  # and the next epoch begins
+
+
+STEP_THAT_HOLDS_THE_LOCK = """
+import ctypes, sys, warnings
+import mpwds
+warnings.simplefilter("ignore")
+with mpwds.RemoteLoader(sys.argv[1], output="numpy", prefetch=200, shared_memory=False) as loader:
+    got = []
+    for number, batch in enumerate(loader):
+        got.append(batch[0])
+        if number in (200, 600, 1000):
+            print("holds the lock", flush=True)
+            ctypes.PyDLL(None).usleep(4_000_000)
+    print(*got)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_during_a_step_that_holds_the_interpreter_lock_loses_nothing():
+    """The thread that receives stands still, perhaps in the middle of a message."""
+    dataset = mpwds.DataPipeline(range(40_000)).map(lambda number: np.full(20, number))
+    with ServerProcess(dataset, workers=2) as server:
+        command = [sys.executable, "-c", STEP_THAT_HOLDS_THE_LOCK, server.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as trainer:
+            for _ in range(3):
+                assert trainer.stdout.readline() == "holds the lock\n"
+                time.sleep(0.5)
+                start_again(server)
+            got = trainer.stdout.read().split()
+        assert trainer.returncode == 0
+    assert got == list(map(str, range(40_000)))
 
 
 # ---------------------------------------------------------------- "raise" and "move"
