@@ -246,7 +246,10 @@ def _read(folder: str | os.PathLike[str], name: str) -> bytes:
     try:
         key = path.read_bytes().strip()
     except FileNotFoundError:
-        raise MpwdsError(f"there is no key {path}: make keys with `mpwds keygen {folder}`") from None
+        advice = f"make keys with `mpwds keygen {folder}`"
+        if name in (CLIENT + _SECRET, SERVER + _PUBLIC):  # new keys would not be those of the server
+            advice = "copy the folder of keys from the server's machine to this one"
+        raise MpwdsError(f"there is no key {path}: {advice}") from None
     if path.stat().st_mode & 0o022 and not _is_read_only(path):
         raise SecurityError(f"others can write to {path}: `chmod 600 {path}`")
     if len(key) != 40:

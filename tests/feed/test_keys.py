@@ -34,8 +34,12 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def refused(url, **options):
-    turned_away(url, "are the keys of both sides the same", **options)
+NO_MATCH = "do not match: copy the folder of keys from the server's machine to this one"
+NOT_KNOWN = "it does not know the key of this trainer: copy client.key into its folder of keys"
+
+
+def refused(url, because=NOT_KNOWN, **options):
+    turned_away(url, because, **options)
 
 
 # Files.
@@ -139,7 +143,7 @@ def test_a_server_names_the_key_that_it_lacks(folder, spoil, message):
 
 def test_a_trainer_names_the_key_that_it_lacks(tmp_path):
     for use in (mpwds.RemoteLoader, Inspector):
-        with pytest.raises(MpwdsError, match="there is no key .*client.key_secret: make keys with"):
+        with pytest.raises(MpwdsError, match="there is no key .*client.key_secret: copy the folder of keys"):
             use(["tcp://127.0.0.1:7880"], **{"keys" if use is mpwds.RemoteLoader else "folder": tmp_path})
 
 
@@ -188,9 +192,9 @@ def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, tmp_path):
     shutil.copytree(strangers, elsewhere)
     shutil.copy(folder / "server.key", strangers)
     with ServerProcess(numbers(), workers=2, keys=folder) as server:
-        refused(server.url)
+        refused(server.url, NO_MATCH)
         wait_for(lambda: "no key, a wrong one, not ZeroMQ" in server.log)
-        refused(server.url, keys=elsewhere)  # takes the server for another one
+        refused(server.url, NO_MATCH, keys=elsewhere)  # takes the server for another one
         refused(server.url, keys=strangers)
         with Inspector([server.url], folder) as inspector:
             dropped = inspector.status()[0]["dropped"]
@@ -198,6 +202,16 @@ def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, tmp_path):
             assert inspector.status()[0]["clients"] == []
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 2)[0]
+
+
+@pytest.mark.parametrize(("at_server", "at_trainer"), [(True, True), (True, False), (False, True)])
+def test_keys_that_cannot_match_are_an_error_without_a_long_wait(folder, tmp_path, at_server, at_trainer):
+    """Two folders that were each made by ``keygen``, or keys on one side only."""
+    keys.generate(tmp_path / "others")
+    with ServerProcess(numbers(), keys=folder if at_server else None) as server:
+        options = {"keys": tmp_path / "others" if at_trainer else None, "server_timeout": None}
+        with pytest.raises(ServerLost, match=NO_MATCH):
+            mpwds.RemoteLoader(server.url, **options)
 
 
 def test_an_unknown_key_is_logged_with_an_address(folder, tmp_path):

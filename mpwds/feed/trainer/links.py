@@ -98,6 +98,8 @@ class Link:
         notices: Warnings for the user.
         dropped: How many of its messages were malformed.
         warned: Whether the user was told that it is lost.
+        mismatches: Handshakes in a row that failed since keys do not match.
+        say_after_s: How long it must be lost until the user is told next.
         retry_at: When to connect anew, if nothing can be sent until then: ZeroMQ does not do so behind a
             handshake that failed, or when another program has answered.
     """
@@ -123,6 +125,8 @@ class Link:
     dropped: int = 0
     logged: float = -_LOG_EVERY_S
     warned: bool = False
+    mismatches: int = 0
+    say_after_s: float = 0.0
     ping: int = 0
     heard: float = 0.0
     tick: float = 0.0
@@ -180,10 +184,21 @@ class Link:
             self.logged = now
             logger.warning("dropped message %d of the server %s: %s", self.dropped, self.url, what)
 
-    def note_failed_handshake(self) -> None:
-        """The server's keys do not fit, or those that it knows of: somebody may mend that."""
+    def note_handshake(self, event: int) -> None:
+        """The handshake succeeded, or failed: a server that does not know a key may learn it."""
+        self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self.is_connected:
+            self.mismatches = 0
+            return
+        why = "it does not know the key of this trainer: copy client.key into its folder of keys"
+        if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.mismatches += 1
+            why = (
+                "its keys and those of this trainer do not match: copy the folder of keys from the server's "
+                "machine to this one, and pass it as keys="
+            )
         if not self.is_up:
-            self.why = "it is there, but the handshake fails: are the keys of both sides the same?"
+            self.why = why
 
     def take_welcome(self, welcome: dict[str, Any]) -> None:
         """Begins a session, unless the server has another dataset than before."""
@@ -208,7 +223,7 @@ class Link:
         if self.warned and self.lost_since is not None:
             away_s = time.monotonic() - self.lost_since
             self.notices.append(f"the server {self.url} is back after {away_s:.1f} s, and its workers go on")
-        self.is_up, self.lost_since, self.warned = True, None, False
+        self.is_up, self.lost_since, self.warned, self.say_after_s = True, None, False, 0.0
         self.break_all()
 
     def take_pong(self, pong: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ class RemoteOptions:
     max_lag: float | None = None
     on_server_loss: OnServerLoss = "wait"
     server_timeout: float | None = 600.0
+    timeout: float | None = None
     heartbeat_timeout: float = wire.LOST_S
     max_batch_bytes: int = 4 << 30
     shared_memory: bool = True
@@ -96,7 +97,8 @@ class RemoteOptions:
             lost_after=self.heartbeat_timeout,
         )
         try:
-            servers.connect(self.server_timeout)
+            limits = [limit for limit in (self.server_timeout, self.timeout) if limit is not None]
+            servers.connect(min(limits, default=None))
         except BaseException:
             servers.close()
             raise
@@ -159,7 +161,9 @@ def beside(dataset: Any, options: LoaderOptions) -> Remote:
     """The servers whose workers make parts of a dataset's epochs beside a loader's own workers."""
     assert options.remote is not None
     fingerprint = definition.fingerprint(dataset)
-    chosen = RemoteOptions(options.remote, keys=options.keys, fingerprint=fingerprint)
+    chosen = RemoteOptions(
+        options.remote, keys=options.keys, fingerprint=fingerprint, timeout=options.timeout
+    )
     return Remote(replace(chosen, prefetch=options.prefetch, local=options.workers))
 
 

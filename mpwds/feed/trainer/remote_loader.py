@@ -34,7 +34,9 @@ class RemoteLoader(MultiLoader):
             (``"tcp://cpu{1..4}:7880"``). Or a list of URLs.
         workers: Workers of all servers together. ``None`` takes what the servers grant: all that are free, or
             for the ranks of a job equal shares.
-        in_order, timeout, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
+        timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
+            servers when a loader is made or its workers start.
+        in_order, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
         prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least, and
             no more than its server makes ahead.
         keys: Folder with ``client.key_secret`` and ``server.key``, made by ``mpwds keygen``. Required unless
@@ -110,6 +112,7 @@ class RemoteLoader(MultiLoader):
                 max_lag=max_lag,
                 on_server_loss=on_server_loss,
                 server_timeout=server_timeout,
+                timeout=timeout,
                 heartbeat_timeout=heartbeat_timeout,
                 max_batch_bytes=max_batch_bytes,
                 shared_memory=shared_memory,

@@ -16,7 +16,7 @@ from mpwds import errors
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.trainer.links import Arrival, Attempt, Link
-from mpwds.feed.trainer.servers import Servers
+from mpwds.feed.trainer.servers import SAY_EVERY_S, Servers
 from mpwds.feed.wire import Place, printed
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
@@ -396,11 +396,15 @@ class RemoteWorker:
 
     def _wait_for_server(self) -> None:
         link = self._link
+        lost_s = 0.0 if link.lost_since is None else time.monotonic() - link.lost_since
         if not link.warned:
-            link.warned = True
             warn(f"the server {link.url} is lost ({link.why}): waiting for it to come back")
+        elif lost_s > link.say_after_s:
+            warn(f"still waiting for the server {link.url} ({link.why}), for {lost_s:.0f} s")
+        if not link.warned or lost_s > link.say_after_s:
+            link.warned, link.say_after_s = True, lost_s + SAY_EVERY_S
         limit = self._server_timeout
-        if limit is not None and link.lost_since is not None and time.monotonic() - link.lost_since > limit:
+        if limit is not None and lost_s > limit:
             raise ServerLost(
                 f"the server {link.url} is lost ({link.why}), and did not come back within {limit:g} s "
                 "(server_timeout)"

@@ -28,9 +28,12 @@ from mpwds.viewing.wording import size
 from mpwds.warn import warn
 
 _MESSAGES_AT_ONCE = 64
-_WARN_AFTER_S = 5.0
+_MOST_MISMATCHES = 3  # the first may come from a server that is about to end
 _ASK_S = 60.0
 _MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
+
+SAY_EVERY_S = 5.0
+"""A user who waits for a server is told so this often."""
 
 
 class Servers:
@@ -80,9 +83,10 @@ class Servers:
             ServerLost: One did not within ``timeout`` seconds.
             MpwdsError: One refuses, or the servers have different datasets.
         """
+        self._answer_s = _ASK_S if timeout is None else min(timeout, _ASK_S)
         self._thread.start()
         began = time.monotonic()
-        warned = False
+        say_after_s = SAY_EVERY_S
         while True:
             self._changed.clear()
             missing = [link for link in self.links if not link.is_up]
@@ -94,14 +98,16 @@ class Servers:
                 return
             waited = time.monotonic() - began
             named = ", ".join(f"{link.url} ({link.why})" for link in missing)
+            if any(link.mismatches >= _MOST_MISMATCHES for link in missing):
+                raise ServerLost(f"no server is ready at {named}")
             if timeout is not None and waited > timeout:
                 raise ServerLost(
                     f"no server is ready at {named} after {timeout:g} s: start it with `mpwds serve`, ask "
-                    "for fewer workers=, or raise server_timeout="
+                    "for fewer workers=, or raise server_timeout= and timeout="
                 )
-            if waited > _WARN_AFTER_S and not warned:
-                warned = True
-                warn(f"waiting for the server at {named}")
+            if waited > say_after_s:
+                say_after_s = waited + SAY_EVERY_S
+                warn(f"waiting for the server at {named}, for {waited:.0f} s")
             self._changed.wait(0.2)
 
     def send(self, link: Link, kind: str, **fields: Any) -> None:
@@ -118,9 +124,9 @@ class Servers:
         future = self._questions[request] = Future()
         self.send(link, kind, request=request, **fields)
         try:
-            return future.result(_ASK_S)
+            return future.result(self._answer_s)
         except TimeoutError:
-            raise ServerLost(f"the server {link.url} did not answer within {_ASK_S:g} s") from None
+            raise ServerLost(f"the server {link.url} did not answer within {self._answer_s:g} s") from None
         finally:
             del self._questions[request]
 
@@ -200,11 +206,10 @@ class Servers:
         has_broken = False
         while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(link.breaks)["event"]
-            link.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event == zmq.EVENT_DISCONNECTED:
-                has_broken = True
-            elif not link.is_connected:
-                link.note_failed_handshake()
+                has_broken, link.is_connected = True, False
+            else:
+                link.note_handshake(event)
         while has_broken and self._receive(link):
             pass  # it may have said goodbye before
         if has_broken and link.is_up and link.taker is not None:

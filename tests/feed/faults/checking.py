@@ -127,6 +127,7 @@ def warned():
 def losses(texts, url):
     """How often warnings say that a server is lost. They say as often that it is back, and nothing else."""
     server = re.escape(f"the server {url} is ")
+    texts = [text for text in texts if not text.startswith("still waiting for ")]
     lost, back = (
         [text for text in texts if re.fullmatch(server + rest, text)]
         for rest in (r"lost \(.*\): waiting for it to come back", r"back after .* s, and its workers go on")

@@ -112,6 +112,33 @@ def test_a_server_that_is_stopped_and_continued_goes_on(memory):
 
 
 @pytest.mark.slow
+def test_who_waits_for_a_server_is_told_so_every_few_seconds(monkeypatch):
+    monkeypatch.setattr("mpwds.feed.trainer.servers.SAY_EVERY_S", 0.4)
+    monkeypatch.setattr("mpwds.feed.trainer.remote_worker.SAY_EVERY_S", 0.4)
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, server_timeout=4.0) as loader:
+        server.stop()
+        with pytest.warns(RuntimeWarning) as lost, pytest.raises(mpwds.ServerLost):
+            delivered(loader)
+        with pytest.warns(RuntimeWarning) as begins, pytest.raises(mpwds.ServerLost):
+            delivered(loader)
+    texts = [f"{warning.message}" for warning in (*lost, *begins)]
+    assert "is lost (it has ended): waiting for it to come back" in texts[0]
+    assert len([t for t in texts if t.startswith(f"still waiting for the server {server.url} (it has")]) > 1
+    assert len([t for t in texts if t.startswith(f"waiting for the server at {server.url} (it does not")]) > 1
+    assert not any("mpwds/" in warning.filename for warning in (*lost, *begins))
+
+
+def test_a_timeout_bounds_the_wait_for_a_server():
+    with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 0.5 s"):
+        mpwds.RemoteLoader(f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, timeout=3.0) as loader:
+        with warned(), pytest.raises(mpwds.WorkerTimeout, match=f"on {server.url}, which is lost"):
+            delivered(loader, at({5: server.stop}))
+        with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 3 s"):
+            delivered(loader)
+
+
+@pytest.mark.slow
 def test_a_server_that_does_not_come_back_is_an_error_that_names_it():
     with ServerProcess(rows(), workers=2) as server, loader_of(server, server_timeout=3.0) as loader:
         with warned(), pytest.raises(mpwds.ServerLost, match="did not come back within 3 s") as caught:
