@@ -162,11 +162,17 @@ def test_a_copy_serves_while_the_remote_is_away(tmp_path, web, remote):
         assert read(MDSShards(local, url)) == SAMPLES
 
 
-def test_a_folder_of_another_user_in_the_temporary_one_is_refused(tmp_path, monkeypatch, remote):
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, -1), (0o720, -1), (0o700, 4321)])
+def test_a_temporary_folder_that_is_not_the_users_alone_is_refused(
+    tmp_path, monkeypatch, remote, mode, owner
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"mpwds-mds-{os.getuid()}"
     folder.mkdir()
-    folder.chmod(0o777)
+    folder.chmod(mode)
+    if owner >= 0 and os.getuid() != 0:
+        pytest.skip("only root gives files to others")
+    os.chown(folder, owner, -1)
     with pytest.raises(PermissionError, match="pass local="):
         MDSShards(remote())
 
