@@ -73,7 +73,6 @@ COMMANDS = {
     "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
 }
 
-_INTERRUPTED = 128 + signal.SIGINT
 _NOBODY_READS = 128 + signal.SIGPIPE
 
 
@@ -95,7 +94,7 @@ class Invocation:
             before = signal.signal(signal.SIGTERM, signal.default_int_handler)
             status = command.main(words, prog_name="mpwds", standalone_mode=False, obj=self)
         except typer.Abort:  # how some versions of typer report Ctrl-C
-            return _INTERRUPTED
+            raise KeyboardInterrupt from None
         finally:
             signal.signal(signal.SIGTERM, before)
         return status or 0
@@ -121,8 +120,6 @@ class _Commands(TyperGroup):
         try:
             status = super().invoke(ctx)
             sys.stdout.flush()
-        except KeyboardInterrupt:
-            return _INTERRUPTED
         except BrokenPipeError:
             # Buffered output goes nowhere, so that the interpreter does not fail on it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

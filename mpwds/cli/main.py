@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing
     files, damaged shards, missing packages, bad values, a stage that fails) become one line and status 1;
-    ``--debug`` shows the traceback as well. Ctrl-C ends the command silently.
+    ``--debug`` shows the traceback as well. Ctrl-C ends the command silently, with status 130.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS
@@ -28,13 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         0
     """
     try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
         from mpwds.cli.app import Invocation
     except ImportError as error:
         print(f"mpwds: error: {error}: the command line needs pip install 'mpwds[cli]'", file=sys.stderr)
         return 1
     invocation = Invocation()
     try:
-        return invocation.run(sys.argv[1:] if argv is None else argv)
+        return invocation.run(argv)
     except (MpwdsError, OSError, ValueError, ImportError) as error:
         if invocation.debug:
             traceback.print_exc()

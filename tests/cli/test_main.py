@@ -1,4 +1,5 @@
 import importlib
+import importlib.abc
 import os
 import subprocess
 import sys
@@ -203,6 +204,18 @@ def test_an_interrupt_is_quiet(failing, capsys):
     failing(KeyboardInterrupt())
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_interrupt_while_the_command_is_imported_is_quiet(monkeypatch, capsys):
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "mpwds.cli.looking.ls":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "mpwds.cli.looking.ls", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert main(["ls", "x.tar"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(command, digits):

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
@@ -136,7 +137,9 @@ def own_code(module: str) -> list[str]:
             source = file.read()
         code[path] = repr(source)
         try:
-            tree = ast.parse(source)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # importing it has told them
+                tree = ast.parse(source)
         except (SyntaxError, ValueError):  # only an import that may fail names such a file
             continue
         code[path] = ast.dump(tree)

@@ -1,6 +1,7 @@
 """Pending files: complete under their name, or not there at all."""
 
 import errno
+import fcntl
 import gc
 import os
 import stat
@@ -100,6 +101,21 @@ def test_a_file_that_is_not_published_is_removed_at_exit(tmp_path):
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    removed = []
+
+    def flock(descriptor, operation):  # another process cleans up at this moment
+        if not removed:
+            removed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            os.unlink(removed[0])
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"data")
+    pending.publish()
+    assert (tmp_path / "x").read_bytes() == b"data"
 
 
 def test_a_fork_removes_nothing(tmp_path):
@@ -219,13 +235,13 @@ def _file_system(request, monkeypatch):
 @pytest.mark.usefixtures("_file_system")
 def test_a_file_that_appeared_meanwhile_is_kept_if_asked(tmp_path):
     first, second = (PendingFile(str(tmp_path / "x"), replace=False) for _ in range(2))
-    first.stream.write(b"first")
-    second.stream.write(b"second")
+    first.stream.write(b"one")
+    second.stream.write(b"two")
     first.publish()
     with pytest.raises(FileExistsError, match="written meanwhile by another program") as raised:
         second.publish()
     assert raised.value.filename == str(tmp_path / "x")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"first")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"one")]
 
 
 @pytest.mark.usefixtures("_file_system")
