@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.loader.engine.epoch import TAKE_TURNS, Iteration
 from mpwds.loader.engine.options import Even, integer
 from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable
+from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable, beginning
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
 from mpwds.loader.stats.collector import Since, StatsCollector
@@ -285,13 +285,13 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: LoaderPosition
     ) -> Iterator[Any]:
         """Begins the next epoch, an even one if the loader asks for that."""
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        if self.even is None or not self._is_even():
-            return begin(epoch)
-        from mpwds.loader.ranks.even_iterator import evened
+        with beginning(self, self._position, position) as epoch:
+            if self.even is None or not self._is_even():
+                return begin(epoch)
+            from mpwds.loader.ranks.even_iterator import evened
 
-        here = replace(Context.current(epoch), seed=self.seed)
-        return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
+            here = replace(Context.current(epoch), seed=self.seed)
+            return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
 
     def _count(self, context: Context, exact: bool) -> int:
         return count_delivered(self.dataset, self.workers, context, exact).elements

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
@@ -13,7 +14,7 @@ from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream
 from mpwds.pipeline.notes import arguments_of, check_function, explain
 from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held, reached_end
 from mpwds.tracebacks import shorten
 
 
@@ -138,7 +139,7 @@ class Handled(Derived[Any]):
     """
 
     on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
-    _counters = ("_stopped",)
+    _counters: ClassVar[tuple[str, ...]] = ("_stopped",)
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source)
@@ -191,7 +192,39 @@ class Handled(Derived[Any]):
             self._stop()
 
 
-class Applied(Handled):
+class Retrying(Handled):
+    """Base of those that take in one element at a time. The state names each that raised an exception.
+
+    A program that catches the exception and saves the state gets the element where it loads that state.
+    """
+
+    def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
+        super().__init__(source, stage, handler)
+        self._failed: list[Address] = []
+        self._again: list[tuple[Address, Any]] = []  # those that failed before the state was loaded
+
+    def _handle(self, error: Exception, address: Any, element: object) -> None:
+        self._failed.append(address)
+        super()._handle(error, address, element)
+        self._failed.pop()  # the handler skips it
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "held": [*self._failed, *(address for address, _ in self._again)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues with the elements that the state names as held, and then with the source's."""
+        super().load_state_dict(state)
+        self._failed, self._again = [], fetch_held(self._source, state["held"])
+        if self._again and not self._stopped:
+            self._next = chain(_taken(self._again), iter(self._next, reached_end)).__next__
+
+
+def _taken(items: list[Any]) -> Iterator[Any]:
+    while items:
+        yield items.pop(0)
+
+
+class Applied(Retrying):
     """The stream of ``function(element)``, called by ``call``, at the same addresses. ``None`` drops it."""
 
     def __init__(

@@ -62,9 +62,9 @@ class IterableSource(TorchIterable, ABC):
         """The stream of one epoch."""
 
     def __iter__(self) -> Iterator[Any]:
-        context = self._context()
-        self._epoch += 1
-        return plain(self.stream(context))
+        stream = self.stream(self._context())
+        self._epoch += 1  # not of an epoch that failed to begin
+        return plain(stream)
 
     def _context(self) -> Context:
         context = Context.current(self._epoch)

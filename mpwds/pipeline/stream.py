@@ -66,8 +66,8 @@ class Description(str):
 class Stream(Protocol[T_co]):
     """An iterator of ``(address, element)`` that can fetch an element again and resume from a state.
 
-    After its end it keeps raising ``StopIteration``; after any other exception ``next()`` continues with the
-    next element.
+    After its end it keeps raising ``StopIteration``. After any other exception ``next()`` continues with the
+    next element; a stream that the state is loaded into begins with the one that failed.
     """
 
     def __iter__(self) -> Stream[T_co]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
@@ -187,7 +187,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "mpwds where they were",
                 UserWarning,
             )
-        return loaded.beginning(self)
+        return self._continuing(loaded)
+
+    @contextlib.contextmanager
+    def _continuing(self, loaded: EpochRecord) -> Iterator[None]:
+        try:
+            with loaded.beginning(self):
+                yield
+        except BaseException:  # the next attempt continues it, too
+            loaded.tell_epoch(self)
+            self._loaded = loaded
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.

@@ -78,9 +78,12 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._epoch = None
         self._times.end()
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
-        epoch = _count_epoch(loader.dataset)
+        # The copies of a dataset of this package in the workers cannot count epochs.
+        epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
         start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
         self._epoch = TaskEpoch(loader, record.completed, self._sampler_iter, self._group, epoch, self._times)
+        if isinstance(loader.dataset, IterableSource):
+            loader.dataset.set_epoch(epoch + 1)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -153,8 +156,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         record.take_back_seed(loader)
         self._record = record
         if isinstance(loader.dataset, IterableDataset):
-            for made in range(record.runs_again):
-                self._make_again(made, record.runs_again)
+            self._make_again(record.runs_again)
         elif record.loaded is not None:
             left = (index for _, index in record.completed.left(self._sampler_iter))
             # The first one now, while the generator that the order is drawn from stands where it did.
@@ -172,7 +174,8 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             self._times.end()
             raise
         except Exception:
-            completed.add(completed.below)
+            if not isinstance(self._dataset, IterableDataset):
+                completed.add(completed.below)
             self._times.left()
             raise
         finally:
@@ -186,13 +189,19 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     def __del__(self) -> None:
         self._times.end()
 
-    def _make_again(self, made: int, delivered: int) -> None:
-        try:
-            super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
-        except StopIteration:
-            raise made_fewer(0, made, delivered) from None
-        except Exception:
-            pass  # it was raised where the batch was first made
+    def _make_again(self, delivered: int) -> None:
+        """Makes the delivered batches again. The program has seen a single error between two of them."""
+        made, failure = 0, None
+        while made < delivered:
+            try:
+                super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
+                made, failure = made + 1, None
+            except StopIteration:
+                raise made_fewer(0, made, delivered) from failure
+            except Exception as error:
+                if failure is not None:
+                    raise
+                failure = error
 
 
 def _finish(group: WorkerGroup) -> None:
@@ -219,15 +228,6 @@ def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:
         worker_init_fn=loader.worker_init_fn,
         collate_functions=torch_collate.users_functions(),
     )
-
-
-def _count_epoch(dataset: Any) -> int:
-    """The epoch that begins, of a dataset of this package: its copies in the workers cannot count epochs."""
-    if not isinstance(dataset, IterableSource):
-        return 0
-    epoch = dataset._epoch
-    dataset.set_epoch(epoch + 1)
-    return epoch
 
 
 def _in_torchs_words(error: WorkerDied) -> WorkerDied:

@@ -57,6 +57,7 @@ class TaskEpoch:
         self._again = again = isinstance(loader.dataset, IterableDataset)
         self._indices = enumerate(indices) if again else completed.left(indices)
         self._dropped = Counter(completed.workers) if again else Counter()
+        self._failures: dict[int, BaseException] = {}  # what kept each worker from a batch that is dropped
         first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
         self._turns = itertools.cycle(workers[first:] + workers[:first])
         self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
@@ -92,9 +93,8 @@ class TaskEpoch:
                 self._answers[worker.index] += 1
                 self._unanswered.remove(worker)
                 task = self._tasks[worker.index].popleft()
-                if not self._dropped[worker.index]:
+                if not self._is_dropped(worker, message):
                     return self._answer(worker, message, task)
-                self._dropped[worker.index] -= 1
                 worker.discard(message)
                 self._give_next()
         self._times.end()
@@ -116,8 +116,24 @@ class TaskEpoch:
         self._times.delivered(fields["samples"], fields["nbytes"])
         return batch, []
 
+    def _is_dropped(self, worker: WorkerHandle, message: Message) -> bool:
+        """Whether the program got this answer before, a batch or one error between two batches."""
+        index = worker.index
+        if message.fields["kind"] == protocol.FAILED:
+            if not self._dropped[index] or index in self._failures:
+                return False
+            self._failures[index] = _revived(message.fields, worker)
+            return True
+        self._failures.pop(index, None)
+        dropped = self._dropped[index] > 0
+        self._dropped[index] -= dropped
+        return dropped
+
     def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> Answer:
-        self._complete(worker, task)
+        if self._again:  # a batch that did not come is none to be dropped
+            self._give_next()
+        else:
+            self._complete(worker, task)
         self._times.left()
         return None, [error]
 
@@ -142,7 +158,7 @@ class TaskEpoch:
     def _leave_out(self, worker: WorkerHandle) -> None:
         if dropped := self._dropped[worker.index]:
             made = self._answers[worker.index]
-            raise made_fewer(worker.index, made, made + dropped)
+            raise made_fewer(worker.index, made, made + dropped) from self._failures.get(worker.index)
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()

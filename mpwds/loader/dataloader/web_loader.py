@@ -56,18 +56,25 @@ class WebLoader(Rebatching, DataPipeline):
         self._resumed: _Run | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, None
+        epoch, resumed = self._epoch, self._resumed
         begun = self._start_of_next() if resumed is None else resumed.begun
-        delivered = resumed.delivered if resumed is not None and resumed.epoch == self._epoch else 0
-        run = self._run = _Run(self._epoch, begun, delivered)
-        elements = super().__iter__()
-        if delivered:
-            warn(
-                f"the stages behind a WebLoader resume by running the first {delivered} elements of the "
-                "epoch again",
-                UserWarning,
-            )
-            skip(elements, delivered)
+        delivered = resumed.delivered if resumed is not None and resumed.epoch == epoch else 0
+        try:
+            elements = super().__iter__()
+            if delivered:
+                warn(
+                    f"the stages behind a WebLoader resume by running the first {delivered} elements of the "
+                    "epoch again",
+                    UserWarning,
+                )
+                skip(elements, delivered)
+        except BaseException:
+            if resumed is not None:  # the next attempt continues it, too
+                self._epoch = epoch
+                self.loader.load_state_dict(begun)
+            raise
+        run, self._resumed = _Run(epoch, begun, delivered), None
+        self._run = run
         return run.counted(elements)
 
     def set_epoch(self, epoch: int) -> None:

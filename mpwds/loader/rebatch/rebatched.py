@@ -80,6 +80,7 @@ class RebatchedStream:
         self._given: list[Rows] = []  # the rows of a batch that are not copied yet
         self._taken = TakenBatches()
         self._ended = False
+        self._refused = ""  # why a batch that was taken from the source is not among the rows
         self._drop_last = stage.drop_last
         self._count = 0
 
@@ -119,6 +120,7 @@ class RebatchedStream:
         try:
             schema, given = self._rows_of(batch)
         except Exception as error:
+            self._refused = f"{self._stage} raised {type(error).__name__}"
             explain(error, self._stage, self._source, address, batch)
             raise
         if len(given[0]):
@@ -151,6 +153,8 @@ class RebatchedStream:
         return Description(f"batch {address} of {self._stage}")
 
     def state_dict(self) -> dict[str, Any]:
+        if self._refused:
+            raise LookupError(self._refused)
         mixer = self._mixer
         pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
         given = self._given_ids()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,24 @@ class LoaderPosition:
                 UserWarning,
             )
         return None
+
+
+@contextlib.contextmanager
+def beginning(loader: Resumable, *positions: LoaderPosition) -> Iterator[int]:
+    """Inside, the loader's next epoch begins, whose number this yields; it counts once it has begun.
+
+    If an exception keeps it from beginning, the positions stay as they were: the state is still that of the
+    epoch before or the loaded one, and the next attempt begins the same epoch at the same place.
+    """
+    epoch, before = loader._epoch, [dict(vars(position)) for position in positions]
+    loader._epoch = epoch + 1
+    try:
+        yield epoch
+    except BaseException:
+        loader._epoch = epoch
+        for position, attributes in zip(positions, before, strict=True):
+            vars(position).update(attributes)
+        raise
 
 
 class CountOnYield(Iterator[Any]):

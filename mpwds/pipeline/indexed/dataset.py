@@ -190,9 +190,9 @@ class IndexedDataset(DataPipeline):
     stream = DataPipeline.stream  # named here, so that loaders do not take __iter__ for a subclass's own
 
     def __iter__(self) -> ResumableIterator:
-        context = self._numbered(self._context())
+        elements = ResumableIterator(self, self._numbered(self._context()))
         self._epoch += 1
-        return ResumableIterator(self, context)
+        return elements
 
     def __repr__(self) -> str:
         shards = self.source.shards

@@ -20,7 +20,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import arguments, changed, check_whole
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stages.batches import Batched, Batches, Batching, CollationFunction
-from mpwds.pipeline.stream import Address, Stream, fetch_held
+from mpwds.pipeline.stream import Address, Stream
 
 
 @explained
@@ -327,14 +327,11 @@ class _Binned(Batches):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        held = [[address for address, _ in bucket.held] for bucket in self._buckets]
-        return {**super().state_dict(), "held": held}
+        state = super().state_dict()
+        held = [address for bucket in self._buckets for address, _ in bucket.held]
+        return {**state, "held": [*held, *state["held"]]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        items = iter(fetch_held(self._source, [address for held in state["held"] for address in held]))
-        for bucket, held in zip(self._buckets, state["held"], strict=True):
+        for bucket in self._buckets:
             bucket.empty()
-            for _ in held:
-                item = next(items)
-                bucket.add(item, self._size(*item))

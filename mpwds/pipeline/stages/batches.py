@@ -11,7 +11,7 @@ from mpwds.pipeline.collation.collate import default_collation_fn, deferred_coll
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, RowStep
-from mpwds.pipeline.filter import Configured, Handled, rows_in
+from mpwds.pipeline.filter import Configured, Retrying, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -64,7 +64,7 @@ class Batched(Batching, called="batched"):
         return _Counted(self, source, context)
 
 
-class Batches(Handled):
+class Batches(Retrying):
     """Base of the streams of batches. A batch's address is the tuple of its elements' addresses."""
 
     def __init__(self, source: Stream[Any], stage: Batching, context: Context) -> None:
@@ -77,8 +77,10 @@ class Batches(Handled):
         try:
             return addresses, self._call_collate(self._collate, addresses, list(elements))
         except Exception as error:
+            failed, self._failed = self._failed, [*self._failed, *addresses]
             explain(error, self._stage, self, addresses)
             self._decide(error)
+            self._failed = failed  # the handler skips the batch
             return None
 
     def fetch(self, address: Any) -> Any:
@@ -119,11 +121,12 @@ class _Counted(Batches):
                 return batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held": [address for address, _ in self._held]}
+        state = super().state_dict()
+        return {**state, "held": [*(address for address, _ in self._held), *state["held"]]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._held = fetch_held(self._source, state["held"])
+        self._held = []
 
 
 def _how_to_collate(function: CollationFunction | None, context: Context) -> tuple[CollationFunction, Call]:

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import SameElements
-from mpwds.pipeline.notes import arguments, changed, explain
+from mpwds.pipeline.filter import Retrying, SameElements
+from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.stages.map import key_of
 from mpwds.pipeline.stream import Address, Derived, Stream
 
@@ -108,16 +108,16 @@ class Info(SameElements, called="info"):
         return [first, *(f"{name} {repr(value)[: self.width]}" for name, value in fields)]
 
 
-class _Shown(Derived[Any]):
-    _counters = ("_count",)
+class _Shown(Retrying):
+    _counters = ("_stopped", "_count")
 
     def __init__(self, stage: Info, source: Stream[Any]) -> None:
-        super().__init__(source)
-        self._stage = stage
+        super().__init__(source, stage)
+        self._info = stage
         self._count = 0
 
     def __next__(self) -> tuple[Address, Any]:
-        stage = self._stage
+        stage = self._info
         item: tuple[Address, Any] = self._next()
         self._count += 1
         if self._count <= stage.n or (stage.every > 0 and self._count % stage.every == 0):
@@ -125,8 +125,7 @@ class _Shown(Derived[Any]):
             try:
                 lines = stage.lines(element)
             except Exception as error:
-                explain(error, stage, self._source, address, element)
-                raise
+                self._handle(error, address, element)
             print(*lines, sep="\n", file=stage.output or sys.stderr)
         return item
 

@@ -10,7 +10,7 @@ from typing import Any
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.filter import Configured, Retrying
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import arguments, check_whole
 from mpwds.pipeline.randomness import seeded
@@ -96,7 +96,7 @@ class Select(Configured, called="select"):
         return _Selected(self, source, context)
 
 
-class _Selected(Handled):
+class _Selected(Retrying):
     def __init__(self, stage: Select, source: Stream[Any], context: Context) -> None:
         super().__init__(source, stage, stage.handler)
         self._predicate = stage.function

@@ -10,7 +10,7 @@ from typing import Any
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, one_sample
-from mpwds.pipeline.filter import Configured, Handled
+from mpwds.pipeline.filter import Configured, Retrying
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded
 from mpwds.pipeline.stages.map import key_of, with_key
@@ -89,7 +89,7 @@ def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise
     return Flatmap(f, handler)
 
 
-class _Parts(Handled):
+class _Parts(Retrying):
     """The stream of the parts of each element. A part's address is (element's address, index).
 
     ``open(address, element)`` returns the function that takes parts; if ``drawn``, it takes them in ascending
@@ -107,13 +107,15 @@ class _Parts(Handled):
         self._element: Any = None
         self._take: Take | None = None
         self._index = 0
+        self._begin_at = 0  # the index of the first part that the next element yields
+        self._failed_at = 0
         self._fetched: tuple[Address, int, Take] | None = None
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
             if self._take is None:
                 self._address, self._element = self._next()
-                self._index = 0
+                self._index, self._begin_at = self._begin_at, 0
             address, index = self._address, self._index
             try:
                 if self._take is None:
@@ -122,6 +124,7 @@ class _Parts(Handled):
             except Exception as error:
                 element = self._element
                 self._close()
+                self._failed_at = index
                 self._handle(error, address, element)
             else:
                 if part is not reached_end:
@@ -152,17 +155,14 @@ class _Parts(Handled):
         return self._source.describe(whole, element).row_of(f"{self._name} {index}")
 
     def state_dict(self) -> dict[str, Any]:
-        held = [] if self._take is None else [self._address]
-        return {**super().state_dict(), "held": held, "index": self._index}
+        if self._take is None:
+            return {**super().state_dict(), "index": self._failed_at if self._failed else self._begin_at}
+        return {**super().state_dict(), "held": [self._address], "index": self._index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._close()
-        if state["held"]:
-            self._address = as_address(state["held"][0])
-            self._element = self._source.fetch(self._address)
-            self._take = self._opened(self._address, self._element)
-            self._index = state["index"]
+        self._begin_at = state["index"] if state["held"] else 0
 
     def _close(self) -> None:
         self._take, self._element = None, None

@@ -46,7 +46,7 @@ def test_an_error_of_the_collation_names_the_samples():
     assert caught.value.__notes__ == ["in batched(2), on a batch of 2, from element 0 to element 1"]
 
 
-def test_an_element_that_fails_costs_only_itself():
+def test_an_element_that_fails_costs_only_itself_and_comes_again_from_a_state():
     source = Map(lambda n: 6 // n).stream(Source([1, 2, 0, 3, 6]))
     stream = Batched(4, collation_fn=None).stream(source)
     with pytest.raises(ZeroDivisionError):
@@ -54,6 +54,8 @@ def test_an_element_that_fails_costs_only_itself():
     state = stream.state_dict()
     assert [batch for _, batch in stream] == [[6, 3, 2, 1]]
     stream.load_state_dict(state)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
     assert [batch for _, batch in stream] == [[6, 3, 2, 1]]
 
 
