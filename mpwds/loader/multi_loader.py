@@ -303,7 +303,8 @@ class MultiLoader(LoaderStages, TorchIterable):
 
         Raises:
             ValueError: The state is of another version, or of a loader with another number of workers or
-                ranks, another seed or another dataset; or of another rank, with ``in_order=False``.
+                ranks, another seed, ``in_order`` or dataset; or of another rank, with ``in_order=False``.
+                Functions of a pipeline are compared by their names, lambdas by their code.
         """
         _end(self._iterations, "a state was loaded")
         self._epoch = self._position.load(self, state_dict)

@@ -154,6 +154,10 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
         "sampler": type(_sampler(loader)).__name__,
         "world_size": here.world_size,
     }
+    for part in (loader.batch_sampler, _sampler(loader)):  # of torch, of Accelerate
+        for name in ("num_replicas", "num_processes", "seed"):
+            if isinstance(value := getattr(part, name, None), int):
+                facts[f"{name} of the sampler"] = value
     if not loader.in_order:
         facts["rank"] = here.rank  # another has got other samples by now
     if isinstance(dataset, IterableDataset):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
@@ -23,6 +27,7 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     here, dataset, seed = Context.current(), loader.dataset, loader.seed
     return {
         "workers": max(loader.workers, 1),  # no worker delivers the same as one
+        "in_order": loader.in_order or loader.workers < 2,
         "rank": here.rank,
         "world_size": here.world_size,
         "seed": dataset._seed if seed is None and isinstance(dataset, DataPipeline) else seed,
@@ -56,17 +61,19 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
 def described(dataset: Any) -> list[str]:
     """A pipeline's source, with its number of shards or elements, and its stages.
 
-    It is the same in another process, and has no paths: shards may have moved.
+    It is the same in another process, and has no paths: shards may have moved. A function is described by its
+    name, so that it can be mended, and a lambda by its code.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
-        return [_counted(type(dataset).__name__, dataset)]
+        name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
+        return [_counted(name + _lambdas_in(dataset), dataset)]
     origin, *stages = dataset.parts
     return _origin(origin) + described_stages(stages, dataset._epochs)
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
     """Stages as they print, without what differs between processes, and how often they run."""
-    parts = [_lasting(str(stage)) for stage in stages]
+    parts = [_lasting(str(stage)) + _lambdas_in(getattr(stage, "__dict__", {})) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
 
@@ -139,6 +146,33 @@ def _counted(name: str, elements: Any) -> str:
         return f"{name} ({len(elements)})"
     except (TypeError, NotImplementedError):
         return name
+
+
+def _lambdas_in(value: Any) -> str:
+    """The digest of each lambda in a stage's attributes, which all print alike."""
+    if isinstance(value, FunctionType):
+        digest = hashlib.blake2b(repr(_facts_of_code(value.__code__)).encode(), digest_size=4)
+        return f" [code {digest.hexdigest()}]" if value.__name__ == "<lambda>" else ""
+    if isinstance(value, functools.partial):
+        value = [value.func, value.args, value.keywords]
+    elif is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return ""
+    return "".join(map(_lambdas_in, value))
+
+
+def _facts_of_code(code: CodeType) -> tuple[Any, ...]:
+    """What a function does, without where it was written."""
+    constants: list[Any] = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_facts_of_code(constant))
+        else:
+            constants.append(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+    return code.co_code, code.co_names, constants
 
 
 def _lasting(text: str) -> str:

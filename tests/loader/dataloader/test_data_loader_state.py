@@ -296,6 +296,10 @@ def test_a_sampler_that_counts_epochs_is_told_which_one_it_was():
             r"sampler of the loader changed .*it was 'RandomSampler', is 'SequentialSampler'",
         ),
         (
+            DataLoader(range(8), 2, sampler=DistributedSampler(range(8), 2, 0)).state_dict(),
+            "sampler of the loader changed",
+        ),
+        (
             {**DataLoader(range(8), batch_size=2).state_dict(), "generator": "?"},
             "generator='.', expected base64",
         ),
@@ -308,6 +312,18 @@ def test_a_sampler_that_counts_epochs_is_told_which_one_it_was():
 def test_the_state_of_another_loader_is_refused(state, message):
     with pytest.raises(ValueError, match=message):
         DataLoader(range(8), batch_size=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("name", "other"), [("num_replicas", 4), ("seed", 5)])
+def test_the_state_of_another_division_among_ranks_is_refused(name, other):
+    def make(**changed):
+        sampler = DistributedSampler(range(100), **{"num_replicas": 2, "rank": 0, "seed": 1, **changed})
+        return DataLoader(range(100), batch_size=5, sampler=sampler)
+
+    _, state = first_and_state(make(), 5)
+    make(rank=1).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"{name} of the sampler of the loader changed .*, is {other}"):
+        make(**{name: other}).load_state_dict(state)
 
 
 def test_a_web_loader_has_the_state_of_its_data_loader():

@@ -5,7 +5,9 @@ import json
 import os
 import pickle
 import warnings
+from functools import partial
 
+import cloudpickle
 import msgpack
 import numpy as np
 import pytest
@@ -292,6 +294,7 @@ def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
         ({"seed": 4}, "seed of the loader changed .*it was None, is 4"),
         ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
         ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),
+        ({"in_order": False}, "in_order of the loader changed .*it was True, is False"),
         ({"dataset": DataPipeline(range(20))}, r"it was \['.*', '.*'\], is \['[^,]*'\]"),
     ],
 )
@@ -300,6 +303,49 @@ def test_the_state_of_another_loader_is_refused(other, message):
     state = MultiLoader(**options).state_dict()
     with pytest.raises(ValueError, match=message):
         MultiLoader(**{**options, **other}).load_state_dict(state)
+
+
+LAMBDAS = {
+    "map": lambda n: DataPipeline(range(9)).map((lambda row: row * 2) if n else (lambda row: row + 2)),
+    "a set": lambda n: DataPipeline("ab").map((lambda x: x in {"a", "b"}) if n else (lambda x: x in {"a"})),
+    "nested": lambda n: DataPipeline([[1]]).map(
+        (lambda r: [x + 1 for x in r]) if n else (lambda r: [x + 2 for x in r])
+    ),
+    "generator": lambda n: DataPipeline(range(9)).compose((lambda s: s) if n else (lambda s: iter(list(s)))),
+    "arguments": lambda n: DataPipeline("a").map_dict(x=(lambda v: v + 1) if n else (lambda v: v + 2)),
+    "partial": lambda n: DataPipeline("a").map(partial((lambda a, b: a) if n else (lambda a, b: b), 1)),
+    "source": lambda n: (lambda: iter([1])) if n else (lambda: iter([2])),
+}
+
+
+@pytest.mark.parametrize("make", LAMBDAS.values(), ids=LAMBDAS)
+def test_another_lambda_is_another_dataset(make):
+    state = MultiLoader(make(0)).state_dict()
+    MultiLoader(make(0)).load_state_dict(state)
+    MultiLoader(pickle.loads(cloudpickle.dumps(make(0)))).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"\[code .*\], is .* \[code"):
+        MultiLoader(make(1)).load_state_dict(state)
+
+
+def test_another_lambda_behind_the_loader_is_another_stage():
+    loader = MultiLoader(DataPipeline(range(9)), workers=0)
+    state = loader.map(lambda row: row + 1).state_dict()
+    with pytest.raises(ValueError, match=r"was map\(<lambda>\) \[code .*\], is map\(<lambda>\) \[code"):
+        loader.map(lambda row: row + 2).load_state_dict(state)
+
+
+def test_another_function_of_the_same_name_is_a_mended_one():
+    def crop(row):
+        return row
+
+    state = MultiLoader(DataPipeline(range(9)).map(crop)).state_dict()
+
+    def crop(row):
+        return row + 1
+
+    MultiLoader(DataPipeline(range(9)).map(crop)).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"was map\(crop\), is map\(noisy\)"):
+        MultiLoader(DataPipeline(range(9)).map(noisy)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.rebatched(3, shuffle=9)])
