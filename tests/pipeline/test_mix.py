@@ -1,3 +1,4 @@
+import copy
 from collections import Counter
 from itertools import accumulate, islice
 
@@ -131,6 +132,46 @@ def test_parts_that_give_nothing_do_not_hang_it(rule):
     assert list(RandomMix([[], []], stop=rule)) == []
     if rule != "first_exhausted":
         assert len(list(islice(RandomMix([[], "ab"], stop=rule), 20))) >= 2
+
+
+class OnceOnly:
+    """A dataset that gives elements in its first run, and nothing in any other."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def stream(self, context):
+        self.runs += 1
+        assert self.runs < 50, "it is started again for ever"
+        return DataPipeline("xyz" if self.runs == 1 else "").stream(context)
+
+
+@pytest.mark.parametrize("rule", ["never", "all_exhausted", 20])
+def test_a_part_that_gives_nothing_when_it_is_repeated_drops_out(rule):
+    mixed = list(islice(RandomMix([OnceOnly(), "abcde"], stop=rule, exact=True), 30))
+    assert mixed.count("x") == 1
+    assert {*"abcde"} <= set(mixed)
+
+
+@pytest.mark.parametrize("kind", [{"exact": True}, {"exact": False}, None])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_state_stays_as_it_is_while_the_mix_goes_on(kind, rule):
+    datasets = [range(3), "ab", []]
+    if kind is None:
+        stream = RoundRobin(datasets, longest=rule == "all_exhausted").stream()
+    else:
+        stream = RandomMix(datasets, stop=rule, **kind).stream()
+    states = [stream.state_dict()]
+    copies = copy.deepcopy(states)
+    for _ in islice(stream, 12):
+        states.append(stream.state_dict())
+        copies.append(copy.deepcopy(states[-1]))
+    assert states == copies
+    other = RoundRobin(datasets, longest=rule == "all_exhausted") if kind is None else None
+    other = (RandomMix(datasets, stop=rule, **kind) if other is None else other).stream()
+    other.load_state_dict(states[1 % len(states)])
+    list(islice(other, 12))
+    assert states == copies
 
 
 def test_draws_differ_by_epoch_worker_and_seed_and_are_otherwise_the_same():

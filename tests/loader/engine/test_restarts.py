@@ -14,6 +14,7 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
+from mpwds.loader.ranks import even_iterator
 from mpwds.loader.worker import worker
 
 LARGE = 5000
@@ -233,6 +234,44 @@ def test_stages_behind_the_loader_see_nothing_of_it():
             if len(got) in (2, 5):
                 kill(loader.worker_pids[len(got) % 2])
         assert got == expected
+
+
+class Alike:
+    """How ranks talk that all have what this one has."""
+
+    rank = 0
+
+    def begin_talk(self):
+        return 1
+
+    def largest(self, numbers, timeout):
+        return numbers
+
+
+@pytest.mark.filterwarnings("ignore:.*A new process")
+def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(even_iterator, "TorchRanks", Alike)
+    dataset = numbers(120, LARGE).select(lambda array: True)  # so nobody knows how many there are
+    with loader_of(dataset, even="drop") as loader:
+        expected = values(loader)
+        loader.set_epoch(0)
+
+        def disturb(number):
+            if number in (1, 20):
+                kill(loader.worker_pids[number % 2])
+
+        assert values(loader, disturb) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*A new process")
+def test_statistics_count_what_the_dead_worker_did():
+    with loader_of(numbers(60, LARGE)) as loader:
+        values(loader, lambda number: kill(loader.worker_pids[0]) if number in (20, 40) else None)
+        stats = loader.stats()
+    assert [worker.restarts for worker in stats.workers] == [2, 0]
+    assert sum(worker.batches for worker in stats.workers) == stats.batches == 60
 
 
 def test_without_it_a_death_is_an_error():

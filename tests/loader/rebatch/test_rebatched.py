@@ -27,6 +27,31 @@ def batches_of(sizes, make):
     return [make(np.arange(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
+class Place(str):
+    """An address whose life can be watched."""
+
+
+def test_addresses_of_batches_whose_rows_are_gone_are_forgotten():
+    alive = weakref.WeakSet()
+
+    class Endless:
+        def __init__(self):
+            self.count = 0
+
+        def __next__(self):
+            self.count += 1
+            place = Place(self.count)
+            alive.add(place)
+            return place, np.arange(2)
+
+    stream = Rebatched(2, shuffle=20).stream(Endless())
+    most = 0
+    for _ in range(4000):
+        next(stream)
+        most = max(most, len(alive))
+    assert most < 1500
+
+
 def numbers_in(batches):
     return [number for batch in batches for number in batch.tolist()]
 

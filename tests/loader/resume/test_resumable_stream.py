@@ -259,6 +259,30 @@ def test_set_epoch_to_another_begins_that_one_and_says_so(loader):
         assert len(list(pipeline)) == 15
 
 
+@pytest.mark.parametrize("stages", ["unbatched", "rebatched", "bucketed"])
+def test_what_comes_before_the_rows_that_are_held_is_not_made_again(monkeypatch, stages):
+    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    made = []
+
+    def make():
+        samples = DataPipeline(range(600)).map(lambda number: made.append(number) or number)
+        return PIPELINES[stages](MultiLoader(samples.batched(5), workers=0, output="numpy"))
+
+    pipeline = make()
+    whole = len(list(pipeline))
+    pipeline.set_epoch(0)
+    elements = iter(pipeline)
+    for _ in range(9 * whole // 10):
+        next(elements)
+    state = json.loads(json.dumps(pipeline.state_dict()))
+    made.clear()
+    pipeline = make()
+    pipeline.load_state_dict(state)
+    assert len(list(pipeline)) == whole - 9 * whole // 10
+    assert len(made) < 300
+
+
 def test_a_copy_begins_anew():
     pipeline = MultiLoader(DataPipeline(range(20)).batched(5), workers=0).rebatched(8)
     for _ in pipeline:

@@ -1,0 +1,111 @@
+"""Waiting for several workers: all that they sent arrives, and what is kept for them is sent meanwhile."""
+
+import os
+import select
+import socket
+import threading
+
+import pytest
+
+from mpwds.errors import WorkerDied
+from mpwds.loader.engine import protocol
+from mpwds.loader.engine.channel import Channel
+from mpwds.loader.engine.local_worker import LocalWorker
+from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.worker_handle import next_message
+from mpwds.sharedmem.private import PrivateCopies
+
+LARGE = bytes(1 << 20)
+
+
+class Process:
+    """A process that has not ended, or whose end is ``last_words``, which is called before it."""
+
+    pid, hint, exitcode = 4711, "", -9
+
+    def __init__(self, last_words=None):
+        self.last_words = last_words
+        self.signal = os.eventfd(0)
+
+    def fileno(self):
+        return self.signal
+
+    def wait(self, timeout_s):
+        last_words, self.last_words = self.last_words, lambda: None
+        if last_words is None:
+            self.last_words = None
+            return False
+        last_words()
+        return True
+
+    def kill(self):
+        pass
+
+
+class Launcher:
+    """Starts a worker whose end is here."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def launch(self, index, ends):
+        self.channel = Channel(socket.socket(fileno=os.dup(ends.channel)))
+        return self.process
+
+    def send(self, kind, **fields):
+        self.channel.send({"kind": kind, "generation": 1, **fields})
+
+
+@pytest.fixture
+def worker_of():
+    made = []
+
+    def worker_of(process, index=0):
+        launcher = Launcher(process)
+        copies = PrivateCopies()
+        worker = LocalWorker(index, launcher, lambda bell: BatchReceiver(bell, "numpy", 2, copies))
+        made.append((worker, launcher, process))
+        return worker, launcher
+
+    yield worker_of
+    for worker, launcher, process in made:
+        worker.disconnect()
+        worker.release()
+        launcher.channel.close()
+        os.close(process.signal)
+
+
+def test_what_a_worker_sent_just_before_its_end_arrives_before_its_death_is_reported(worker_of):
+    process = Process(lambda: (launcher.send("batch", sequence=0), launcher.send("end", sent=1)))
+    worker, launcher = worker_of(process)
+    assert [worker.receive(1).fields["kind"] for _ in range(2)] == ["batch", "end"]
+    launcher.channel.close()
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+        worker.receive(1)
+
+
+def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_of):
+    """The worker answers once the other one has the tasks that its channel had no room for."""
+    worker, launcher = worker_of(Process())
+    other, others = worker_of(Process(), index=1)
+    other.start(0, 1)
+    while not other.unsent:
+        other.give(LARGE, 1)
+
+    def answer():
+        received = 0
+        while received < 3:
+            select.select([others.channel], [], [])
+            message = others.channel.receive()
+            received += message is not None and message.fields["kind"] == protocol.TASK
+        launcher.send("batch", sequence=0)
+
+    for _ in range(3):
+        other.give(LARGE, 1)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        assert next_message([worker], 1, 60.0, [worker, other])[0] is worker
+    finally:
+        others.channel.close()
+        thread.join()
