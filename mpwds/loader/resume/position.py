@@ -187,9 +187,8 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
     if not progress.replayed:
         return
     dataset, reason = loader.dataset, ""
-    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
-        reason = f"a {type(dataset).__name__} has no state"
-    elif unaddressed := culprit(dataset):
+    pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
+    if pipeline and (unaddressed := culprit(dataset)):
         reason = f"{unaddressed} gives elements without addresses"
     for worker in progress.workers:
         reason = reason or worker.stateless

@@ -144,10 +144,13 @@ def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
     )
 
 
-def pack_state(state: Any) -> bytes:
-    """Packs a state by msgpack, or by pickle if msgpack cannot hold it."""
+def pack_state(state: Any, *, exactly: bool = False) -> bytes:
+    """Packs a state by msgpack, or by pickle if msgpack cannot hold it.
+
+    msgpack makes lists of tuples. With ``exactly``, a state that holds tuples is pickled.
+    """
     try:
-        packed: bytes = msgpack.packb(state)
+        packed: bytes = msgpack.packb(state, strict_types=exactly)
     except (TypeError, ValueError, OverflowError):
         return b"p" + pickle.dumps(state)
     return b"m" + packed

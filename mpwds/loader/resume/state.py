@@ -123,7 +123,7 @@ def wrong(name: str, expected: str, value: Any) -> ValueError:
 
 def _worker(state: Any) -> WorkerProgress:
     delivered, stateless = field(state, "delivered", int), field(state, "stateless", str)
-    states = sorted((at, pack_state(unpacked)) for at, unpacked in field(state, "states", list))
+    states = sorted((at, pack_state(unpacked, exactly=True)) for at, unpacked in field(state, "states", list))
     return WorkerProgress(delivered, states, stateless)
 
 

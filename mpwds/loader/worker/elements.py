@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,6 +48,70 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
     return iter(_made_by(dataset) if is_factory else dataset)
+
+
+class OwnElements(Iterator[Any]):
+    """The elements of a dataset that is no pipeline of ours, and the state that it has of its own.
+
+    The dataset, its iterator or both may have the methods ``state_dict`` and ``load_state_dict``. ``start``
+    makes the iterator, when the first element is asked for. If the epoch is left before its end, the dataset
+    gets the state back that it had at its start.
+    """
+
+    def __init__(self, dataset: Any, start: Callable[[], Iterator[Any]], state: dict[str, Any]) -> None:
+        self._dataset = dataset
+        self._start = start
+        self._state = state
+        self._at_start: list[Any] = []
+        self._iterator: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        try:
+            if self._iterator is None:
+                self._iterator = self._begun()
+            return next(self._iterator)
+        except StopIteration:
+            self._at_start = []
+            raise
+
+    def _begun(self) -> Iterator[Any]:
+        if is_stateful(self._dataset):
+            self._at_start = [copy.deepcopy(self._dataset.state_dict())]
+            if "dataset" in self._state:
+                self._dataset.load_state_dict(self._state["dataset"])
+        iterator: Any = self._start()
+        if "iterator" in self._state and is_stateful(iterator):
+            iterator.load_state_dict(self._state["iterator"])
+        return iterator  # type: ignore[no-any-return]  # it has these methods
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = {"dataset": self._dataset, "iterator": self._iterator}
+        state = {name: part.state_dict() for name, part in parts.items() if is_stateful(part)}
+        if not state:
+            raise LookupError(f"a {type(self._dataset).__name__} has no state")
+        return state
+
+    def close(self) -> None:
+        iterator, self._iterator = self._iterator, iter(())
+        if iterator is not None and hasattr(iterator, "close"):
+            iterator.close()
+        for state in self._at_start:
+            self._dataset.load_state_dict(state)
+        self._at_start = []
+
+
+def is_stateful(part: Any) -> bool:
+    """Whether a dataset, an iterator or a sampler has the methods that torchdata's loader asks for.
+
+    They are ``state_dict()`` and ``load_state_dict(state)``. Those of mosaicml's StreamingDataset, which take
+    other arguments, are not these.
+    """
+    try:
+        inspect.signature(part.state_dict).bind()
+        inspect.signature(part.load_state_dict).bind({})
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:

@@ -16,7 +16,7 @@ from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.elements import elements, process_seed
+from mpwds.loader.worker.elements import process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker import WorkerIterator
 from mpwds.pipeline.context import Context
@@ -52,10 +52,10 @@ class LocalIterator(Iteration):
         super().__init__(owner, progress, times)
         self._meter, self._output, self._pinning = local.meter, local.output, local.pinning
         context = replace(context, worker=0, workers=1, owns_process=False, watch=self._meter.watch)
-        iterate = elements if isinstance(local.dataset, DataPipeline) else _with_own_generators
+        around = None if isinstance(local.dataset, DataPipeline) else _with_own_generators
         position = progress.positions()[0]
         self._first = position.first
-        self._iterator = WorkerIterator(local.dataset, context, position, iterate)
+        self._iterator = WorkerIterator(local.dataset, context, position, around=around)
         self._elements = self._meter.elements(self._iterator)
         self._own = progress.workers[0]
         progress.running = True
@@ -130,10 +130,9 @@ class LocalIterator(Iteration):
             self.close(self.closed)
 
 
-def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
+def _with_own_generators(source: Iterator[Any], context: Context) -> Iterator[Any]:
     """The elements of a dataset that appears to have random generators of its own."""
     own: States | None = None
-    source: Iterator[Any] | None = None
     while True:
         users = generator_states()
         if own is None:
@@ -141,8 +140,6 @@ def _with_own_generators(dataset: Any, context: Context) -> Iterator[Any]:
         else:
             put_back(own)
         try:
-            if source is None:
-                source = elements(dataset, context)
             element = next(source)
         except StopIteration:
             return

@@ -25,7 +25,7 @@ from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.loader.worker.counters import STACK_SIGNAL, WRITING_BATCHES, StatusPage
-from mpwds.loader.worker.elements import elements, process_seed
+from mpwds.loader.worker.elements import OwnElements, elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
@@ -179,7 +179,8 @@ class WorkerIterator(Iterator[Any]):
     """Iterates a dataset in one worker, for one epoch.
 
     It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
-    before ``position.first``. ``iterate`` iterates a dataset that is not a pipeline of this package.
+    before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
+    iterator, and ``around`` may put another one around it.
     """
 
     def __init__(
@@ -187,23 +188,29 @@ class WorkerIterator(Iterator[Any]):
         dataset: Any,
         context: Context,
         position: Position = START,
-        iterate: Callable[[Any, Context], Iterator[Any]] = elements,
+        start: Callable[[Any, Context], Iterator[Any]] = elements,
+        around: Callable[[Iterator[Any], Context], Iterator[Any]] | None = None,
     ) -> None:
         self._worker = context.worker
         self._first = position.first
-        self._stream: Stream[Any] | None = None
+        self._stream: Stream[Any] | OwnElements | None = None
         self._elements: Iterator[Any]
+        state = None if position.state is None else unpack_state(position.state)
+        self._due = time.monotonic() + STATE_EVERY_S
+        self._exactly = False
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream = dataset.stream(context)
             if culprit(dataset) is None:
                 self._stream = stream
-                if position.state is not None:
-                    stream.load_state_dict(unpack_state(position.state))
+                if state is not None:
+                    stream.load_state_dict(state)
             self._elements = plain(stream)
         else:
-            self._elements = iterate(dataset, context)
+            own = OwnElements(dataset, lambda: start(dataset, context), state or {})
+            self._stream, self._elements = own, own if around is None else around(own, context)
+            self._due = 0.0  # the dataset may be in another state when it begins again from its start
+            self._exactly = True
         self.number = position.at - 1
-        self._due = math.inf if self._stream is None else time.monotonic() + STATE_EVERY_S
 
     def __next__(self) -> Any:
         try:
@@ -220,9 +227,11 @@ class WorkerIterator(Iterator[Any]):
         if now < self._due or self._stream is None:
             return None
         try:
-            packed = pack_state(self._stream.state_dict())
+            packed = pack_state(self._stream.state_dict(), exactly=self._exactly)
         except Exception as error:
             self._due = math.inf
+            if isinstance(error, LookupError):
+                return str(error)
             return f"{type(error).__name__}: {error}"
         done = time.monotonic()
         self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
@@ -230,8 +239,9 @@ class WorkerIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Closes the iterator, if it can be closed, and the files that it reads."""
-        if hasattr(self._elements, "close"):
-            self._elements.close()
+        for part in (self._elements, self._stream):
+            if part is not None and hasattr(part, "close"):
+                part.close()
         self._elements, self._stream = iter(()), None
 
 

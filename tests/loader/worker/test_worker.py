@@ -1,6 +1,5 @@
 """A worker's elements of an epoch, and when it saves its state."""
 
-import math
 import time
 
 import pytest
@@ -66,10 +65,11 @@ def test_a_position_behind_the_end_is_an_error():
         list(begun(Position(first=21)))
 
 
-def test_a_dataset_without_state_saves_none():
+def test_a_dataset_without_state_says_so_once():
     running = begun(dataset=lambda: iter("abc"))
     next(running)
-    assert running.state(math.inf) is None
+    assert running.state(0) == "a function has no state"
+    assert running.state(0) is None
 
 
 def test_when_it_is_closed_its_files_are():
