@@ -183,8 +183,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if loaded.runs_again and isinstance(self.dataset, torch.utils.data.IterableDataset):
             warn(
                 f"the iterable dataset ({type(self.dataset).__name__}) runs again from its start, and the "
-                f"{loaded.runs_again} batches delivered before are dropped: MultiLoader resumes pipelines of "
-                "mpwds where they were",
+                f"{loaded.runs_again} batches delivered before are dropped: it has no state_dict and "
+                "load_state_dict (MultiLoader resumes pipelines of mpwds where they were)",
                 UserWarning,
             )
         return self._continuing(loaded)
@@ -232,8 +232,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         The delivered samples of a map-style dataset are not fetched again, and the rest come in the same
         order, also with another number of workers; random numbers that the dataset draws in them differ. An
-        iterable dataset runs again from its start, with the same seeds, and delivered batches are dropped,
-        with a warning. A ``MultiLoader`` resumes by its own ``load_state_dict``.
+        iterable dataset, its iterator, a sampler or a batch sampler that has ``state_dict()`` and
+        ``load_state_dict(state)`` continues from its own state. Other iterable datasets run again from their
+        start, with the same seeds, and delivered batches are dropped, with a warning. A ``MultiLoader``
+        resumes by its own ``load_state_dict``.
 
         The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.

@@ -18,13 +18,12 @@ from mpwds.loader.dataloader import start_methods, torch_collate
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
-from mpwds.loader.dataloader.task_worker import FetchingSetup
+from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
 from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
-from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
@@ -81,7 +80,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         # The copies of a dataset of this package in the workers cannot count epochs.
         epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
         start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
-        self._epoch = TaskEpoch(loader, record.completed, self._sampler_iter, self._group, epoch, self._times)
+        self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, epoch, self._times)
         if isinstance(loader.dataset, IterableSource):
             loader.dataset.set_epoch(epoch + 1)
 
@@ -156,11 +155,15 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         record.take_back_seed(loader)
         self._record = record
         if isinstance(loader.dataset, IterableDataset):
-            self._make_again(record.runs_again)
-        elif record.loaded is not None:
-            left = (index for _, index in record.completed.left(self._sampler_iter))
-            # The first one now, while the generator that the order is drawn from stands where it did.
-            self._sampler_iter = chain(list(islice(left, 1)), left)
+            record.continue_iterator(loader, self._dataset_fetcher)
+            make_again(super()._next_data, 0, 0, record.runs_again)
+        else:
+            indices = record.drawn(loader, self._sampler_iter)
+            if record.loaded is not None:
+                left = (index for _, index in record.completed.left(indices))
+                # The first one now, while the generator that the order is drawn from stands where it did.
+                indices = chain(list(islice(left, 1)), left)
+            self._sampler_iter = indices
         self._num_yielded = record.completed.count
 
     def _next_data(self) -> Any:
@@ -188,20 +191,6 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def __del__(self) -> None:
         self._times.end()
-
-    def _make_again(self, delivered: int) -> None:
-        """Makes the delivered batches again. The program has seen a single error between two of them."""
-        made, failure = 0, None
-        while made < delivered:
-            try:
-                super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
-                made, failure = made + 1, None
-            except StopIteration:
-                raise made_fewer(0, made, delivered) from failure
-            except Exception as error:
-                if failure is not None:
-                    raise
-                failure = error
 
 
 def _finish(group: WorkerGroup) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections import Counter
+import copy
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages
-from mpwds.loader.resume.progress import warn_of_empty_epoch
-from mpwds.loader.resume.state import VERSION, check, field, wrong
+from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages, Rebatching
+from mpwds.loader.resume.progress import Position, pack_state, unpack_state, warn_of_empty_epoch
+from mpwds.loader.resume.state import VERSION, check, wrong
+from mpwds.loader.resume.state import field as read
+from mpwds.loader.worker.elements import is_stateful
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
 
@@ -22,9 +25,16 @@ T = TypeVar("T")
 
 
 class CompletedTasks:
-    """The numbers of the tasks that are completed: the batch was delivered, or the error raised."""
+    """The numbers of the tasks that are completed: the batch was delivered, or the error raised.
+
+    Attributes:
+        states: Of the workers of an iterable dataset: how many tasks came before the state, and the state.
+        first: The number of the first task whose index the sampler gives.
+    """
 
     def __init__(self, below: int = 0, above: Iterable[int] = (), workers: Iterable[int] = ()) -> None:
+        self.states: dict[int, tuple[int, bytes]] = {}
+        self.first = 0
         self.below = below  # all tasks with a lower number are completed
         self.above = set(above)  # so are these, where batches come out of order
         self.workers = Counter(dict(enumerate(workers)))  # the number of tasks that each worker has completed
@@ -33,8 +43,10 @@ class CompletedTasks:
     def count(self) -> int:
         return self.below + len(self.above)
 
-    def add(self, task: int, worker: int = 0) -> None:
+    def add(self, task: int, worker: int = 0, state: bytes | str | None = None) -> None:
         self.workers[worker] += 1
+        if isinstance(state, bytes):
+            self.states[worker] = self.workers[worker], state
         self.above.add(task)
         while self.below in self.above:
             self.above.remove(self.below)
@@ -43,7 +55,8 @@ class CompletedTasks:
     def left(self, indices: Iterable[T]) -> Iterator[tuple[int, T]]:
         """Number and index of each task that is not completed now."""
         above, below = frozenset(self.above), self.below
-        return ((task, index) for task, index in enumerate(indices) if task >= below and task not in above)
+        tasks = enumerate(indices, self.first)
+        return ((task, index) for task, index in tasks if task >= below and task not in above)
 
 
 @dataclass(eq=False)
@@ -56,6 +69,9 @@ class EpochRecord:
     completed: CompletedTasks
     seedless: bool  # the epoch keeps the workers of the one before, so it draws no seed for them
     dataset_state: Mapping[str, Any] | None = None  # in the loaded state, if the dataset is a loader
+    own_state: Mapping[str, Any] | None = None  # in it, of an iterable dataset that has one, without workers
+    sampler_states: deque[tuple[int, list[Any]]] = field(default_factory=deque)  # by the tasks before
+    fetcher: Any = None  # torch's, of an iterable dataset, without workers
     loaded: int | None = None  # the number of tasks completed in the loaded state
     finished: bool = False
 
@@ -73,14 +89,67 @@ class EpochRecord:
 
     @property
     def runs_again(self) -> int:
-        """The number of batches that an iterable dataset makes again, to be dropped."""
-        return 0 if self.dataset_state is not None else self.completed.count
+        """The number of batches that an iterable dataset makes again from its start, to be dropped."""
+        if self.dataset_state is not None or self.own_state is not None:
+            return 0
+        without = (worker for worker in self.completed.workers if worker not in self.completed.states)
+        return sum(self.completed.workers[worker] for worker in without)
+
+    def positions(self, loader: DataLoader[Any]) -> list[Position]:
+        """Where the workers of an iterable dataset begin."""
+        if not isinstance(loader.dataset, IterableDataset):
+            return []
+        states, counts = self.completed.states, self.completed.workers
+        kept = [states.get(worker, (0, None)) for worker in range(loader.num_workers)]
+        return [Position(counts[worker], state, at) for worker, (at, state) in enumerate(kept)]
+
+    def continue_iterator(self, loader: DataLoader[Any], fetcher: Any) -> None:
+        """Brings torch's fetcher of an iterable dataset, without workers, to where the loaded state was."""
+        state, self.fetcher = self.own_state, fetcher
+        if state is not None:
+            if "iterator" in state:
+                fetcher.dataset_iter.load_state_dict(state["iterator"])
+            fetcher.ended = state["ended"]
+
+    def drawn(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
+        """The indices that the sampler gives. Keeps the sampler's own states, if it has them."""
+        samplers = _stateful_samplers(loader)
+        for number, index in enumerate(indices, self.completed.first + 1):
+            # For a batch that is not full, the sampler was asked for an index behind its last one.
+            if samplers and (loader.batch_size is None or len(index) == loader.batch_size):  # type: ignore[arg-type]  # a batch's
+                self.sampler_states.append((number, [copy.deepcopy(each.state_dict()) for each in samplers]))
+                self._newest_sampler_state()
+            yield index
+
+    def _newest_sampler_state(self) -> tuple[int, list[Any]] | None:
+        """The sampler's state before all tasks that are not completed; forgets older ones."""
+        kept = self.sampler_states
+        while len(kept) > 1 and kept[1][0] <= self.completed.below:
+            kept.popleft()
+        return kept[0] if kept and kept[0][0] <= self.completed.below else None
+
+    def _state_of_dataset(self, loader: DataLoader[Any]) -> Mapping[str, Any] | None:
+        dataset = loader.dataset
+        of_loader = isinstance(dataset, Rebatching)
+        if loader.num_workers or of_loader or not isinstance(dataset, IterableDataset):
+            return None
+        if self.fetcher is None and self.own_state is not None:
+            return self.own_state
+        parts: dict[str, Any] = {"dataset": dataset, "iterator": getattr(self.fetcher, "dataset_iter", None)}
+        state = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items() if is_stateful(part)}
+        return {**state, "ended": getattr(self.fetcher, "ended", False)} if state else None
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
         """Tells the sampler and the dataset which epoch it is, and a dataset that is a loader its state."""
         sampler, dataset = _sampler(loader), loader.dataset
         if self.sampler_epoch is not None and _epoch_of(sampler) is not None:
             sampler.set_epoch(self.sampler_epoch)
+        for number, states in self.sampler_states:
+            self.completed.first = number
+            for part, state in zip(_stateful_samplers(loader), states, strict=True):
+                part.load_state_dict(state)
+        if self.own_state is not None and "dataset" in self.own_state:
+            dataset.load_state_dict(self.own_state["dataset"])  # type: ignore[attr-defined]  # it is stateful
         if self.dataset_state is not None:
             dataset.load_state_dict(self.dataset_state)  # type: ignore[attr-defined]  # a loader
         elif self.dataset_epoch is not None and _dataset_epoch(dataset) is not None:
@@ -120,20 +189,26 @@ class EpochRecord:
             "below": completed.below,
             "above": sorted(completed.above),
             "workers": [completed.workers[worker] for worker in range(max(loader.num_workers, 1))],
+            "states": [[worker, at, unpack_state(state)] for worker, (at, state) in completed.states.items()],
+            "own": self._state_of_dataset(loader),
+            "samplers": self._newest_sampler_state(),
         }
 
     @classmethod
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
         """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
         check(state, "DataLoader", _facts(loader))
-        encoded = field(state, "generator", str)
+        encoded = read(state, "generator", str)
         try:
             generator = bytearray(base64.b64decode(encoded, validate=True))
         except ValueError:
             raise wrong("generator", "base64", encoded) from None
         completed = CompletedTasks(
-            field(state, "below", int), field(state, "above", list), field(state, "workers", list)
+            read(state, "below", int), read(state, "above", list), read(state, "workers", list)
         )
+        for worker, at, unpacked in read(state, "states", list):
+            completed.states[worker] = at, pack_state(unpacked, exactly=True)
+        samplers = state.get("samplers")
         return cls(
             torch.frombuffer(generator, dtype=torch.uint8),
             state.get("sampler_epoch"),
@@ -141,6 +216,8 @@ class EpochRecord:
             completed,
             seedless=bool(state.get("seedless")),
             dataset_state=state.get("dataset"),
+            own_state=state.get("own"),
+            sampler_states=deque([] if samplers is None else [tuple(samplers)]),
             loaded=completed.count,
         )
 
@@ -171,6 +248,11 @@ def _sampler(loader: DataLoader[Any]) -> Any:
     """The object that gives the order: the sampler, or the user's batch sampler."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     return loader.batch_sampler if loader.batch_sampler is not None and inner is None else loader.sampler
+
+
+def _stateful_samplers(loader: DataLoader[Any]) -> list[Any]:
+    parts = {id(part): part for part in (loader.sampler, loader.batch_sampler)}
+    return list(filter(is_stateful, parts.values()))
 
 
 def _epoch_of(sampler: Any) -> int | None:

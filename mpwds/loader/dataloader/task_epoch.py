@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +11,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds import pickling
 from mpwds.errors import MpwdsError
-from mpwds.loader.dataloader.state import CompletedTasks
+from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
-from mpwds.loader.resume.progress import made_fewer
 from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
 
@@ -32,20 +31,21 @@ class TaskEpoch:
     ``prefetch_factor`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
     indices are asked for at these moments and no earlier.
 
-    Tasks that are ``completed`` already are not given. With an iterable dataset, where each task depends on
-    those before, workers do them again, and the answers are dropped.
+    Tasks that are completed already are not given. With an iterable dataset, where each task depends on
+    those before, a worker makes the batches again that follow its last state.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        completed: CompletedTasks,
+        record: EpochRecord,
         indices: Iterator[Any],
         group: WorkerGroup,
         epoch: int,
         times: TrainerTimes,
     ) -> None:
-        workers, generation = group.begin_epoch(epoch)
+        workers, generation = group.begin_epoch(epoch, record.positions(loader))
+        completed, indices = record.completed, record.drawn(loader, indices)
         self._check_end = group.check_end
         self._completed = completed
         self._workers = workers
@@ -54,12 +54,15 @@ class TaskEpoch:
         self._in_order = loader.in_order
         self._timeout = loader.timeout or None
         self._most = (loader.prefetch_factor or 1) * len(workers)
-        self._again = again = isinstance(loader.dataset, IterableDataset)
-        self._indices = enumerate(indices) if again else completed.left(indices)
-        self._dropped = Counter(completed.workers) if again else Counter()
-        self._failures: dict[int, BaseException] = {}  # what kept each worker from a batch that is dropped
-        first = 0 if again else completed.count % len(workers)  # as if it had gone on without a break
-        self._turns = itertools.cycle(workers[first:] + workers[:first])
+        self._iterable = isinstance(loader.dataset, IterableDataset)
+        self._indices = enumerate(indices) if self._iterable else completed.left(indices)
+        # As if it had gone on without a break.
+        if self._iterable:
+            workers = sorted(workers, key=lambda worker: completed.workers[worker.index])
+        else:
+            first = completed.count % len(workers)
+            workers = workers[first:] + workers[:first]
+        self._turns = itertools.cycle(workers)
         self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
         self._active = set(self._tasks)
         self._unanswered: deque[WorkerHandle] = deque()
@@ -93,10 +96,7 @@ class TaskEpoch:
                 self._answers[worker.index] += 1
                 self._unanswered.remove(worker)
                 task = self._tasks[worker.index].popleft()
-                if not self._is_dropped(worker, message):
-                    return self._answer(worker, message, task)
-                worker.discard(message)
-                self._give_next()
+                return self._answer(worker, message, task)
         self._times.end()
         raise StopIteration
 
@@ -112,33 +112,20 @@ class TaskEpoch:
         except Exception as error:
             add_note(error, f"while a batch from worker {worker.index} was unpickled")
             return self._failed(worker, task, error)
-        self._complete(worker, task)
+        self._complete(worker, task, fields.get("state"))
         self._times.delivered(fields["samples"], fields["nbytes"])
         return batch, []
 
-    def _is_dropped(self, worker: WorkerHandle, message: Message) -> bool:
-        """Whether the program got this answer before, a batch or one error between two batches."""
-        index = worker.index
-        if message.fields["kind"] == protocol.FAILED:
-            if not self._dropped[index] or index in self._failures:
-                return False
-            self._failures[index] = _revived(message.fields, worker)
-            return True
-        self._failures.pop(index, None)
-        dropped = self._dropped[index] > 0
-        self._dropped[index] -= dropped
-        return dropped
-
     def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> Answer:
-        if self._again:  # a batch that did not come is none to be dropped
+        if self._iterable:  # a batch that did not come is none to be made again
             self._give_next()
         else:
             self._complete(worker, task)
         self._times.left()
         return None, [error]
 
-    def _complete(self, worker: WorkerHandle, task: int) -> None:
-        self._completed.add(self._completed.below if self._again else task, worker.index)
+    def _complete(self, worker: WorkerHandle, task: int, state: bytes | str | None = None) -> None:
+        self._completed.add(self._completed.below if self._iterable else task, worker.index, state)
         self._give_next()
 
     def _give_next(self) -> None:
@@ -156,9 +143,6 @@ class TaskEpoch:
                 return
 
     def _leave_out(self, worker: WorkerHandle) -> None:
-        if dropped := self._dropped[worker.index]:
-            made = self._answers[worker.index]
-            raise made_fewer(worker.index, made, made + dropped) from self._failures.get(worker.index)
         self._active.discard(worker.index)
         self._unanswered = deque(other for other in self._unanswered if other is not worker)
         self._give_next()

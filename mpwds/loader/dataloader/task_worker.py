@@ -6,6 +6,7 @@ import operator
 import pickle
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -16,10 +17,11 @@ from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine import failures, protocol
 from mpwds.loader.engine.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.resume.progress import START, Position, made_fewer
 from mpwds.loader.worker.sending import EpochStopped
-from mpwds.loader.worker.worker import Worker, announce_to_torch
+from mpwds.loader.worker.worker import Worker, WorkerIterator, announce_to_torch
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.filter import rows_in
+from mpwds.pipeline.filter import plain, rows_in
 from mpwds.pipeline.parts import IterableSource, iterates_itself
 
 
@@ -41,12 +43,11 @@ class FetchingSetup(WorkerSetup):
     worker_init_fn: Callable[[int], object] | None = None
     collate_functions: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # added to torch's table
 
-    def fetcher(self, context: Context) -> Callable[[Any], Any]:
+    def fetcher(self, samples: Iterator[Any]) -> Callable[[Any], Any]:
         """The function that does an epoch's tasks: it fetches by index, or the next samples, and collates."""
         dataset = self.dataset
         collate = self.collate_fn or (torch_collate.collate if self.batches else torch_collate.convert)
         if self.iterable:
-            samples = self._samples(context)
             if self.batches:
                 return _batches_of(samples, collate, self.drop_last)
             return lambda _: collate(_next_of(samples))
@@ -56,15 +57,19 @@ class FetchingSetup(WorkerSetup):
             return lambda indices: collate(dataset.__getitems__(indices))
         return lambda indices: collate([dataset[index] for index in indices])
 
-    def _samples(self, context: Context) -> Iterator[Any]:
-        dataset = self.dataset
-        if not isinstance(dataset, IterableSource):
-            return iter(dataset)
-        if iterates_itself(dataset):
-            dataset.set_epoch(context.epoch)
-            return iter(dataset)
-        deferred = self.collate_fn is None and not self.batches
-        return (element for _, element in dataset.stream(replace(context, deferred=deferred)))
+    def samples(self, context: Context, position: Position) -> WorkerIterator:
+        """The samples of an iterable dataset, from a state on."""
+        context = replace(context, deferred=self.collate_fn is None and not self.batches)
+        return WorkerIterator(self.dataset, context, START._replace(state=position.state), _iterated)
+
+
+def _iterated(dataset: Any, context: Context) -> Iterator[Any]:
+    if not isinstance(dataset, IterableSource):
+        return iter(dataset)
+    if iterates_itself(dataset):
+        dataset.set_epoch(context.epoch)
+        return iter(dataset)
+    return plain(dataset.stream(context))
 
 
 def _next_of(samples: Iterator[Any]) -> Any:
@@ -100,6 +105,7 @@ class TaskWorker(Worker):
 
     setup: FetchingSetup
     _failure: Exception | None = None
+    _samples: WorkerIterator | None = None
 
     def run(self) -> None:
         self._begin()
@@ -122,14 +128,15 @@ class TaskWorker(Worker):
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
         generation, sent = start["generation"], 0
+        self._samples = None
         fetch: Callable[[Any], Any] | None = None
         with self.meter.epoch():
             while (task := self.commands.wait_for_task(generation)) is not None:
                 self.meter.making()
                 try:
-                    if fetch is None:  # inside, because each task fails if it cannot be made
-                        fetch = self._make_fetch(start["epoch"])
                     index = pickle.loads(task)
+                    if fetch is None:  # inside, because each task fails if it cannot be made
+                        fetch = self._make_fetch(start, index)
                     self._send_batch(fetch(index), index, generation, sent)
                 except (Exhausted, EpochStopped):
                     break
@@ -147,12 +154,35 @@ class TaskWorker(Worker):
         samples = None
         if not self.setup.iterable:
             samples = operator.length_hint(index, 1) if self.setup.batches or isinstance(index, list) else 1
-        self.sender.send(batch, generation, sequence, samples=samples)
+        state = None if self._samples is None else self._samples.state(time.monotonic())
+        self.sender.send(batch, generation, sequence, state, samples)
 
-    def _make_fetch(self, epoch: int) -> Callable[[Any], Any]:
+    def _make_fetch(self, start: dict[str, Any], index: Any) -> Callable[[Any], Any]:
         if self._failure is not None:
             raise self._failure
-        return self.setup.fetcher(self._context(epoch))
+        if not self.setup.iterable:
+            return self.setup.fetcher(iter(()))
+        position = Position(start["first"], start["state"], start["at"])
+        self._samples = samples = self.setup.samples(self._context(start["epoch"]), position)
+        fetch = self.setup.fetcher(samples)
+        make_again(lambda: fetch(index), self.index, position.at, position.first)
+        return fetch
+
+
+def make_again(make: Callable[[], Any], worker: int, made: int, delivered: int) -> None:
+    """Makes batches again that were delivered. The program has seen a single error between two of them."""
+    failure: Exception | None = None
+    while made < delivered:
+        try:
+            make()
+        except (Exhausted, StopIteration):
+            raise made_fewer(worker, made, delivered) from failure
+        except Exception as error:
+            if failure is not None:
+                raise
+            failure = error
+        else:
+            made, failure = made + 1, None
 
 
 def _not_an_end(error: Exception) -> Exception:

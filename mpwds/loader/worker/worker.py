@@ -218,6 +218,7 @@ class WorkerIterator(Iterator[Any]):
         except StopIteration:
             if self.number + 1 < self._first:
                 raise made_fewer(self._worker, self.number + 1, self._first) from None
+            self._due = math.inf  # a dataset's own state may be that of its next epoch
             raise
         self.number += 1
         return element

@@ -5,11 +5,13 @@ import pytest
 
 import mpwds
 from mpwds.loader.dataloader.task_worker import Exhausted, FetchingSetup
+from mpwds.loader.resume.progress import START
 from mpwds.pipeline.context import Context
 
 
 def fetcher(dataset, context=None, **options):
-    return FetchingSetup(dataset, workers=1, blocks=4, **options).fetcher(context or Context())
+    setup = FetchingSetup(dataset, workers=1, blocks=4, **options)
+    return setup.fetcher(setup.samples(context or Context(), START) if setup.iterable else iter(()))
 
 
 def test_a_batch_of_a_pipeline_is_collated_when_it_is_written():

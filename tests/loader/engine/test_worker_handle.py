@@ -102,10 +102,13 @@ def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_
 
     for _ in range(3):
         other.give(LARGE, 1)
-    thread = threading.Thread(target=answer)
-    thread.start()
+    threads = [threading.Thread(target=answer), threading.Timer(20, launcher.send, ["end"], {"sent": 0})]
+    for thread in threads:
+        thread.start()
     try:
-        assert next_message([worker], 1, 60.0, [worker, other])[0] is worker
+        assert next_message([worker], 1, None, [worker, other])[1].fields["kind"] == protocol.BATCH
     finally:
         others.channel.close()
-        thread.join()
+        threads[1].cancel()
+        for thread in threads:
+            thread.join()

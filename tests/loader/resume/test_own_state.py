@@ -1,0 +1,224 @@
+"""Datasets, iterators and samplers with a state of their own continue from it."""
+
+import json
+import os
+import random
+import signal
+import warnings
+from itertools import chain
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mpwds import DataLoader, MultiLoader
+from mpwds.loader.worker import worker
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
+MADE = []
+
+
+def own_part(count):
+    info = get_worker_info()
+    return range(count)[info.id :: info.num_workers] if info else range(count)
+
+
+class Counting(IterableDataset):
+    """A dataset that knows how far it is, and draws from a generator of its own."""
+
+    def __init__(self, count=40):
+        self.count, self.at, self.dice = count, 0, random.Random(5)
+
+    def __iter__(self):
+        part = own_part(self.count)
+        while self.at < len(part):
+            MADE.append(part[self.at])
+            self.at += 1
+            yield part[self.at - 1] + self.dice.random()
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at, "dice": self.dice.getstate()}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+        version, words, gauss = state["dice"]
+        self.dice.setstate((version, tuple(words), gauss))
+
+
+class Iterated(IterableDataset):
+    """A dataset whose iterators know how far they are."""
+
+    def __iter__(self):
+        return Numbers(own_part(40))
+
+
+class Numbers:
+    def __init__(self, part):
+        self.part, self.at = part, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == len(self.part):
+            raise StopIteration
+        MADE.append(self.part[self.at])
+        self.at += 1
+        return self.part[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.fixture(autouse=True)
+def _states_everywhere(monkeypatch):
+    """Workers that are forks send their state with every batch."""
+    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    MADE.clear()
+
+
+LOADERS = {
+    "MultiLoader": lambda dataset, workers: MultiLoader(
+        dataset, workers=workers, output="numpy", start_method="fork"
+    ),
+    "DataLoader": lambda dataset, workers: DataLoader(
+        dataset,
+        batch_size=3,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    ),
+    "persistent": lambda dataset, workers: DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        persistent_workers=workers > 0,
+    ),
+}
+
+
+def plain(elements):
+    return [element.tolist() if hasattr(element, "tolist") else element for element in elements]
+
+
+def taken(loader, count):
+    elements = iter(loader)
+    return plain(next(elements) for _ in range(count))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("dataset", [Counting, Iterated])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_rest_of_the_epoch_comes_without_what_was_delivered(kind, dataset, workers):
+    make = LOADERS[kind]
+    torch.manual_seed(3)
+    whole = plain(make(dataset(), workers))
+    for count in (0, 1, 4, len(whole) // 2, len(whole) - 1):
+        torch.manual_seed(3)
+        loader = make(dataset(), workers)
+        first = taken(loader, count)
+        state = json.loads(json.dumps(loader.state_dict()))
+        other = make(dataset(), workers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            other.load_state_dict(state)
+            assert json.loads(json.dumps(other.state_dict())) == state
+            MADE.clear()
+            assert first + plain(other) == whole
+        assert workers or not count or len(MADE) <= 40 - count
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_states_follow_each_other(kind):
+    make = LOADERS[kind]
+    whole, got = plain(make(Counting(), 2)), []
+    state = make(Counting(), 2).state_dict()
+    while len(got) < len(whole):
+        loader = make(Counting(), 2)
+        loader.load_state_dict(state)
+        got += taken(loader, min(3, len(whole) - len(got)))
+        state = loader.state_dict()
+    assert got == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(workers):
+    with LOADERS["MultiLoader"](Counting(20000), workers) as loader:  # more than workers prepare ahead
+        whole = plain(loader)
+    with LOADERS["MultiLoader"](Counting(20000), workers) as loader:
+        taken(loader, 7)
+        assert plain(loader) == whole
+
+
+def test_a_dataset_whose_worker_died_continues_from_its_state():
+    dataset = Counting(200)
+    with LOADERS["MultiLoader"](dataset, 2) as loader:
+        whole = plain(loader)
+    loader = MultiLoader(dataset, 2, output="numpy", start_method="fork", on_worker_death="restart")
+    with loader, pytest.warns(RuntimeWarning, match="A new process"):
+        elements = iter(loader)
+        first = plain(next(elements) for _ in range(90))
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        assert first + plain(elements) == whole
+
+
+class Shuffled:
+    """A sampler that knows how far it is in the order of an epoch, and draws from a generator of its own."""
+
+    def __init__(self, batches=False, seed=7):
+        self.batches, self.order, self.at, self.dice = batches, [], 0, random.Random(seed)
+
+    def __len__(self):
+        return 21 if self.batches else 41
+
+    def __iter__(self):
+        if not self.order:
+            order = self.dice.sample(range(41), 41)
+            self.order = [order[at : at + 2] for at in range(0, 41, 2)] if self.batches else order
+        while self.at < len(self.order):
+            self.at += 1
+            yield self.order[self.at - 1]
+        self.order, self.at = [], 0
+
+    def state_dict(self):
+        return {"order": self.order, "at": self.at, "dice": self.dice.getstate()}
+
+    def load_state_dict(self, state):
+        self.order, self.at = list(state["order"]), state["at"]
+        version, words, gauss = state["dice"]
+        self.dice.setstate((version, tuple(words), gauss))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "in_order": False}], ids=str)
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_sampler_continues_from_its_state(options, batches):
+    def make():
+        order = {"batch_sampler": Shuffled(True)} if batches else {"sampler": Shuffled(), "batch_size": 2}
+        return DataLoader(range(41), **order, **options)
+
+    loader = make()
+    epochs = [plain(loader) for _ in range(3)]
+    for count in (1, 6, 20, 21):
+        loader = make()
+        plain(loader)
+        first = taken(loader, count)
+        state = json.loads(json.dumps(loader.state_dict()))
+        other = make()
+        other.load_state_dict(state)
+        assert json.loads(json.dumps(other.state_dict())) == state
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing is left
+            got, following = first + plain(other), plain(other)
+        if options.get("in_order", True):
+            assert got == epochs[1]
+        assert sorted(chain(*got)) == list(range(41))
+        assert sorted(chain(*following)) == list(range(41))
+        assert following == epochs[2] or not options.get("in_order", True)
