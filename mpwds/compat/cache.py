@@ -81,8 +81,8 @@ class StreamingOpen:
 class FileCache(StreamingOpen):
     """Stage that opens shards from a cache on a local disk: a :class:`StreamingOpen` that keeps them.
 
-    The stream follows the download; the file at ``local_path`` appears when it is complete. Local files are
-    opened where they are. :class:`mpwds.ShardCache` does the work.
+    It waits until the file at ``local_path`` is complete; ``WebDataset(cache_dir=...)`` reads while it fills.
+    Local files are opened where they are. :class:`mpwds.ShardCache` does the work.
 
     Args:
         cache_dir: The directory, created when it is needed; by default the environment variable
@@ -119,7 +119,9 @@ class FileCache(StreamingOpen):
         self._cache = ShardCache(self.cache_dir, size, url_to_name, verbose, validator=validator)
 
     def _open(self, url: str) -> dict[str, Any]:
-        return {"stream": self._cache.open(url), "local_path": self._cache.path(url)}
+        if url == "-" or file_of(url) is not None:
+            return super()._open(url)
+        return {"stream": self._cache.open_whole(url), "local_path": self._cache.path(url)}
 
 
 class LRUCleanup:

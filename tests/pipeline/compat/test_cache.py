@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 import mpwds
@@ -33,15 +31,13 @@ def test_streams_have_no_local_path():
     assert list(contents(StreamingOpen()(["pipe:echo hello"]))) == [("pipe:echo hello", None, b"hello\n")]
 
 
-def test_a_cache_keeps_what_it_opens(tmp_path):
+def test_a_file_cache_keeps_what_it_opens_and_waits_for_the_whole_file(tmp_path):
     stage = FileCache(tmp_path, validator=None, url_to_name=lambda url: "hello")
-    [(_, path, data)] = contents(stage(["pipe:echo hello"]))
-    assert data == b"hello\n"
-    assert path == str(tmp_path / "hello")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "hello").exists():
-        assert time.monotonic() < deadline
+    [opened] = stage(["pipe:sleep 0.2; echo hello"])
+    assert opened["local_path"] == str(tmp_path / "hello")
     assert (tmp_path / "hello").read_bytes() == b"hello\n"
+    with opened["stream"] as stream:
+        assert stream.read() == b"hello\n"
 
 
 @pytest.mark.parametrize(("handler", "found"), [(ignore_and_continue, "ab"), (ignore_and_stop, "a")])
