@@ -1,9 +1,13 @@
 """The methods of datasets are the functions of their names."""
 
+import contextlib
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import webdataset
@@ -80,3 +84,63 @@ def test_a_method_leaves_the_dataset_as_it_is():
 @pytest.mark.parametrize("size", [0, -1])
 def test_shuffling_with_no_buffer_is_not_shuffling(size):
     assert list(DataPipeline(range(50)).shuffle(size)) == list(range(50))
+
+
+DATASET = DataPipeline(range(4))
+
+
+def drop_shuffle():
+    DATASET.shuffle(10)
+
+
+def drop_a_chain():
+    DATASET.map(abs).batched(2, partial=False)
+
+
+def drop_composed():
+    with contextlib.suppress(ValueError):
+        DATASET.compose(mpwds.batched(2))
+
+
+def drop_of_the_first_generation():
+    mpwds.Dataset("x.tar").decode("rgb")
+
+
+def drop_a_loaders():
+    mpwds.MultiLoader(DATASET, workers=1).unbatched()
+
+
+@pytest.mark.parametrize(
+    ("drop", "stage"),
+    [
+        (drop_shuffle, "shuffle(10)"),
+        (drop_a_chain, "batched(2, partial=False)"),
+        (drop_composed, "batched(2)"),
+        (drop_of_the_first_generation, "decode('rgb')"),
+        (drop_a_loaders, "unbatched()"),
+    ],
+)
+def test_a_stage_that_a_statement_drops_is_a_warning_at_its_line(drop, stage):
+    with pytest.warns(UserWarning, match=f"^{re.escape(stage)} has no effect: .* Write dataset = ") as caught:
+        drop()
+    (warning,) = caught
+    assert Path(warning.filename).samefile(__file__)
+    assert warning.lineno - drop.__code__.co_firstlineno == 1 + (drop is drop_composed)
+
+
+def test_a_stage_that_is_kept_shown_tested_or_passed_on_is_no_warning(capsys):
+    def shuffled(dataset):
+        return dataset.shuffle(10)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unused = DATASET.shuffle(10)
+        [DATASET.shuffle(10) for _ in range(2)]
+        if DATASET.shuffle(10):
+            shuffled(DATASET)
+        str(DATASET.shuffle(10))
+        exec(compile("DATASET.shuffle(10)", "<stdin>", "single"))
+        DataPipeline(range(4)).with_epoch(3)
+        mpwds.Dataset("x.tar", shuffle=10, decoder="rgb")
+        mpwds.WebDataset({"datasets": [{"shards": "x.tar", "shuffle": 4, "weight": 1}]})
+    assert repr(unused) == capsys.readouterr().out.strip()
