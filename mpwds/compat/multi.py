@@ -9,12 +9,15 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderPipeline
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.output.replacing import pinned
+from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.worker.worker import Worker
 from mpwds.pipeline.parts import TorchIterable
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
@@ -33,6 +36,8 @@ class MultiDataset(LoaderPipeline):
     Each ``iter()`` is an epoch, and ends an unfinished one of the same object; a copy with more stages has
     workers of its own. Workers stay between epochs until ``close()``, the end of a ``with`` block, the
     object's collection, or an iterator's ``terminate()``.
+
+    Arrays arrive as arrays and tensors as tensors, unless you pass ``output``.
 
     Args:
         dataset: Any dataset.
@@ -68,7 +73,8 @@ class MultiDataset(LoaderPipeline):
         if output_size < 1:
             raise ValueError(f"MultiDataset: output_size must be at least 1, got {output_size}")
         ahead = max(1, min(output_size // max(workers, 1), _MOST_AHEAD))
-        loader = MultiLoader(dataset, workers, **{"prefetch": ahead, **options})
+        kind = MultiLoader if "output" in options else _ArraysAsTheyAre
+        loader = kind(dataset, workers, **{"prefetch": ahead, **options})
         super().__init__(loader)
         self._length = nominal
         self._pin_memory = (
@@ -83,6 +89,21 @@ class MultiDataset(LoaderPipeline):
         extended.loader = copy.copy(self.loader)
         extended.pipeline[:1] = LoaderPipeline(extended.loader).pipeline
         return extended
+
+
+class _SendsArraysAsTheyAre(Worker):
+    def run(self) -> None:
+        self.sender.arrays_as_they_are = True
+        super().run()
+
+
+@dataclass
+class _Setup(WorkerSetup):
+    serves: ClassVar[str] = f"{__name__}:{_SendsArraysAsTheyAre.__name__}"
+
+
+class _ArraysAsTheyAre(MultiLoader):
+    _setup_class = _Setup
 
 
 class MultiDatasetIterator(TorchIterable, Iterator[Any]):

@@ -129,6 +129,8 @@ class MultiLoader(LoaderStages, TorchIterable):
     """
 
     prefetch: int
+    _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
+
     output: FinalOutput
     pin_memory: bool
     device: Any
@@ -212,7 +214,9 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         make_group = WorkerGroup if self._remote is None else self._remote.group
         group: WorkerGroup = make_group(
-            functools.partial(make_setup, self.dataset, replace(self._options, workers=self.workers)),
+            functools.partial(
+                make_setup, self.dataset, replace(self._options, workers=self.workers), self._setup_class
+            ),
             launcher_of(self._options.start_method),
             output,
             warn_of_copies=self.even is None,
@@ -367,7 +371,9 @@ class MultiLoader(LoaderStages, TorchIterable):
         return ShownTimes(self)
 
 
-def make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
+def make_setup(
+    dataset: Any, options: LoaderOptions, setup_class: type[WorkerSetup] = WorkerSetup
+) -> WorkerSetup:
     """The setup of a loader's workers, for this process' rank."""
     here = Context.current()
     blocks = options.prefetch + BLOCKS_OF_CONSUMER
@@ -376,7 +382,7 @@ def make_setup(dataset: Any, options: LoaderOptions) -> WorkerSetup:
 
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
-    return WorkerSetup(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
+    return setup_class(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
 
 
 def _end(iterations: WeakSet[Iteration], because: str) -> None:

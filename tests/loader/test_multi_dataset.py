@@ -29,6 +29,18 @@ def test_delivers_tuples(shards):
     assert {(label, int(array[0, 0])) for array, label in dataset} == {(n, n) for n in range(40)}
 
 
+@pytest.mark.parametrize(("size", "batchsize"), [(3, None), (3, 2), (10_000, 2)])
+def test_arrays_arrive_as_arrays_and_tensors_as_tensors(size, batchsize):
+    samples = [(np.full(size, number), torch.full((size,), number)) for number in range(4)]
+    dataset = DataPipeline(samples) if batchsize is None else DataPipeline(samples).batched(batchsize)
+    with MultiDataset(dataset, workers=2, pin_memory=False) as loader:
+        assert [tuple(map(type, element)) for element in loader] == [(np.ndarray, torch.Tensor)] * len(
+            list(dataset)
+        )
+    with MultiDataset(dataset, workers=1, output="torch") as loader:
+        assert {type(part) for element in loader for part in element} == {torch.Tensor}
+
+
 def test_batches_are_taken_apart_mixed_and_batched_anew_in_the_trainer(shards):
     batches = WebDataset(shards).decode().to_tuple("npy", "cls").batched(5)
     dataset = MultiDataset(batches, workers=2).unbatched().shuffle(1000).batched(16)
@@ -166,7 +178,7 @@ def test_without_cuda_pin_memory_changes_nothing_and_is_silent(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (element,) = MultiDataset([np.ones(3)], workers=1, pin_memory=True)
+        (element,) = MultiDataset([torch.ones(3)], workers=1, pin_memory=True)
     assert element.tolist() == [1, 1, 1]
     assert not element.is_pinned()
 
@@ -180,16 +192,16 @@ def test_with_cuda_the_tensors_of_the_delivered_elements_are_pinned(monkeypatch)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.as_subclass(Pinned))
-    dataset = MultiDataset([{"__key__": "a", "x": [np.ones(2), 7]}], workers=1)
+    dataset = MultiDataset([{"__key__": "a", "x": [torch.ones(2), 7]}], workers=1)
     (sample,) = dataset
     assert isinstance(sample["x"][0], Pinned)
     assert (sample["__key__"], sample["x"][1]) == ("a", 7)
     assert type(pinned(Pair(torch.ones(2), None))) is Pair
-    (sample,) = MultiDataset([{"x": np.ones(2)}], workers=1, pin_memory=False)
+    (sample,) = MultiDataset([{"x": torch.ones(2)}], workers=1, pin_memory=False)
     assert type(sample["x"]) is torch.Tensor
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_pinned_memory_is_pinned():
-    (batch,) = MultiDataset(DataPipeline(range(4)).batched(4), workers=1)
+    (batch,) = MultiDataset(DataPipeline([torch.ones(3)]).batched(4), workers=1)
     assert batch.is_pinned()

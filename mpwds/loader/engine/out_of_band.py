@@ -16,6 +16,7 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import OwnClassPickler
+from mpwds.pipeline.collation.collate import Stack
 
 
 @dataclass
@@ -49,6 +50,8 @@ def kinds(arrays: list[Any]) -> bytes:
 
 
 def _kind(array: Any) -> int:
+    if isinstance(array, Stack):
+        array = array.rows[0]
     if not isinstance(array, _tensor_class()):
         return protocol.ARRAY
     if not array.requires_grad:
