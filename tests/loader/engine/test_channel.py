@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -93,19 +92,25 @@ def test_the_sender_waits_while_the_receiver_does_not_read():
     left.close(), right.close()
 
 
-def test_messages_that_do_not_fit_are_sent_piece_by_piece_and_not_mixed():
-    left, right = pair()
+def test_a_message_waits_until_the_one_before_is_sent_whole():
     received = []
-    reader = threading.Thread(target=lambda: received.extend(receive(right).fields["n"] for _ in range(30)))
-    reader.start()
-    for number in range(30):
-        while not left.try_send({"n": number, "text": "x" * 700_000}) and reader.is_alive():
-            time.sleep(0.0005)
-    while left.unsent and reader.is_alive():
-        time.sleep(0.0005)
-        left.flush()
-    reader.join()
-    assert received == list(range(30))
+
+    class ReadAtOnce(socket.socket):
+        """A socket whose other end reads whatever comes, at once."""
+
+        def send(self, *arguments):
+            try:
+                return super().send(*arguments)
+            finally:
+                while (message := right.receive()) is not None:
+                    received.append(message.fields["n"])
+
+    end, other = socket.socketpair()
+    left, right = Channel(ReadAtOnce(fileno=end.detach())), Channel(other)
+    for number, size in enumerate([5_000_000, 1, 5_000_000, 1, 1]):
+        while not left.try_send({"n": number, "text": "x" * size}):
+            pass
+    assert received == [0, 1, 2, 3, 4]
     left.close(), right.close()
 
 
