@@ -97,7 +97,9 @@ def test_a_dataset_that_cannot_be_sent_shows_the_users_frames_of_pickling_it():
         def __reduce__(self):
             raise ValueError("not me")
 
-    error = raised_by(mpwds.MultiLoader(numbers().map(Refusing()), workers=1), TypeError)
+    error = raised_by(
+        mpwds.MultiLoader(numbers().map(Refusing()), workers=1, start_method="spawn"), TypeError
+    )
     assert frames(error)[1:] == ["mpwds", "mpwds"]
     assert frames(error.__cause__) == ["dump", "__reduce__"]
 

@@ -109,7 +109,11 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def __iter__(self) -> Iterator[Any]:
         loader, position = self.loader, self._position
-        elements = loader._iterate_evenly(self._begin, self._count, position)
+        try:
+            elements = loader._iterate_evenly(self._begin, self._count, position)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
         return CountOnYield(elements, position.last) if loader._is_even() else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -329,7 +333,7 @@ class StagesIterator(Iterator[Any]):
                 self._untimed -= 1
                 return next(self._elements)
             return self._timed()
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
         finally:

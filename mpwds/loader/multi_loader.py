@@ -228,7 +228,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         """Begins the next epoch, and ends the one before if it is unfinished."""
         try:
             batches = self._iterate_evenly(self._begin, self._count, self._position)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
         return CountOnYield(batches, self._position.last) if self._takes_ahead() else batches
@@ -334,13 +334,14 @@ class MultiLoader(LoaderStages, TorchIterable):
         checks.timeout("warm_up", timeout)
         if self.workers == 0:
             return
-        self._group.start()
-        if wait:
-            try:
+        try:
+            self._group.start()
+            if wait:
                 self._group.wait_until_ready(timeout)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException as error:
+            self.close()
+            shorten(error)
+            raise
 
     def close(self) -> None:
         """Ends the workers, within about half a second. Iterating again starts new ones."""

@@ -119,7 +119,7 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
             _, element = advance()
         except StopIteration:
             return
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
         finally:

@@ -21,6 +21,7 @@ from mpwds.pipeline.notes import arguments, check_function
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
+from mpwds.tracebacks import shorten
 
 
 class TorchIterable:
@@ -62,9 +63,13 @@ class IterableSource(TorchIterable, ABC):
         """The stream of one epoch."""
 
     def __iter__(self) -> Iterator[Any]:
-        stream = self.stream(self._context())
-        self._epoch += 1  # not of an epoch that failed to begin
-        return plain(stream)
+        try:
+            stream = self.stream(self._context())
+            self._epoch += 1  # not of an epoch that failed to begin
+            return plain(stream)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
 
     def _context(self) -> Context:
         context = Context.current(self._epoch)

@@ -20,6 +20,7 @@ from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
+from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -149,14 +150,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __iter__(self) -> Any:
         """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
         # As torch's own method, whose file warnings would point at.
-        if not (self.persistent_workers and self.num_workers):
-            return self._get_iterator()
-        kept: Any = self._iterator  # under torch's name: frameworks set it to None
-        if kept is None:
-            kept = self._iterator = self._get_iterator()
-        else:
-            kept._reset(self)
-        return kept
+        try:
+            if not (self.persistent_workers and self.num_workers):
+                return self._get_iterator()
+            kept: Any = self._iterator  # under torch's name: frameworks set it to None
+            if kept is None:
+                kept = self._iterator = self._get_iterator()
+            else:
+                kept._reset(self)
+            return kept
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
 
     def _get_iterator(self) -> Any:
         """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""

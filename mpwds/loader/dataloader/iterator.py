@@ -113,7 +113,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
                     raise errors.pop()
                 # torch gives its function no types.
                 return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
 

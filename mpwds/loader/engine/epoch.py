@@ -68,7 +68,7 @@ class Iteration(Iterator[Any]):
         try:
             with self._one_thread:
                 return self._next()
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
 

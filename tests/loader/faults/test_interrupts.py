@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import random
 import signal
 import threading
@@ -58,8 +59,16 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
         loader.close()
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, start_method):
+@pytest.mark.parametrize(
+    "make",
+    [
+        "MultiLoader(items, workers=2, start_method='spawn', output='numpy')",
+        "MultiLoader(items, workers=2, start_method='forkserver', output='numpy').map(len)",
+        "DataLoader(items, num_workers=2)",
+        "WebLoader(items, batch_size=None, num_workers=2)",
+    ],
+)
+def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, make):
     running = program(
         """
         import sys, time
@@ -69,18 +78,20 @@ def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, start_met
             def __reduce__(self):
                 return time.sleep, (600,)
 
-        slow = Slow()
-        loader = mpwds.MultiLoader(lambda: iter([slow]), workers=2, output="numpy", start_method=sys.argv[1])
+        items = mpwds.DataPipeline([Slow()])
+        loader = eval("mpwds." + sys.argv[1])
         print("go", flush=True)
         list(loader)
         """,
-        start_method,
+        make,
     )
     assert running.line() == "go"
     wait_until(running.descendants, "workers to be started")
     running.interrupt()
     status, _, errors = running.finish()
     assert (status, errors.count("Traceback")) == (-signal.SIGINT, 1)
+    assert "    list(loader)\n" in errors
+    assert errors.count(f'  File "{os.path.dirname(mpwds.__file__)}') <= 3
 
 
 def interrupted(call):
