@@ -21,7 +21,7 @@ class MappedShard:
 
     Attributes:
         end: Its size in bytes.
-        version: Changes when its bytes do: its time of modification, in ns.
+        version: Differs from that of any other file: times of modification and of change in ns, inode.
         map: Its bytes.
 
     Raises:
@@ -36,7 +36,7 @@ class MappedShard:
                 raise ShardError(f"{url} is empty: a tar file without members has blocks of zeros")
             self.map = mmap.mmap(stream.fileno(), status.st_size, access=mmap.ACCESS_READ)
         self.end = status.st_size
-        self.version: int = status.st_mtime_ns
+        self.version: tuple[int | str, ...] = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         self._path, self._status = stream.name, status
 
     @property

@@ -2,18 +2,19 @@
 
 The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-endian::
 
-    8 bytes     "mpwdsof4"
+    8 bytes     "mpwdsof5"
     uint32      CRC-32 of the rest
     rest        MessagePack of a dict:
         size        size of the shard in bytes
-        version     its version: time of modification in ns
+        version     its version, a list: see MappedShard and RemoteShard
         suffixes    list of str, as in Offsets
         starts      as in Offsets, packed
         rows        as in Offsets, packed
 
 Packed are tables of uint32: their columns of differences, one behind the other, compressed with zlib.
 
-A file that is damaged, or whose size or version is not that of the shard, is made anew.
+A file that is damaged, or is of another shard, is made anew: by size, by version, or by the headers of the
+first and the last sample.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ import numpy as np
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
+from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.tar.header import BLOCK, NAME_BYTES, begins_archive
-from mpwds.storage.tar.headers import SeekableArchive, find_all_members
+from mpwds.storage.tar.headers import Found, SeekableArchive, find_all_members, find_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END
 from mpwds.storage.tar.streams import compression_of
@@ -43,7 +45,7 @@ from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
-_MAGIC = b"mpwdsof4"
+_MAGIC = b"mpwdsof5"
 _PATIENCE_S = 60.0
 
 
@@ -51,7 +53,7 @@ class Shard(SeekableArchive, Protocol):
     """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> tuple[int | str, ...]: ...
 
 
 class Offsets(NamedTuple):
@@ -90,9 +92,7 @@ def find_offsets(shard: Shard) -> Offsets:
             )
     finder = _Finder()
     for window, position, members in find_all_members(shard):
-        for name, first, begin, length in members:
-            last_header = begin - BLOCK - position
-            finder.add(name, first, begin, length, bytes(window[last_header : last_header + NAME_BYTES]))
+        finder.add_all(window, position, members)
     offsets = finder.offsets()
     if offsets.starts[-1] * BLOCK == shard.end:
         warn(f"{shard.url} {NO_END}")
@@ -110,8 +110,13 @@ class _Finder:
         self._key = ""
         self._end = 0
 
-    def add(self, name: str, first: int, begin: int, size: int, field: bytes) -> None:
-        """Adds a file: its name, first header, data, and the name field of the header before its data."""
+    def add_all(self, window: bytes | memoryview, position: int, members: list[Found]) -> None:
+        """Adds the files whose headers are in ``window``, the archive's bytes from ``position`` on."""
+        for name, first, begin, size in members:
+            last_header = begin - BLOCK - position
+            self._add(name, first, begin, size, bytes(window[last_header : last_header + NAME_BYTES]))
+
+    def _add(self, name: str, first: int, begin: int, size: int, field: bytes) -> None:
         key, _ = split_name(name)
         if not key:
             return
@@ -145,9 +150,11 @@ class _Finder:
 def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
     """A shard's offsets, from the first of ``paths`` that has them; else found, and kept at the first.
 
-    Other processes wait meanwhile. If no path can be written, they are only returned. Raises as
-    :func:`find_offsets`.
+    Other processes wait meanwhile. If no path can be written, or the shard has no version, they are only
+    returned. Raises as :func:`find_offsets`.
     """
+    if not shard.version:
+        return find_offsets(shard)
     for path in paths:
         if (offsets := _load(shard, path)) is not None:
             return offsets
@@ -188,12 +195,29 @@ def _load(shard: Shard, path: str) -> Offsets | None:
     if data[: _HEADER.size] != _HEADER.pack(_MAGIC, zlib.crc32(rest)):
         return None
     known = msgpack.unpackb(rest)
-    if (known["size"], known["version"]) != (shard.end, shard.version):
+    if (known["size"], known["version"]) != (shard.end, list(shard.version)):
         return None
     most, suffixes = shard.end // BLOCK + 1, known["suffixes"]
     starts = array("I", _unpacked(known["starts"], 1, most))
     rows = _unpacked(known["rows"], 1 + 2 * len(suffixes), most) if suffixes else b""
-    return Offsets(_little_endian(starts), suffixes, rows)
+    offsets = Offsets(_little_endian(starts), suffixes, rows)
+    return offsets if isinstance(shard, RemoteShard) or _agree(offsets, shard) else None
+
+
+def _agree(offsets: Offsets, shard: Shard) -> bool:
+    """Whether the first and the last sample are where ``rows`` say. Without rows, headers are read anyway."""
+    starts, width = offsets.starts, offsets.row.size
+    for index in {0, len(starts) - 2} if offsets.suffixes else ():
+        start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
+        window, finder = shard.read(stop - start, start), _Finder()
+        try:
+            finder.add_all(window, start, find_members(window, start, shard)[0])
+        except ShardError:
+            return False
+        found, row = finder.offsets(), offsets.rows[index * width : (index + 1) * width]
+        if (found.starts[0], found.suffixes, found.rows) != (starts[index], offsets.suffixes, row):
+            return False
+    return True
 
 
 def _store(shard: Shard, offsets: Offsets, path: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.streams.gopen import open_range
 from mpwds.storage.streams.resuming import Version
@@ -21,7 +19,7 @@ class RemoteShard:
     Attributes:
         url: Its name in errors.
         end: Its size in bytes.
-        version: Changes when its bytes do: from its entity tag or date; 0 if the server gives neither.
+        version: Its entity tag or date; empty if the server gives neither.
 
     Raises:
         StreamError: It cannot be read, or not by ranges; or, while reading, it has changed.
@@ -40,9 +38,9 @@ class RemoteShard:
                 self.url,
             )
         self.end = self._version.size
-        known = self._version.etag or self._version.modified
-        digest = hashlib.blake2b((known or "").encode(), digest_size=7).digest()
-        self.version: int = int.from_bytes(digest, "little") if known else 0
+        self.version: tuple[int | str, ...] = tuple(
+            filter(None, (self._version.etag or self._version.modified,))
+        )
 
     def read(self, size: int, offset: int) -> bytes:
         """``size`` bytes from ``offset`` on; fewer at the end."""

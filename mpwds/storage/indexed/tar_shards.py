@@ -34,8 +34,8 @@ class TarShards:
 
     Needs the offsets of a shard's samples and fields. The first process that uses a shard reads all its
     headers and keeps the offsets in ``.mpwds/NAME.offsets`` beside it, or in the cache's folder if it may not
-    write there; otherwise each process keeps its own in memory. A shard that has changed since, by size or
-    time, is read anew. A global pax header is not applied to the members behind it.
+    write there; otherwise each process keeps its own in memory. A shard that has changed since, by size, time
+    or inode, is read anew. A global pax header is not applied to the members behind it.
 
     Args:
         urls: The shards: local files, or URLs if there is a ``cache``.
@@ -87,7 +87,7 @@ class TarShards:
         self.fetches = 0
         self._lengths = lengths
         self._described = described
-        self._offsets: dict[int, tuple[int, str]] = {}  # of versions beside which nothing can be written
+        self._offsets: dict[int, tuple[object, str]] = {}  # of versions beside which nothing can be written
         self._cache = cache
         self._remote = remote
         self._open_files = open_files

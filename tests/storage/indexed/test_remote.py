@@ -82,6 +82,17 @@ def test_offsets_are_kept_in_the_folder_of_a_cache(served, web, tmp_path):
     assert len(web.requests) == 2
 
 
+def test_offsets_of_a_shard_without_a_version_are_not_kept(served, web, tmp_path):
+    web.etags, web.modified = False, None
+    for sizes in ([1, 600, 2000], [1, 2000, 600]):
+        with TarWriter(str(tmp_path / "x.tar")) as sink:
+            for n, size in enumerate(sizes):
+                sink.write({"__key__": f"{n}", "bin": bytes(size)})
+        web.files["/x.tar"] = (tmp_path / "x.tar").read_bytes()
+        shards = TarShards([served], cache=ShardCache(tmp_path / "cache"), remote=True)
+        assert [len(shards.read(0, n)["bin"]) for n in range(3)] == sizes
+
+
 def test_they_can_be_sent_to_other_processes(served):
     shards = TarShards([served], [COUNT], remote=True)
     shards.read(0, 0)

@@ -20,7 +20,8 @@ from mpwds.errors import ShardError, StreamError
 from mpwds.pipeline.sources.samples import read_samples
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import describe_shard
-from mpwds.storage.indexed.offsets import Offsets, find_offsets, to_text
+from mpwds.storage.indexed.mapped_shard import MappedShard
+from mpwds.storage.indexed.offsets import Offsets, find_offsets, load_or_find, to_text
 from mpwds.storage.indexed.tar_shards import TarShards
 from tests.open_files import open_files
 
@@ -135,6 +136,38 @@ def test_offsets_of_an_earlier_version_of_the_shard_are_not_used(tmp_path):
     assert len(TarShards([path])) == 3
     write_tar(path, digits(0, 5, size=100))
     assert TarShards([path]).read(0, 4)["cls"] == b"4"
+
+
+def of_sizes(path, sizes):
+    """A shard of samples of one field; archives of the same sizes in another order are equally large."""
+    return write_tar(path, [(f"{n}.bin", b"%d" % n * size) for n, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("keeps_time", [False, True])
+def test_offsets_of_an_equally_large_shard_are_not_used(tmp_path, keeps_time):
+    """Its first and last sample are at the same places. As `rsync -t` leaves it, its time is the same, too."""
+    path = of_sizes(tmp_path / "x.tar", [1, 600, 2000, 1])
+    before = os.stat(path)
+    assert len(TarShards([path])) == 4
+    of_sizes(tmp_path / "new", [1, 2000, 600, 1])
+    os.utime(tmp_path / "new", ns=(0, before.st_mtime_ns if keeps_time else 0))
+    os.replace(tmp_path / "new", path)
+    assert os.stat(path).st_size == before.st_size
+    assert [TarShards([path]).read(0, n)["bin"] for n in (1, 2, 3)] == [b"1" * 2000, b"2" * 600, b"3"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "its"), [([1, 600, 1], [600, 1, 1]), ([1, 1, 600], [1, 600, 1]), ([1, 600], [1, 600])]
+)
+def test_offsets_that_disagree_with_the_first_or_last_header_are_made_anew(tmp_path, mine, its):
+    """Where a file system does not tell two shards apart: here by what it says of the file."""
+    paths = of_sizes(tmp_path / "a.tar", mine), of_sizes(tmp_path / "b.tar", its)
+    if mine == its:
+        write_tar(paths[1], [(f"{n}.jpg", b"%d" % n * size) for n, size in enumerate(its)])
+    for path in paths:
+        shard = MappedShard(path, open(path, "rb"))
+        shard.version = (1,)
+        assert load_or_find(shard, [str(tmp_path / "kept")]) == find_offsets(shard)
 
 
 @pytest.mark.parametrize(
