@@ -16,7 +16,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK, GLOBAL
-from mpwds.storage.tar.headers import find_all_members
+from mpwds.storage.tar.headers import WINDOW_BYTES, find_all_members
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
@@ -125,6 +125,8 @@ class FileBlocks:
     Attributes:
         end: Its size in bytes.
     """
+
+    window_bytes = WINDOW_BYTES
 
     def __init__(self, url: str, path: str, files: OpenFiles) -> None:
         self.url = url

@@ -7,6 +7,7 @@ import os
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
+from mpwds.storage.tar.headers import WINDOW_BYTES
 
 
 class MappedShard:
@@ -27,6 +28,8 @@ class MappedShard:
     Raises:
         ShardError: The file is empty.
     """
+
+    window_bytes = WINDOW_BYTES
 
     def __init__(self, url: str, stream: BinaryIO) -> None:
         self.url = url

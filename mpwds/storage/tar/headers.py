@@ -39,12 +39,20 @@ from mpwds.storage.tar.header import (
 Found = tuple[str, int, int, int]
 """A regular file: name, offset of its first header, offset and size of its data."""
 
-_LEAST_WINDOW_BYTES = 4 * 1024
-_MOST_WINDOW_BYTES = 1024 * 1024
+WINDOW_BYTES = 4 * 1024, 1024 * 1024
+"""``SeekableArchive.window_bytes`` of a file."""
 
 
 class SeekableArchive(Archive, Protocol):
-    """An archive that can be read at any offset."""
+    """An archive that can be read at any offset.
+
+    Attributes:
+        window_bytes: The least and the most bytes to read at a time. To read the least takes about as long as
+            to begin elsewhere.
+    """
+
+    @property
+    def window_bytes(self) -> tuple[int, int]: ...
 
     def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
@@ -71,7 +79,8 @@ def find_all_members(
     Raises:
         ShardError: The archive is damaged or truncated, or holds a sparse file.
     """
-    size = _LEAST_WINDOW_BYTES
+    least, most = archive.window_bytes
+    size = least
     position, after_zeros = 0, -1
     while position < archive.end:
         window = archive.read(min(size, archive.end - position), position)
@@ -82,9 +91,9 @@ def find_all_members(
                 raise truncated(archive, position, "its header is not complete")
             size *= 2
         elif following <= position + 2 * len(window):  # small members: read them all
-            size = min(2 * size, _MOST_WINDOW_BYTES)
+            size = min(2 * size, most)
         else:
-            size = _LEAST_WINDOW_BYTES
+            size = least
         position = following
 
 

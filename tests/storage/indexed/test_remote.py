@@ -44,9 +44,23 @@ def test_a_sample_is_the_same_as_from_the_file(served, path):
         assert {**remote.read(0, n), "__url__": path} == local.read(0, n)
 
 
-def test_headers_and_samples_alone_are_fetched(served, web):
-    TarShards([served], [COUNT], remote=True).read(0, 17)
+def serve(web, path, count, size, name="/x.tar"):
+    with TarWriter(str(path)) as sink:
+        for n in range(count):
+            sink.write({"__key__": f"{n:03d}", "bin": bytes([n % 256]) * size})
+    web.files[name] = path.read_bytes()
+
+
+def test_of_large_samples_headers_and_samples_alone_are_fetched(web, tmp_path):
+    serve(web, tmp_path / "x.tar", 20, 2_000_000)
+    TarShards([web.url()], remote=True).read(0, 17)
     assert asked_bytes(web) < 0.25 * len(web.files["/x.tar"])
+
+
+def test_the_offsets_of_small_samples_take_few_requests(web, tmp_path):
+    serve(web, tmp_path / "x.tar", 1000, 20_000)
+    assert TarShards([web.url()], remote=True).read(0, 17)["bin"] == bytes([17]) * 20_000
+    assert len(web.requests) < 10
 
 
 def test_the_headers_of_a_shard_are_fetched_once_though_it_is_opened_again(served, web):
@@ -133,14 +147,13 @@ def test_a_range_of_any_stream_can_be_opened(path, web, served):
             assert stream.read(100) == expected
 
 
-def test_cloud_storage_sends_ranges(web, path, monkeypatch):
+def test_cloud_storage_sends_ranges(web, tmp_path, monkeypatch):
     pytest.importorskip("obstore")
     monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    with open(path, "rb") as file:
-        web.files["/bucket/x.tar"] = file.read()
-    shards = TarShards(["s3://bucket/x.tar"], [COUNT], remote=True)
-    assert shards.read(0, 17)["cls"] == b"17"
+    serve(web, tmp_path / "x.tar", 20, 2_000_000, "/bucket/x.tar")
+    shards = TarShards(["s3://bucket/x.tar"], remote=True)
+    assert shards.read(0, 17)["bin"] == bytes([17]) * 2_000_000
     assert asked_bytes(web) < 0.25 * len(web.files["/bucket/x.tar"])
 
 

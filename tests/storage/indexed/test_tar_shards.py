@@ -23,6 +23,7 @@ from mpwds.storage.indexed.describing import describe_shard
 from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import Offsets, find_offsets, load_or_find, to_text
 from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.streams.gopen import open_at
 from tests.open_files import open_files
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -145,7 +146,7 @@ def of_sizes(path, sizes):
 
 @pytest.mark.parametrize("keeps_time", [False, True])
 def test_offsets_of_an_equally_large_shard_are_not_used(tmp_path, keeps_time):
-    """Its first and last sample are at the same places. As `rsync -t` leaves it, its time is the same, too."""
+    """Its first and last sample are at the same places, and `rsync -t` keeps its time."""
     path = of_sizes(tmp_path / "x.tar", [1, 600, 2000, 1])
     before = os.stat(path)
     assert len(TarShards([path])) == 4
@@ -165,7 +166,7 @@ def test_offsets_that_disagree_with_the_first_or_last_header_are_made_anew(tmp_p
     if mine == its:
         write_tar(paths[1], [(f"{n}.jpg", b"%d" % n * size) for n, size in enumerate(its)])
     for path in paths:
-        shard = MappedShard(path, open(path, "rb"))
+        shard = MappedShard(path, open_at(path))
         shard.version = (1,)
         assert load_or_find(shard, [str(tmp_path / "kept")]) == find_offsets(shard)
 
