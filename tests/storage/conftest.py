@@ -87,10 +87,11 @@ class Web:
             def do_PUT(self):
                 web.requests.append(("PUT", self.path, dict(self.headers)))
                 step = web.plan.pop(0) if web.plan else {}
-                if "status" in step:
+                if step.get("status", 201) >= 400:
                     self.close_connection = True  # and the body stays unread
                 else:
                     content = self.rfile.read(int(self.headers["Content-Length"]))
+                if "status" not in step:
                     web.files[self.path.partition("?")[0]] = content
                 self.send_response(step.get("status", 201))
                 self.send_header("ETag", '"new"')

@@ -130,6 +130,13 @@ class _Resource:
     def put(self, file: BinaryIO, size: int) -> None:
         response = self._request("PUT", {"Content-Length": str(size)}, body=file, body_pos=0)
         with response:
+            followed = response.retries.history if response.retries is not None else ()
+            if any(step.status == 303 for step in followed):  # which turns PUT into GET
+                page = without_credentials(response.url or "another page")
+                raise self._failed(
+                    f"writing failed, the server answers 303 See Other: {page} was read, and nothing "
+                    "says that the bytes were stored; is it a page to sign in?"
+                )
             if not 200 <= response.status < 300:
                 raise self._refusal(response, "writing")
             response.drain_conn()

@@ -27,12 +27,24 @@ def test_writing_is_tried_again(web, quick):
     assert web.files["/new.tar"] == CONTENT
 
 
-def test_writing_follows_redirects_with_the_body(web, make_web):
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_writing_follows_redirects_with_the_body(web, make_web, status):
     other = make_web()
-    web.plan = [{"status": 307, "headers": {"Location": other.url("/there.tar")}}]
+    web.plan = [{"status": status, "headers": {"Location": other.url("/there.tar")}}]
     with open_http(web.url("/new.tar"), "wb") as stream:
         stream.write(CONTENT * 30)
     assert other.files["/there.tar"] == CONTENT * 30
+
+
+@pytest.mark.parametrize("page", [{"/sign-in": b"welcome"}, {}])
+def test_writing_that_is_answered_by_another_page_is_an_error(web, page):
+    web.files |= page
+    web.plan = [{"status": 303, "headers": {"Location": "/sign-in?token=secret"}}]
+    stream = open_http(web.url("/new.tar"), "wb")
+    stream.write(b"data")
+    with pytest.raises(StreamError, match=r"303 See Other.*/sign-in\?token=\*\*\* was read") as error:
+        stream.close()
+    assert not isinstance(error.value, FileNotFoundError)
 
 
 def test_writing_that_is_refused_is_an_error_from_close(web):
