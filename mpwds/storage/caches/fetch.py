@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import io
 import json
 import os
@@ -43,6 +44,8 @@ from mpwds.storage.caches.names import (
     url_to_cache_name,
 )
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.tar.check import is_whole_shard
+from mpwds.storage.tar.streams import PerhapsCut, detects_truncation
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -166,6 +169,7 @@ class Fetch:
     Attributes:
         position: Bytes in the partial file.
         complete: Whether these are all.
+        detects_truncation: Whether the URL's stream would have raised if it had ended too early.
         ended: Whether the thread is done.
         error: The exception that reading the stream raised.
         not_kept: Why the shard is not kept.
@@ -179,6 +183,7 @@ class Fetch:
         self.options = options
         self.position = 0
         self.complete = False
+        self.detects_truncation = True
         self.ended = False
         self.error: Exception | None = None
         self.not_kept: Exception | None = None
@@ -216,6 +221,7 @@ class Fetch:
                 print(f"# downloading {without_credentials(self.url)} to {self.entry.path}", file=sys.stderr)
             with contextlib.closing(self.options.opener(self.url, 0)) as stream:
                 complete = self._copy(stream)
+                self.detects_truncation = detects_truncation(stream)
             if complete:
                 with self.changed:
                     self.complete = True
@@ -288,6 +294,8 @@ class Fetch:
     def _keep(self) -> None:
         """Gives the shard its name if the validator accepts it."""
         validator = self.options.validator
+        if validator is is_whole_shard:
+            validator = functools.partial(is_whole_shard, detects_truncation=self.detects_truncation)
         try:
             os.ftruncate(self._claim, self.position)
             if validator is not None and not validator(self.entry.partial):
@@ -343,6 +351,10 @@ class FetchReader(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+    @property
+    def detects_truncation(self) -> bool:
+        return self._fetch.detects_truncation if self._stream is None else detects_truncation(self._stream)
 
     def wait(self) -> Exception | None:
         """Waits until the fetch has ended, and raises its error. Returns why the shard is not kept."""
@@ -417,7 +429,7 @@ def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
     directory cannot be used.
     """
     try:
-        file = open(entry.partial, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115  # may be returned
+        file = io.BufferedReader(PerhapsCut(entry.partial), BUFFER_BYTES)
     except FileNotFoundError:
         return None
     refused = False

@@ -24,7 +24,7 @@ from mpwds.storage.streams.urls import is_local, url_scheme
 from mpwds.storage.tar.entries import read_entries
 from mpwds.storage.tar.header import BLOCK
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
+from mpwds.storage.tar.streams import LOOK_BYTES, compression_of, detects_truncation
 from mpwds.storage.writing.destinations import open_destination, write_whole
 
 T = TypeVar("T")
@@ -157,6 +157,10 @@ class _Hashed:
         self.size = 0
         self.start = b""
         self._stream = stream
+
+    @property
+    def detects_truncation(self) -> bool:
+        return detects_truncation(self._stream)
 
     def read(self, size: int) -> bytes:
         piece = self._stream.read(size)

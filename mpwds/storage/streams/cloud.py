@@ -145,6 +145,8 @@ class _CloudObject:
 
 
 class _CloudBody:
+    detects_truncation = True
+
     def __init__(self, chunks: Iterator[Any], start: int, version: Version) -> None:
         self.start = start
         self.version = version
@@ -203,7 +205,7 @@ def _open_by_fresh_interpreter(
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     arguments = [sys.executable, "-c", program, url, str(offset)]
-    return open_command(arguments, shown, mode, bufsize, environment)
+    return open_command(arguments, shown, mode, bufsize, environment, detects_truncation=True)
 
 
 def _obstore() -> Any:

@@ -256,6 +256,7 @@ class _HttpBody:
     def __init__(self, response: urllib3.BaseHTTPResponse, start: int, version: Version) -> None:
         self.start = start
         self.version = version
+        self.detects_truncation = version.size is not None or bool(getattr(response, "chunked", False))
         self._response = response
 
     def readinto(self, buffer: memoryview) -> int:

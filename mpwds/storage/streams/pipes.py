@@ -94,14 +94,17 @@ def open_command(
     mode: str,
     bufsize: int = 8192,
     environment: Mapping[str, str] | None = None,
+    detects_truncation: bool = False,
 ) -> BinaryIO:
     """Like :func:`open_pipe`, for a program that is run without a shell.
 
     ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
+    ``detects_truncation``: whether the program fails if it does not write everything.
     """
     try:
         if mode[0] == "r":
             output = _Output(arguments, shown, "r", environment)
+            output.detects_truncation = detects_truncation
             return io.BufferedReader(output, max(bufsize, _BUFFER_BYTES))
         return _PipeWriter(_Input(arguments, shown, "w", environment), max(bufsize, 1))
     except OSError as error:
@@ -292,6 +295,7 @@ class _Command(io.RawIOBase):
 
 
 class _Output(_Command):
+    detects_truncation = False
     _failure: StreamError | None = None
 
     def readable(self) -> bool:

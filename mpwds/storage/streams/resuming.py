@@ -115,10 +115,15 @@ class Version(NamedTuple):
 
 
 class Body(Protocol):
-    """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one."""
+    """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one.
+
+    ``detects_truncation``: whether a body that ends too early raises, because its length is known or its end
+    is marked. The end of a connection alone tells nothing.
+    """
 
     start: int
     version: Version
+    detects_truncation: bool
 
     def readinto(self, buffer: memoryview) -> int:
         """Reads some bytes; 0 at the end. Raises ``Interrupted`` if another try may succeed."""
@@ -174,6 +179,7 @@ class _ResumingReader(io.RawIOBase):
         self._body: Body | None = None
         self._pid = os.getpid()
         self._ended = False
+        self.detects_truncation = True
         self._error: StreamError | None = None
         self._retrying(self._connect)
 
@@ -255,6 +261,7 @@ class _ResumingReader(io.RawIOBase):
             body.close()
             raise
         self._body = body
+        self.detects_truncation = body.detects_truncation
         self._progress = 0
 
     def _skip(self, body: Body) -> None:

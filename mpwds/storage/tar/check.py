@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.entries import read_entries
 from mpwds.storage.tar.header import BLOCK, begins_archive
-from mpwds.storage.tar.streams import compression_of
+from mpwds.storage.tar.streams import PerhapsCut, compression_of
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
@@ -22,17 +23,19 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     return compression_of(block) is not None or (len(block) == BLOCK and begins_archive(block))
 
 
-def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
+def is_whole_shard(fname: str | os.PathLike[str], detects_truncation: bool = True) -> bool:
     """Whether a file is a tar archive, compressed or not, that can be read to its end.
 
     Reads all headers, and decompresses a compressed archive, to find a download that broke off without an
-    error (``pipe:curl ... || true``). An archive without an end mark counts as whole, and so does one that
-    cannot be decompressed because a package is missing.
+    error (``pipe:curl ... || true``). An archive without an end mark counts as whole, unless the stream that
+    it was copied from does not detect truncation. So does one that cannot be decompressed because a package
+    is missing.
     """
     if not check_tar_format(fname):
         return False
     try:
-        for _ in read_entries(os.fspath(fname), 0, _open, lambda name: None, warn_of_no_end=False):
+        opener = _open if detects_truncation else _open_perhaps_cut
+        for _ in read_entries(os.fspath(fname), 0, opener, lambda name: None, warn_of_no_end=False):
             pass
     except ShardError:
         return False
@@ -43,3 +46,7 @@ def is_whole_shard(fname: str | os.PathLike[str]) -> bool:
 
 def _open(path: str, offset: int) -> BinaryIO:
     return open(path, "rb")
+
+
+def _open_perhaps_cut(path: str, offset: int) -> BinaryIO:
+    return io.BufferedReader(PerhapsCut(path))

@@ -56,6 +56,14 @@ def data_missing(source: Archive, position: int, size: int) -> ShardError:
     return truncated(source, position, f"its {size} bytes of data reach beyond the end at {source.end}")
 
 
+def cut_off(source: Archive, position: int) -> ShardError:
+    return ShardError(
+        f"{source.url} is cut off: it ends at offset {position} without the end-of-archive blocks, and "
+        "nothing else tells its length (a server without Content-Length, or a command). If no member "
+        "is missing, append the blocks to the shard: head -c 1024 /dev/zero >> FILE"
+    )
+
+
 def nothing_there(source: Archive, offset: int) -> ShardError:
     length = "" if 0 < offset == source.end else f" has {source.end} bytes,"
     return ShardError(f"{source.url}{length} nothing can be read at offset {offset}: it is truncated")

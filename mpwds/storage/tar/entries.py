@@ -12,6 +12,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.tar.damage import (
     bad_size,
+    cut_off,
     data_missing,
     extension_too_large,
     no_header,
@@ -74,7 +75,8 @@ def read_members(
     the bytes that are really there before anything is allocated. The stream is open while the generator is.
 
     An archive without the zero blocks that should end it is read to its end and then gives a
-    ``RuntimeWarning``: the rest of an upload may be missing.
+    ``RuntimeWarning``: the rest of an upload may be missing. It is a ``ShardError`` if nothing else tells the
+    archive's length, as with a server that sends none, and commands.
 
     Args:
         url: A path or URL for ``open``.
@@ -272,6 +274,8 @@ def read_entries(
             )
         if first >= 0:
             raise truncated(source, first, "it ends after an extension header, before its member")
+        if position > after_zeros and not source.detects_truncation:
+            raise cut_off(source, position)
         if position > after_zeros and warn_of_no_end:
             warnings.warn(
                 f"{shown} ends at offset {position} without the end-of-archive blocks: it may be truncated",

@@ -33,6 +33,7 @@ class FileInput:
     """
 
     largest = sys.maxsize
+    detects_truncation = True
 
     def __init__(self, stream: BinaryIO, url: str) -> None:
         self.url = url

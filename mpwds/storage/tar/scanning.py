@@ -11,6 +11,7 @@ from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.tar.damage import (
     bad_size,
+    cut_off,
     data_missing,
     extension_too_large,
     no_header,
@@ -147,7 +148,9 @@ class _Scan:
                 break
             yield entry
         if self._position > self._after_zeros:
-            yield Damage(self._position, self._position, f"{self._source.url} {NO_END}")
+            source, end = self._source, self._position
+            whole = f"{source.url} {NO_END}" if source.detects_truncation else str(cut_off(source, end))
+            yield Damage(end, end, whole)
 
     def _next(self) -> Entry | None:
         """The next member; ``None`` at the end. After a ``ShardError``, the position is that of the fault."""

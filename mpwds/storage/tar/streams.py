@@ -8,7 +8,9 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import os
 import re
+import stat
 import sys
 import zlib
 from collections.abc import Callable
@@ -39,11 +41,15 @@ class Input(Protocol):
         url: The archive's name in errors.
         end: Where the archive ends; ``sys.maxsize`` until that is known.
         largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
+        detects_truncation: Whether an end that comes too early is an error, or the archive's length is known.
     """
 
     url: str
     end: int
     largest: int
+
+    @property
+    def detects_truncation(self) -> bool: ...
 
     def window(self, position: int, need: int) -> tuple[bytes, int]:
         """Bytes, and the index of ``position`` among them. Positions rise from call to call.
@@ -106,6 +112,10 @@ class StreamInput:
         self.window(position + size, padding)
         return data
 
+    @property
+    def detects_truncation(self) -> bool:
+        return detects_truncation(self._stream)
+
     def close(self) -> None:
         if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
             self._stream.close()
@@ -117,6 +127,22 @@ class StreamInput:
             self._chunk = self._read(_PIECE_BYTES)
             if not self._chunk:
                 self.end, self._position = self._position, position
+
+
+def detects_truncation(stream: object) -> bool:
+    """Whether a stream raises if it ends too early; streams of the user's own are taken to do so.
+
+    Those of ``gopen`` have an attribute that says so. Pipes and devices do not raise.
+    """
+    raw = getattr(stream, "raw", stream)
+    is_pipe = type(raw) is io.FileIO and not stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+    return bool(getattr(raw, "detects_truncation", not is_pipe))
+
+
+class PerhapsCut(io.FileIO):
+    """A file that may hold only the beginning of what it was copied from."""
+
+    detects_truncation = False
 
 
 def reader(stream: Readable) -> Callable[[int], bytes]:
@@ -166,6 +192,10 @@ class Decompressed:
         self._position = 0  # in the compressed bytes
         self._pending = b""  # compressed bytes that were read and not yet decompressed
         self._ended = False
+
+    @property
+    def detects_truncation(self) -> bool:
+        return self._source.detects_truncation
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, as soon as there are any; none at the end."""

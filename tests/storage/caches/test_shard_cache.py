@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mpwds.errors import ShardError
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.tar.entries import read_members
 
 
 def tar(size, seed=0):
@@ -558,3 +560,19 @@ def test_a_file_that_became_shorter_is_fetched_again(make, remote):
     settle(cache)
     assert read(cache, "a") == remote.shards["a"]
     assert remote.opened == [("a", 0)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*not kept in the cache")
+def test_a_download_that_may_be_cut_off_is_an_error_and_is_not_kept(web, tmp_path):
+    """The server closes the connection between two members, and has not said how long the shard is."""
+    web.files["/x.tar"] = tar(5120)[:4096] + tar(5120)
+    web.plan = [{"sends_length": False, "cut": 4096}] * 2
+    cache = ShardCache(tmp_path / "cache")
+    with pytest.raises(NotKept, match="not a whole shard"):
+        cache.open_whole(web.url())
+    with pytest.raises(ShardError, match="is cut off"):
+        list(read_members(web.url(), open=cache.open))
+    while cache_fetch._running:
+        time.sleep(0.01)
+    assert not os.path.exists(cache.path(web.url()))
+    assert len(list(read_members(web.url(), open=cache.open))) == 2

@@ -8,6 +8,7 @@ import tarfile
 import threading
 import tracemalloc
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.entries import read_members
+from mpwds.storage.tar.scanning import scan
 
 names = st.text("ab./é", min_size=1, max_size=130)
 contents = st.integers(0, 1400).map(lambda size: b"x" * size)
@@ -346,3 +348,67 @@ def test_credentials_in_a_url_are_in_no_message():
         list(read_members("http://me:secret@host/x.tar", open=lambda url, offset: io.BytesIO(b"x" * 512)))
     assert "host/x.tar" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+TWO = archive_of([("a", b"1234"), ("b", b"5678")], tarfile.USTAR_FORMAT)
+CUT = TWO[: 2 * 512]  # the first member, and no end
+
+
+def untold(web):
+    web.plan = [{"sends_length": False, "cut": len(CUT)}] * 3
+    return web.url("/two.tar")
+
+
+def fifo(web):
+    os.mkfifo("fifo")
+    threading.Thread(target=lambda: Path("fifo").write_bytes(CUT)).start()
+    return "fifo"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        untold,
+        lambda web: "pipe:cat cut.tar",
+        lambda web: "pipe:gzip < cut.tar",
+        lambda web: "/dev/stdin",
+    ],
+)
+def test_a_stream_of_unknown_length_without_an_end_is_cut_off(place, web, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cut.tar").write_bytes(CUT)
+    web.files["/two.tar"] = TWO
+    url = place(web)
+    if url == "/dev/stdin":
+        os.mkfifo("pipe")
+        url = "pipe"
+        threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(CUT)).start()
+    found = []
+    with pytest.raises(ShardError, match="is cut off: it ends at offset 1024 without the end-of-archive bl"):
+        for member in read_members(url):
+            found.append(member.name)
+    assert found == ["a"]
+
+
+@pytest.mark.parametrize("how", [{"chunked": True}, {"sends_length": True}])
+def test_a_stream_of_known_length_may_lack_the_end(how, web):
+    web.files["/cut.tar"] = CUT
+    web.plan = [how]
+    with pytest.warns(RuntimeWarning, match="ends at offset 1024 without the end-of-archive blocks"):
+        assert [member.name for member in read_members(web.url("/cut.tar"))] == ["a"]
+
+
+@pytest.mark.parametrize("how", [{"sends_length": False}, {"chunked": True}])
+def test_a_stream_of_unknown_length_is_whole_with_its_end(how, web):
+    web.files["/two.tar"] = TWO
+    web.plan = [how]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [member.name for member in read_members(web.url("/two.tar"))] == ["a", "b"]
+
+
+def test_scanning_calls_a_stream_of_unknown_length_without_an_end_damaged(web):
+    web.files["/two.tar"] = TWO
+    entry, damage = scan(untold(web))
+    assert (entry.name, damage.offset) == ("a", len(CUT))
+    assert "is cut off" in damage.reason
