@@ -6,6 +6,7 @@ import configparser
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from mpwds.storage.streams.resuming import (
     SpooledUpload,
     Version,
     changed,
+    is_passing,
     open_resuming,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 1024 * 1024
+_STATUS = re.compile(r"status code: (\d{3})")
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PROFILE_KEYS = {
@@ -80,7 +83,7 @@ def open_cloud(
         stop: The byte before which to end.
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
-        retries: How often to try.
+        retries: How often and how long to try.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
@@ -88,18 +91,19 @@ def open_cloud(
     if _used_by_pid not in (None, os.getpid()):
         return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
     tries = retries or Retries()
+    timeout_s = min(timeout_s, tries.within_s)
     if mode[0] == "r":
-        source = _CloudObject(url, shown, config, timeout_s, tries, stop)
+        source = _CloudObject(url, shown, config, timeout_s, stop)
         return open_resuming(source.get, shown, offset, tries, bufsize, stop)
 
     def put(file: BinaryIO, size: int) -> None:
-        store, path = _store(url, config, timeout_s, tries)
+        store, path = _store(url, config, timeout_s)
         try:
             _obstore().put(store, path, file)
         except _obstore_errors() as error:
             raise _translated(error, shown, "written", None) from error
 
-    return cast(BinaryIO, SpooledUpload(shown, put, Retries(tries=1)))  # obstore tries again by itself
+    return cast(BinaryIO, SpooledUpload(shown, put, tries))
 
 
 @dataclass
@@ -108,7 +112,6 @@ class _CloudObject:
     name: str
     config: Mapping[str, Any] | None
     timeout_s: float
-    retries: Retries
     stop: int | None
 
     def get(self, position: int, version: Version | None) -> _CloudBody:
@@ -119,7 +122,7 @@ class _CloudObject:
                 self.name,
                 position,
             )
-        store, path = _store(self.url, self.config, self.timeout_s, self.retries)
+        store, path = _store(self.url, self.config, self.timeout_s)
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
         if self.stop is not None:
             options["range"] = (position, self.stop)
@@ -231,9 +234,7 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme.lower()}://{bucket}", path
 
 
-def _store(
-    url: str, config: Mapping[str, Any] | None, timeout_s: float, retries: Retries
-) -> tuple[object, str]:
+def _store(url: str, config: Mapping[str, Any] | None, timeout_s: float) -> tuple[object, str]:
     global _used_by_pid
     bucket, path = _split(url)
     settings = _settings(bucket, dict(config or {}))
@@ -244,11 +245,11 @@ def _store(
     environment = json.dumps(
         sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     )
-    return _make_store(bucket, json.dumps(settings), timeout_s, retries, environment), path
+    return _make_store(bucket, json.dumps(settings), timeout_s, environment), path
 
 
 @functools.lru_cache(maxsize=32)
-def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, environment: str) -> object:
+def _make_store(bucket: str, settings: str, timeout_s: float, environment: str) -> object:
     from obstore.store import from_url
 
     config = json.loads(settings)
@@ -257,12 +258,10 @@ def _make_store(bucket: str, settings: str, timeout_s: float, retries: Retries, 
     client = {
         "timeout": timedelta(days=7),
         "connect_timeout": timedelta(seconds=30),
-        "read_timeout": timedelta(seconds=min(timeout_s, retries.within_s)),
+        "read_timeout": timedelta(seconds=timeout_s),
         "allow_http": any(endpoint.startswith("http://") for endpoint in endpoints),
     }
-    # Its pauses are about those of Retries by default.
-    within_s = min(retries.within_s, 180.0)
-    retry = {"max_retries": retries.tries - 1, "retry_timeout": timedelta(seconds=within_s)}
+    retry = {"max_retries": 0, "retry_timeout": timedelta(minutes=3)}  # the stream tries again
     return cast(Any, from_url)(bucket, config=config, client_options=client, retry_config=retry)
 
 
@@ -340,6 +339,9 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
         return StreamNotFound(f"{name}: there is no such object ({reason})", name, position)
     if isinstance(error, exceptions.PreconditionError):
         return changed(name, position, "it is another version")
+    status = _STATUS.search(reason)
+    if (status is None and "HTTP error" in reason) or (status is not None and is_passing(int(status[1]))):
+        return Interrupted(reason)
     hint = ""
     if isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)

@@ -11,7 +11,7 @@ import socket
 import ssl
 import urllib.request
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
@@ -20,12 +20,18 @@ from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
-from mpwds.storage.streams.resuming import Interrupted, Retries, SpooledUpload, Version, open_resuming
+from mpwds.storage.streams.resuming import (
+    Attempts,
+    Interrupted,
+    Retries,
+    SpooledUpload,
+    Version,
+    is_passing,
+    open_resuming,
+)
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
-_PASSING = (408, 425, 429)
-_LASTING_5XX = (501, 505)
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 500
@@ -70,7 +76,7 @@ def open_http(
         stop: The byte before which to end; a server that sends more than asked for is an error then.
         timeout_s: How long the server may be silent, in seconds, before that counts as a failure.
         connect_timeout_s: The same for connecting.
-        retries: How often to try; by default ten times, in about a minute.
+        retries: How often and how long to try; by default ten times, in about a minute.
         headers: Headers for this server; servers that it redirects to do not get them.
         token: Sent as bearer authorization, unless ``headers`` has another.
         name: The stream's name in messages; by default the URL without credentials.
@@ -79,21 +85,29 @@ def open_http(
         StreamNotFound: The server has no such resource (404, 410).
         StreamError: It cannot be read or written for another reason; from ``read`` and ``close`` too.
     """
-    within_s = retries.within_s if retries else timeout_s
-    timeout = urllib3.Timeout(connect=min(connect_timeout_s, within_s), read=min(timeout_s, within_s))
+    retries = retries or Retries()
+    timeout = connect_timeout_s, timeout_s
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
-    resource = _Resource(url, name or without_credentials(url), headers, timeout, stop)
+    shown = name or without_credentials(url)
+    resource = _Resource(url, shown, headers, timeout, stop, Attempts(shown, retries).left_s)
     if mode[0] == "r":
         return open_resuming(resource.get, resource.name, offset, retries, bufsize, stop)
-    return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries or Retries()))
+    return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries))
 
 
 class _Resource:
     def __init__(
-        self, url: str, name: str, headers: Mapping[str, str], timeout: urllib3.Timeout, stop: int | None
+        self,
+        url: str,
+        name: str,
+        headers: Mapping[str, str],
+        timeouts_s: tuple[float, float],
+        stop: int | None,
+        left_s: Callable[[], float],
     ) -> None:
         self.name = name
         self._stop = stop
+        self._left_s = left_s
         try:
             parsed = parse_url(url)
         except LocationValueError as error:
@@ -101,7 +115,7 @@ class _Resource:
         self._server = parsed.netloc or ""
         self._scheme = parsed.scheme or ""
         self._url = parsed._replace(auth=None).url
-        self._timeout = timeout
+        self._timeouts_s = timeouts_s
         self._headers = {"User-Agent": "mpwds", "Accept-Encoding": "identity", **headers}
         if parsed.auth is not None:
             self._headers.setdefault("Authorization", _basic(parsed.auth))
@@ -142,13 +156,14 @@ class _Resource:
             response.drain_conn()
 
     def _request(self, method: str, headers: Mapping[str, str], **options: Any) -> urllib3.BaseHTTPResponse:
+        connect_s, read_s = (min(timeout_s, max(self._left_s(), 0.01)) for timeout_s in self._timeouts_s)
         try:
             response = self._pools().urlopen(
                 method,
                 self._url,
                 headers={**self._headers, **headers},
                 retries=self._redirects,
-                timeout=self._timeout,
+                timeout=urllib3.Timeout(connect=connect_s, read=read_s),
                 preload_content=False,
                 decode_content=False,
                 **options,
@@ -216,7 +231,7 @@ class _Resource:
             page = response.read(_EXCERPT).decode("utf-8", "replace")
             if excerpt := " ".join(_TAG.sub(" ", page).split()):
                 said = f"; it said: {without_credentials(excerpt)}"
-        if status in _PASSING or (status >= 500 and status not in _LASTING_5XX):
+        if is_passing(status):
             return Interrupted(f"the server answers {reason}{said}", wish_s)
         if status in (404, 410):
             return StreamNotFound(

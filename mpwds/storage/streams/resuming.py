@@ -48,15 +48,21 @@ class Interrupted(Exception):
         self.unreached = unreached
 
 
+def is_passing(status: int) -> bool:
+    """Whether a server that answers with this status code may answer otherwise soon."""
+    return status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
+
+
 @dataclass(frozen=True)
 class Retries:
-    """How often something is tried. Pauses double, and are shortened at random by up to a half.
+    """How often and how long something is tried. Pauses double, and are shortened at random by up to a half.
 
     Args:
         tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
         first_s: The first pause, in seconds.
         longest_s: The longest pause, in seconds. By default, ten tries take about a minute.
-        within_s: Seconds after the beginning in which a further try may start.
+        within_s: Seconds for everything, from opening to the last byte. A reader's own time counts, too, so
+            this suits files that are fetched whole.
     """
 
     tries: int = 10
@@ -68,9 +74,13 @@ class Retries:
         if self.tries < 1 or self.first_s < 0 or self.longest_s < 0 or self.within_s <= 0:
             raise ValueError(f"retries: tries must be at least 1 and times not negative, got {self}")
 
+    def longest_pause_s(self, failures: int) -> float:
+        """The longest pause after so many failures."""
+        return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
+
 
 class Attempts:
-    """Counts the failures of one stream, and pauses after each."""
+    """Counts the failures of one stream, and pauses after each. Its time begins when it is made."""
 
     def __init__(self, name: str, retries: Retries) -> None:
         self.name = name
@@ -78,19 +88,33 @@ class Attempts:
         self._retries = retries
         self._deadline = time.monotonic() + retries.within_s
 
+    def left_s(self) -> float:
+        """The seconds that are left; not below 0."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def too_late(self, where: str, position: int | None = None) -> StreamError:
+        """The error for a stream that still brings bytes when no time is left."""
+        message = f"{self.name}: it took more than the {self._retries.within_s} s that it may take, {where}"
+        return StreamError(f"{message}; raise the time-out", self.name, position, self.failures + 1)
+
     def failed(self, why: Interrupted, where: str, position: int | None = None) -> None:
         """Pauses before the next try. Raises ``StreamError`` if this was the last."""
         self.failures += 1
         failures, retries = self.failures, self._retries
         most = min(retries.tries, _UNREACHED_TRIES) if why.unreached else retries.tries
-        longest = min(retries.longest_s, retries.first_s * 2.0 ** min(failures - 1, 60))
-        pause_s = max(longest * _jitter.uniform(0.5, 1.0), min(why.wait_s or 0.0, _LONGEST_WISH_S))
-        if failures >= most or time.monotonic() + pause_s > self._deadline:
-            message = f"{self.name}: {why} {where}; gave up after {failures} tries"
+        pause_s = retries.longest_pause_s(failures) * _jitter.uniform(0.5, 1.0)
+        pause_s = max(pause_s, min(why.wait_s or 0.0, _LONGEST_WISH_S))
+        left_s = self.left_s()
+        if failures >= most or pause_s >= left_s:
+            within = f", within {retries.within_s} s" if failures < most else ""
+            message = f"{self.name}: {why} {where}; gave up after {failures} tries{within}"
             raise StreamError(message, self.name, position, failures) from why
-        level = logging.WARNING if failures > _QUIET_FAILURES else logging.INFO
+        # One line for each outage, when it has lasted for about a second.
+        level = logging.WARNING if failures == _QUIET_FAILURES + 1 else logging.INFO
+        pauses_s = pause_s + sum(map(retries.longest_pause_s, range(failures + 1, most)))
         tried = f"try {failures} of {most}"
-        _log.log(level, "%s: %s %s (%s); trying again in %.1f s", self.name, why, where, tried, pause_s)
+        message = "%s: %s %s (%s); trying again in %.1f s, and for up to %.0f s"
+        _log.log(level, message, self.name, why, where, tried, pause_s, min(left_s, pauses_s))
         time.sleep(pause_s)
 
 
@@ -233,11 +257,15 @@ class _ResumingReader(io.RawIOBase):
         while not self._ended and self._position not in (self._version.size, self._stop):
             if self._body is None:
                 self._connect()
-            elif count := self._body.readinto(view):
+                continue
+            is_late = not self._attempts.left_s()
+            if count := self._body.readinto(view):
+                if is_late:
+                    raise self._attempts.too_late(f"up to byte {self._position}", self._position)
                 self._position += count
                 self._progress += count
                 return count
-            elif self._version.size is None:
+            if self._version.size is None:
                 self._ended = True
             elif self._progress == 0 or not self._version.is_recognisable:
                 raise Interrupted("the server sent a part only, which ends")

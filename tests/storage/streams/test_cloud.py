@@ -59,12 +59,22 @@ def test_goes_on_where_the_connection_broke(web, quick, fault):
         assert stream.read() == CONTENT
 
 
-def test_goes_on_where_the_library_gives_up(web):
-    web.plan = [{"cut": 70_000}, {"cut": 70_000}]
-    with cloud.open_cloud("s3://bucket/a/x.tar", retries=Retries(tries=2, first_s=0.0)) as stream:
-        # The library does not try again by itself once its tries are spent; the stream does.
-        stream.raw._ask.__self__._retries = Retries(tries=1)
-        assert stream.read() == CONTENT
+@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"reset": 10}, {"silent": True}])
+@pytest.mark.parametrize("tries", [1, 3])
+def test_reading_is_tried_as_often_as_asked(web, fault, tries):
+    web.plan = [fault] * 9
+    with pytest.raises(StreamError, match=f"gave up after {tries} tries") as caught:
+        cloud.open_cloud("s3://bucket/a/x.tar", retries=Retries(tries=tries, first_s=0.0)).read()
+    assert (caught.value.tries, len(web.requests)) == (tries, tries)
+
+
+def test_writing_is_tried_as_often_as_asked(web):
+    web.plan = [{"status": 503}] * 9
+    stream = cloud.open_cloud("s3://bucket/new.tar", "wb", retries=Retries(tries=3, first_s=0.0))
+    stream.write(CONTENT)
+    with pytest.raises(StreamError, match="503 .*gave up after 3 tries"):
+        stream.close()
+    assert len(web.requests) == 3
 
 
 def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):

@@ -2,9 +2,11 @@
 
 import hashlib
 import random
+import re
 import socket
 import subprocess
 import sys
+import time
 from email.utils import formatdate
 
 import pytest
@@ -291,6 +293,46 @@ def test_a_server_that_was_never_there_is_given_up_soon(web, monkeypatch, pauses
         open_http(url)
     assert sum(pauses) < 5
     assert len(caplog.records) <= 2
+
+
+def test_a_busy_server_is_spoken_of_once(web, pauses, caplog):
+    caplog.set_level("WARNING", logger="mpwds")
+    web.plan = [{"status": 503}] * 10
+    with pytest.raises(StreamError, match="gave up after 10 tries"):
+        open_http(web.url() + "?token=secret")
+    (record,) = caplog.records
+    pattern = r"x.tar\?token=\*\*\*: .* 503 .*\(try 3 of 10\); trying again in .* s, and for up to (\d+) s"
+    match = re.search(pattern, record.getMessage())
+    assert sum(pauses[2:]) - 1 <= int(match[1]) <= 60
+
+
+class TestInLimitedTime:
+    def test_no_try_is_begun_when_it_is_over(self, web):
+        web.plan = [{"status": 503}] * 1000
+        with pytest.raises(StreamError, match=r"gave up after \d+ tries, within 0.3 s"):
+            open_http(web.url(), retries=Retries(tries=1000, first_s=0.05, longest_s=0.05, within_s=0.3))
+        assert 1 <= len(web.requests) < 20
+
+    def test_a_silent_server_ends_it(self, web):
+        web.plan = [{"stall": 0}]
+        with pytest.raises(StreamError, match=r"the server is silent .* gave up after 1 tries, within 0.2 s"):
+            open_http(web.url(), retries=Retries(within_s=0.2)).read()
+
+    def test_a_file_that_is_there_is_not_thrown_away(self, web):
+        web.files["/x.tar"] = CONTENT[:1000]
+        for length in (True, False):
+            web.plan = [{"sends_length": length}]
+            with open_http(web.url(), retries=Retries(within_s=0.1)) as stream:
+                assert stream.peek(1)
+                time.sleep(0.1)
+                assert stream.read() == CONTENT[:1000]
+
+    def test_bytes_that_come_later_are_an_error(self, web):
+        web.files["/x.tar"] = CONTENT * 10
+        with open_http(web.url(), retries=Retries(within_s=0.1)) as stream:
+            time.sleep(0.1)
+            with pytest.raises(StreamError, match=r"took more than the 0.1 s .*; raise the time-out"):
+                stream.read()
 
 
 def test_a_server_that_has_answered_once_is_waited_for(web, pauses):
