@@ -97,12 +97,6 @@ def test_methods_keep_their_signatures():
     assert "workers" in inspect.signature(MultiLoader).parameters
 
 
-@pytest.mark.parametrize("pattern", ["x-*.tar", "data/x-00?.tar", "file:/data/x-*.tar"])
-def test_a_glob_is_an_error_that_says_what_to_write(pattern):
-    with pytest.raises(ValueError, match=r"is a glob, which is not expanded: write braces.*sorted\(glob"):
-        WebDataset(pattern)
-
-
 @pytest.mark.parametrize("braces", ["{000-003}", "{000:003}", "{000...003}"])
 def test_braces_that_hold_no_range_are_an_error_that_shows_the_range(braces):
     with pytest.raises(ValueError, match=r"did you mean \{000\.\.003\}\?"):

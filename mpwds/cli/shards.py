@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 from collections.abc import Iterable
 
 from mpwds.pipeline.sources.directory_shards import shards_in
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.patterns import expand_braces, expand_urls
+from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
-
-_GLOB = re.compile(r"[*?[]")
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:
-    """The names that braces, and globs of local files, stand for, in order.
-
-    Raises ``FileNotFoundError`` if no file matches a glob, and ``ValueError`` as ``expand_urls`` does.
+    """The names that patterns stand for, in order. Raises as ``expand_urls`` does.
 
     Example:
         >>> expanded(["x-{0..1}.tar", "-"])
         ['x-0.tar', 'x-1.tar', '-']
     """
-    names: list[str] = []
-    for pattern in patterns:
-        if not (_GLOB.search(pattern) and is_local(pattern)):
-            names += expand_urls(pattern)
-            continue
-        for name in expand_braces(local_path(pattern)):
-            matching = [name] if os.path.exists(name) else sorted(glob.glob(name))
-            if not matching:
-                raise FileNotFoundError(f"no file matches {name}")
-            names += matching
-    return names
+    return [name for pattern in patterns for name in expand_urls(pattern)]
 
 
 def shard_urls(patterns: Iterable[str]) -> list[str]:

@@ -1,14 +1,15 @@
-"""Shard patterns: variables and braces."""
+"""Shard patterns: variables, braces and globs."""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable
 
 from braceexpand import braceexpand
 
-from mpwds.storage.streams.urls import as_str, url_scheme, without_credentials
+from mpwds.storage.streams.urls import as_str, is_local, local_path, url_scheme, without_credentials
 
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""
@@ -17,7 +18,7 @@ _MAX_CHARACTERS = 1_000_000_000  # of all names
 _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
-_GLOB = re.compile(r"[*?]")
+_GLOB = re.compile(r"[*?[]")
 _TOKEN = re.compile(
     r"\\."
     r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
@@ -31,8 +32,9 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     """The shards of a pattern, or of an iterable of names.
 
     In a pattern (a string or a path), ``::`` separates patterns, ``${NAME}`` stands for the environment
-    variable ``WDS_NAME``, and ``{000..131}`` and ``{a,b}`` for one name for each value. Names from an
-    iterable stay as they are.
+    variable ``WDS_NAME``, and ``{000..131}`` and ``{a,b}`` for one name for each value. A local name with
+    ``*``, ``?`` or ``[a-z]`` stands for the files that match, sorted, unless a file has that very name. Names
+    from an iterable stay as they are.
 
     Args:
         urls: A pattern, or an iterable of shard names.
@@ -42,7 +44,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
 
     Raises:
         ValueError: There is no shard, a variable is not set, braces do not match, hold no range, or stand for
-            more than a million names; or a pattern is a glob.
+            more than a million names.
+        FileNotFoundError: No file matches a glob.
         TypeError: ``urls``, or one of its elements, is neither a string nor a path.
 
     Source:
@@ -58,9 +61,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         parts = [_substitute_variables(part) for part in as_str(urls).split("::")]
         for part in parts:
             _check_range(part)
-        shards = expand_braces(*parts)
-        for part in parts:
-            _check_glob(part)
+        shards = [file for name in expand_braces(*parts) for file in _matching(name)]
     elif isinstance(urls, (bytes, bytearray)) or not isinstance(urls, Iterable):
         raise TypeError(f"shards are given as a string or an iterable of strings, not {type(urls).__name__}")
     else:
@@ -108,13 +109,19 @@ def _check_range(pattern: str) -> None:
         )
 
 
-def _check_glob(pattern: str) -> None:
-    is_file = url_scheme(pattern) in ("", "file")
-    if is_file and _GLOB.search(pattern) and not os.path.exists(expand_braces(pattern)[0]):
-        raise ValueError(
-            f"{pattern!r} is a glob, which is not expanded: write braces, such as train-{{000..011}}.tar, or "
-            f"give a list of files, sorted(glob.glob({pattern!r}))"
-        )
+def _matching(name: str) -> list[str]:
+    """The local files that match a name, sorted; the name itself if it is no glob or names a file."""
+    if _GLOB.search(name) is None or not is_local(name) or os.path.exists(path := local_path(name)):
+        return [name]
+    files = sorted(glob.glob(path))
+    if not files:
+        raise FileNotFoundError(f"no file matches {name}")
+    return files
+
+
+def is_fixed(pattern: str) -> bool:
+    """Whether a pattern stands for the same names in each process, at any time."""
+    return "${" not in pattern and expand_braces(*pattern.split("::")) == expand_urls(pattern)
 
 
 def _count(pattern: str) -> int:

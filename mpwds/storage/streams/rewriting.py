@@ -90,7 +90,7 @@ def check_url(url: str, trusted: bool, where: str) -> None:
 def _readings(url: str) -> list[str]:
     try:
         return [url, *expand_urls(url)]
-    except ValueError:  # an invalid pattern: the caller that expands it raises
+    except (ValueError, OSError):  # an invalid pattern, or no file matches: the caller that expands it raises
         return [url, *url.split("::")]
 
 

@@ -1,5 +1,6 @@
-"""Braces in shard patterns: what braceexpand makes of them, but not more than memory can hold."""
+"""Shard patterns: braces as braceexpand expands them, within what memory can hold, and globs of files."""
 
+import pickle
 import tracemalloc
 
 import pytest
@@ -7,8 +8,10 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.streams import patterns
 from mpwds.storage.streams.patterns import expand_braces, expand_urls
+from mpwds.storage.writing.tar_writer import TarWriter
 
 NAMES = st.recursive(
     st.sampled_from(
@@ -72,3 +75,45 @@ def test_a_pattern_of_names_that_are_too_long_together_is_an_error_that_takes_no
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+class TestGlobs:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name in ("b-1.tar", "a-1.tar", "a-0.tar", "a-0.txt", "x[1].tar", "x1.tar", "*.json"):
+            (tmp_path / name).touch()
+
+    @pytest.mark.parametrize(
+        ("pattern", "files"),
+        [
+            ("a-*.tar", ["a-0.tar", "a-1.tar"]),
+            ("{b,a}-?.tar", ["b-1.tar", "a-0.tar", "a-1.tar"]),
+            ("[ab]-1.tar::a-0.*", ["a-1.tar", "b-1.tar", "a-0.tar", "a-0.txt"]),
+            ("x[1].tar", ["x[1].tar"]),
+            ("*.json", ["*.json"]),
+            ("https://host/*.tar?x=1", ["https://host/*.tar?x=1"]),
+            ("pipe:cat a-*.tar", ["pipe:cat a-*.tar"]),
+        ],
+    )
+    def test_stand_for_the_local_files_that_match(self, pattern, files):
+        assert expand_urls(pattern) == files
+
+    def test_of_file_urls_stand_for_paths(self, tmp_path):
+        assert expand_urls(f"file://{tmp_path}/a-*.tar") == [f"{tmp_path}/a-0.tar", f"{tmp_path}/a-1.tar"]
+
+    @pytest.mark.parametrize("pattern", ["c-*.tar", "{a,c}-?.tar", "file:/nowhere/[x].tar"])
+    def test_that_nothing_matches_are_an_error(self, pattern):
+        with pytest.raises(FileNotFoundError, match="no file matches (c-|file:/nowhere)"):
+            expand_urls(pattern)
+
+    def test_names_in_a_list_are_no_globs(self):
+        assert expand_urls(["a-*.tar"]) == ["a-*.tar"]
+
+    def test_a_dataset_keeps_the_files_that_it_found(self, tmp_path):
+        for name in ("a-0.tar", "a-1.tar"):
+            with TarWriter(name) as sink:
+                sink.write({"__key__": "0", "cls": 0})
+        dataset = pickle.loads(pickle.dumps(WebDataset("a-*.tar")))
+        (tmp_path / "a-2.tar").touch()
+        assert [sample["__url__"] for sample in dataset] == ["a-0.tar", "a-1.tar"]
