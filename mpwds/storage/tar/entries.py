@@ -14,14 +14,12 @@ from mpwds.storage.tar.damage import (
     bad_size,
     cut_off,
     data_missing,
-    extension_too_large,
     no_header,
     too_large_decompressed,
     truncated,
 )
 from mpwds.storage.tar.header import (
     BLOCK,
-    EXTENSION_LIMIT_BYTES,
     EXTENSIONS,
     GLOBAL,
     LAYOUT,
@@ -29,9 +27,7 @@ from mpwds.storage.tar.header import (
     NOTHING,
     REGULAR,
     SIZE,
-    SPARSE,
     TIME_ALONE,
-    WITHOUT_DATA,
     ZERO_BLOCK,
     back_sum,
     checksums,
@@ -39,8 +35,8 @@ from mpwds.storage.tar.header import (
     extend,
     has_valid_checksum,
     sizes,
-    sparse,
 )
+from mpwds.storage.tar.headers import size_of
 from mpwds.storage.tar.input import OpenAt, open_archive
 
 _APART_BYTES = 32 * 1024  # larger data is read by itself, not as a part of a window
@@ -164,15 +160,10 @@ def read_entries(
                 if seen or kind in EXTENSIONS:
                     position = base + at
                     size = sizes[front[SIZE]]
-                    if size < 0:
-                        raise bad_size(front, source, position)
                     start = at + BLOCK
                     following = start + size + (-size & 511)
-                    if following > available:
-                        if base + following > source.end:
-                            raise data_missing(source, position, size)
-                        if size > EXTENSION_LIMIT_BYTES:
-                            raise extension_too_large(source, position, size, EXTENSION_LIMIT_BYTES)
+                    if size < 0 or following > available:
+                        size_of(front, kind, extended, source, position)  # raises if it is wrong
                         window, start = source.window(position + BLOCK, following - start)
                         base = position + BLOCK - start
                         available = len(window)
@@ -196,17 +187,8 @@ def read_entries(
                             pax_back, pax_sum = back, back_sum(back)
                     continue
                 if kind not in REGULAR:
-                    if kind == SPARSE:
-                        raise sparse(shown, base + at)
-                    size = 0
-                    if kind not in WITHOUT_DATA:
-                        size = sizes[front[SIZE]] if extended.size is None else extended.size
-                    if size < 0:
-                        raise bad_size(front, source, base + at)
-                    following = at + BLOCK + size + (-size & 511)
-                    if base + following > source.end:
-                        raise data_missing(source, base + at, size)
-                    at = following
+                    size = size_of(front, kind, extended, source, base + at)
+                    at += BLOCK + size + (-size & 511)
                     first, extended = -1, for_all
                     continue
                 known_back, known_sum = back, back_sum(back)

@@ -1,4 +1,4 @@
-"""Finds the members of an archive by their headers, without reading their data."""
+"""What a header says of a member; and the members of an archive, found without reading their data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from mpwds.storage.tar.header import (
     SPARSE,
     WITHOUT_DATA,
     ZERO_BLOCK,
+    Extended,
     back_sum,
     checksums,
     directory_of,
@@ -97,6 +98,43 @@ def find_all_members(
         position = following
 
 
+def size_of(front: bytes, kind: int, extended: Extended, archive: Archive, position: int) -> int:
+    """The bytes of data after the header at ``position``, all of which are in the archive.
+
+    The size that an extension states is that of the member, not of other extensions before the member.
+
+    Args:
+        front: The header's first part: see ``LAYOUT``.
+        kind: Its kind.
+        extended: What the extensions before it state.
+        archive: Its name and its end, for errors.
+        position: Its offset.
+
+    Raises:
+        ShardError: The size is not valid, the data are not all there, or it is a sparse file.
+    """
+    if kind == SPARSE:
+        raise sparse(archive.url, position)
+    is_extension = kind in EXTENSIONS
+    size = 0
+    if kind not in WITHOUT_DATA:
+        size = sizes[front[SIZE]] if is_extension or extended.size is None else extended.size
+    if size < 0:
+        raise bad_size(front, archive, position)
+    if position + BLOCK + size + (-size & 511) > archive.end:
+        raise data_missing(archive, position, size)
+    if is_extension and size > EXTENSION_LIMIT_BYTES:
+        raise extension_too_large(archive, position, size, EXTENSION_LIMIT_BYTES)
+    return size
+
+
+def name_of(front: bytes, directory: bytes, extended: Extended) -> str:
+    """A member's name; ``directory`` is ``directory_of`` its header."""
+    if extended.name is not None:
+        return extended.name
+    return (directory + front[:NAME_BYTES].partition(b"\0")[0]).decode("utf-8", "surrogateescape")
+
+
 def find_members(
     window: bytes | memoryview, base: int, archive: Archive, after_zeros: int = -1
 ) -> tuple[list[Found], int, int]:
@@ -125,6 +163,7 @@ def find_members(
     extended = NOTHING
     at = 0
     last = len(window) - BLOCK
+    end = archive.end
     while at <= last:
         front, stored, back = unpack(window, at)
         if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
@@ -137,19 +176,9 @@ def find_members(
                     continue
                 raise no_header(header, archive, -1, position, after_zeros)
             kind = back[0]
-            size = sizes[front[SIZE]]
-            if kind in WITHOUT_DATA:
-                size = 0
-            elif extended.size is not None:
-                size = extended.size
+            size = size_of(front, kind, extended, archive, position)
             following = at + BLOCK + size + (-size & 511)
             if kind in EXTENSIONS:
-                if size < 0:
-                    raise bad_size(front, archive, position)
-                if base + following > archive.end:
-                    raise data_missing(archive, position, size)
-                if size > EXTENSION_LIMIT_BYTES:
-                    raise extension_too_large(archive, position, size, EXTENSION_LIMIT_BYTES)
                 if following > len(window):
                     return found, position if first < 0 else first, after_zeros
                 if kind != GLOBAL:
@@ -158,13 +187,7 @@ def find_members(
                     first = position if first < 0 else first
                 at = following
                 continue
-            if kind == SPARSE:
-                raise sparse(archive.url, position)
             if kind not in REGULAR:
-                if size < 0:
-                    raise bad_size(front, archive, position)
-                if base + following > archive.end:
-                    raise data_missing(archive, position, size)
                 at, first, extended = following, -1, NOTHING
                 continue
             known_back, known_sum = back, back_sum(back)
@@ -172,24 +195,15 @@ def find_members(
             _last = _Regular(known_back, known_sum, directory, is_v7)
 
         size = sizes[front[SIZE]]
-        name = None
-        if extended is not NOTHING:
-            name, size = extended.name, size if extended.size is None else extended.size
-            extended = NOTHING
-        if name is None:
-            raw_name = front[:NAME_BYTES].partition(b"\0")[0]
-            if directory:
-                raw_name = directory + raw_name
-            try:
-                name = raw_name.decode()
-            except UnicodeDecodeError:
-                name = raw_name.decode("utf-8", "surrogateescape")
-        if size < 0:
-            raise bad_size(front, archive, base + at)
+        if extended is NOTHING:
+            name = (directory + front[:NAME_BYTES].partition(b"\0")[0]).decode("utf-8", "surrogateescape")
+        else:
+            name = name_of(front, directory, extended)
+            size, extended = size if extended.size is None else extended.size, NOTHING
         start = base + at + BLOCK
         following = at + BLOCK + size + (-size & 511)
-        if base + following > archive.end:
-            raise data_missing(archive, base + at, size)
+        if size < 0 or base + following > end:
+            raise bad_size(front, archive, base + at) if size < 0 else data_missing(archive, base + at, size)
         if not (is_v7 and name.endswith("/")):
             found.append((name, base + at if first < 0 else first, start, size))
         at, first = following, -1

@@ -10,33 +10,25 @@ from typing import NamedTuple
 from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.tar.damage import (
-    bad_size,
     cut_off,
     data_missing,
-    extension_too_large,
     no_header,
     too_large_decompressed,
 )
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.storage.tar.header import (
     BLOCK,
-    EXTENSION_LIMIT_BYTES,
     EXTENSIONS,
     GLOBAL,
     LAYOUT,
-    NAME_BYTES,
     NOTHING,
     REGULAR,
-    SIZE,
-    SPARSE,
-    WITHOUT_DATA,
     ZERO_BLOCK,
     directory_of,
     extend,
     has_valid_checksum,
-    sizes,
-    sparse,
 )
+from mpwds.storage.tar.headers import name_of, size_of
 from mpwds.storage.tar.input import OpenAt, open_archive
 from mpwds.storage.tar.streams import Input
 
@@ -168,10 +160,13 @@ class _Scan:
             if len(header) < BLOCK or not has_valid_checksum(*LAYOUT.unpack(header)):
                 raise no_header(header, source, 0, position, self._after_zeros)
             headers.append(header)
-            kind, front = header[156], header[:148]
-            size = sizes[header[SIZE]]
+            front, _, back = LAYOUT.unpack(header)
+            kind = back[0]
+            size = size_of(front, kind, extended, source, position)
             if kind in EXTENSIONS:
-                body = self._extension(position, size, front)
+                body = self._read(position + BLOCK, _padded(size))
+                if len(body) < _padded(size):
+                    raise data_missing(source, position, size)
                 headers.append(body)
                 self._position = position + len(body)  # a stream does not go back
                 extended = extend(extended, kind, body[:size], source.url, position)
@@ -179,30 +174,11 @@ class _Scan:
                     self._for_all = extend(self._for_all, kind, body[:size], source.url, position)
                 self._position = position + BLOCK + len(body)
                 continue
-            if kind == SPARSE:
-                raise sparse(source.url, position)
-            if kind in WITHOUT_DATA:
-                size = 0
-            elif extended.size is not None:
-                size = extended.size
-            if size < 0:
-                raise bad_size(front, source, position)
-            name = extended.name or _name(header)
+            name = name_of(front, directory_of(back), extended)
             is_file = kind in REGULAR and not (kind == 0 and name.endswith("/"))
             data = self._data(position, size, name, is_file and bool(self._wants(name)))
             self._position = position + BLOCK + _padded(size)
             return Entry(name, first, size, b"".join(headers), is_file, data)
-
-    def _extension(self, position: int, size: int, front: bytes) -> bytes:
-        source, start = self._source, position + BLOCK
-        if size < 0:
-            raise bad_size(front, source, position)
-        if size > EXTENSION_LIMIT_BYTES:
-            raise extension_too_large(source, position, size, EXTENSION_LIMIT_BYTES)
-        body = self._read(start, _padded(size))
-        if len(body) < _padded(size):
-            raise data_missing(source, position, size)
-        return body
 
     def _data(self, position: int, size: int, name: str, wanted: bool) -> bytes | None:
         """A member's data, or ``None`` unless ``wanted``. Raises ``ShardError`` if it is not all there."""
@@ -255,8 +231,3 @@ class _Scan:
 
 def _padded(size: int) -> int:
     return size + -size % BLOCK
-
-
-def _name(header: bytes) -> str:
-    name = header[:NAME_BYTES].partition(b"\0")[0]
-    return (directory_of(header[156:]) + name).decode("utf-8", "surrogateescape")
