@@ -80,6 +80,9 @@ def test_a_tar_file_is_read_by_number(folder):
     samples.close()
     digest = wids.compute_file_md5sum("x-1.tar")
     assert wids.IndexedTarSamples(path="x-1.tar", md5sum=digest)[0]["__key__"] == "004"
+    with open("x-1.tar", "rb") as file:
+        file.read(1000)  # the digest is that of the whole file all the same
+        assert wids.compute_file_md5sum(file) == digest
     assert wids.compute_num_samples("x-1.tar") == 4
 
 

@@ -347,6 +347,15 @@ def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetch
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_shards_taken_ahead_are_not_read_when_a_handler_has_ended_the_stream(server, tmp_path):
+    url = f"http://127.0.0.1:{server.server_port}/{{no,x-000,x-001}}.tar"
+    dataset = WebDataset(url, cache_dir=tmp_path, prefetch_shards=2, handler=ignore_and_stop)
+    stream, resumed = dataset.stream(Context()), dataset.stream(Context())
+    assert [*stream, *stream] == []
+    resumed.load_state_dict(stream.state_dict())
+    assert list(resumed) == []
+
+
 def test_a_damaged_shard_that_was_put_into_the_cache_by_hand_is_named(server, tmp_path):
     (tmp_path / "x-000.tar").write_bytes(b"<html>")
     dataset = WebDataset(f"http://127.0.0.1:{server.server_port}/x-000.tar", cache_dir=tmp_path)
