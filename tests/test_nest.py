@@ -336,7 +336,7 @@ def test_a_namedtuple_that_is_not_imported_comes_back_as_an_equivalent_one():
 def test_a_dataclass_that_is_not_imported_is_an_error_that_names_it(monkeypatch):
     structure, arrays = nest.flatten({"meta": [1, Frozen(2)]})
     monkeypatch.delitem(sys.modules, home.__name__)
-    with pytest.raises(TypeError, match="a Frozen of module home_of_test_classes"):
+    with pytest.raises(TypeError, match="a 'Frozen' of module 'home_of_test_classes'"):
         nest.unflatten(structure, arrays)
 
 

@@ -378,6 +378,7 @@ class WaitsForFile(streaming.StreamingDataset):
         return super().__getitem__(at)
 
 
+@pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
 def test_a_loader_resumes_exactly_where_batches_came_out_of_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write(tmp_path, range(24))

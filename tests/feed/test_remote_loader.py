@@ -143,6 +143,7 @@ def test_statistics_name_the_stages_that_ran_on_the_server():
     assert sum(worker.batches for worker in stats.workers) == LENGTH // 4
 
 
+@pytest.mark.filterwarnings("ignore:more than 3 batches of one worker are kept")  # in shared memory
 def test_batches_that_the_program_keeps_stay_as_they_are(way):
     url, options = way
     with served(large(), url) as server, mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
@@ -229,6 +230,7 @@ def test_a_batch_that_is_too_large_is_refused_before_it_takes_memory(shared_memo
                 list(loader)
 
 
+@pytest.mark.filterwarnings("ignore:the server .* is", "ignore:.* cannot run. it is gone")
 def test_a_worker_that_cannot_start_for_now_starts_later(monkeypatch):
     start, failures = slot._ServedWorker, [OSError(errno.ENOMEM, "no memory"), ServerGone("it is gone")]
 

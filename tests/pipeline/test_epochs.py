@@ -156,7 +156,8 @@ def test_repeat_takes_a_number_of_batches_too():
 
 
 def test_a_source_that_gives_nothing_is_not_repeated_for_ever():
-    assert list(DataPipeline([]).with_epoch(5)) == []
+    with pytest.warns(RuntimeWarning, match="ends after 0 elements: the dataset is empty"):
+        assert list(DataPipeline([]).with_epoch(5)) == []
     assert list(DataPipeline(range(3)).select(lambda number: False).repeat()) == []
 
 

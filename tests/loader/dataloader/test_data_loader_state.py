@@ -243,7 +243,7 @@ def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
         assert files_of(caught) == [__file__]
 
 
-@pytest.mark.filterwarnings("ignore:an iterable dataset")
+@pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
 def test_an_iterable_dataset_without_workers_does_too():
     loader = DataLoader(Stream(), batch_size=3)
     first, state = first_and_state(loader, 5)
@@ -251,7 +251,7 @@ def test_an_iterable_dataset_without_workers_does_too():
     assert list(itertools.chain(*first, *plain(loader))) == list(range(40))
 
 
-@pytest.mark.filterwarnings("ignore:an iterable dataset")
+@pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
 def test_a_pipeline_goes_on_in_the_same_epoch(options):
     def make():

@@ -52,6 +52,7 @@ KNOWN = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:there are fewer shards than workers")
 @pytest.mark.parametrize("workers", [0, 2, 5])
 @pytest.mark.parametrize("case", range(len(KNOWN)))
 def test_len_is_the_number_of_elements_that_come(case, workers, monkeypatch):
