@@ -638,10 +638,11 @@ def test_frames_come_in_pairs():
         tenbin.decode_list(frames[:-1])
 
 
-def test_a_data_frame_has_the_length_that_its_header_says():
-    header, data = tenbin.encode_list([np.zeros(2)])
-    with pytest.raises(TenbinError, match="frame 1 has 15 bytes"):
-        tenbin.decode_list([header, data[:15]])
+@pytest.mark.parametrize("nbytes", [15, 17])
+def test_a_data_frame_has_the_length_that_its_header_says(nbytes):
+    header, _ = tenbin.encode_list([np.zeros(2)])
+    with pytest.raises(TenbinError, match=f"frame 1 has {nbytes} bytes"):
+        tenbin.decode_list([header, bytes(nbytes)])
 
 
 def test_a_buffer_with_gaps_is_refused():
