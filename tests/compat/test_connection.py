@@ -126,6 +126,39 @@ def test_a_file_that_a_killed_program_left_is_replaced(folder):
         assert len(receiver.recv()) == 2
 
 
+def test_closing_in_a_fork_leaves_the_file_to_its_parent(folder):
+    program = f"""
+        import mpwds, os, signal
+        receiver = mpwds.Connection("zpull+ipc://{folder}/s")
+        if (child := os.fork()) == 0:
+            signal.alarm(60)
+            receiver.close(0)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], os.listdir("{folder}"))
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True).stdout == "0 ['s']\n"
+
+
+def test_limits_are_those_of_the_socket(folder):
+    with ours(f"zpull+ipc://{folder}/s", hwm=7, max_message_bytes=1000) as receiver:
+        limits = [getattr(receiver.socket, name) for name in ("sndhwm", "rcvhwm", "maxmsgsize")]
+        assert limits == [7, 7, 2000]
+
+
+def test_a_request_that_was_lost_is_sent_again(folder):
+    url = f"+ipc://{folder}/s"
+    with ours("zreq" + url, timeout=0.5) as receiver:
+        with ours("zrep" + url), pytest.raises(TimeoutError):  # takes the request and ends
+            receiver.recv()
+        receiver.timeout = 60
+        with ours("zrep" + url, timeout=60) as sender:
+            answering = threading.Thread(target=sender.send, args=(a_batch(),))
+            answering.start()
+            assert len(receiver.recv()) == 2
+            answering.join()
+
+
 def test_closing_leaves_the_file_of_a_program_that_has_taken_over(folder):
     path = f"{folder}/s"
     with ours(f"zpull+ipc://{path}") as first, socket.socket(socket.AF_UNIX) as other:
