@@ -263,8 +263,8 @@ def read_samples(
                     sample["__local_path__"] = local_path
             if suffix in sample:
                 error = ShardError(
-                    f"{name} at offset {member_offset} of {url}: sample {key!r} has a member {suffix!r} "
-                    "already; each extension of a sample must be unique in the shard"
+                    f"{name[:200]} at offset {member_offset} of {url}: sample {shown(key)} has a member "
+                    f"{shown(suffix)} already; each extension of a sample must be unique in the shard"
                 )
                 _report(error, name, on_error)
             else:

@@ -56,7 +56,7 @@ class SpecValue:
             self.fail(f"must be a mapping, got {shown(self.value)}")
         for key in self.value:
             if not isinstance(key, str):
-                self.fail(f"has the key {key!r}, which is not a string")
+                self.fail(f"has the key {shown(key)}, which is not a string")
             if allowed and key not in allowed:
                 self[key].fail(f"is unknown: allowed here are {', '.join(allowed)}")
         return self
@@ -133,7 +133,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     for path, line in _lines(node, (), set()):
         if path in lines:
             raise SpecError(
-                f"{file}, line {line}: the key {path[-1]!r} is already in line {lines[path]}", file, line
+                f"{file}, line {line}: the key {shown(path[-1])} is already in line {lines[path]}", file, line
             )
         lines[path] = line
     return SpecValue(value, file, lines)

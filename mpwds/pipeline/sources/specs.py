@@ -236,7 +236,7 @@ def _expand(value: SpecValue, trusted: bool) -> str:
     expanded = os.path.expanduser(os.path.expandvars(substituted))
     if expanded != text and not trusted and value.file is not None and not is_local(value.file):
         raise SecurityError(
-            f"{value.where}: {text!r} has a variable of your environment (or ~), which a file from "
+            f"{value.where}: {shown(text)} has a variable of your environment (or ~), which a file from "
             "another machine may not read; if you trust the file, load it with " + _vouching(value)
         )
     return expanded
@@ -246,7 +246,7 @@ def _variable(value: SpecValue, name: re.Match[str]) -> str:
     found = os.environ.get(f"WDS_{name[1]}", os.environ.get(name[1]))
     if found is None:
         value.fail(
-            f"needs the environment variable {name[1]} or WDS_{name[1]}; neither is set: {value.value!r}"
+            f"needs the environment variable {name[1]} or WDS_{name[1]}; neither is set: {shown(value.value)}"
         )
     return found
 

@@ -94,8 +94,8 @@ class _Chosen(Derived[Any]):
                 check_url(address, trusted=False, where=f"a state of {self._stage}")
             except SecurityError as error:
                 raise SecurityError(
-                    f"a state names the shard {address!r}, which {self._stage} has not yielded in this run, "
-                    "and which runs a command: begin the epoch anew, without the state"
+                    f"a state names the shard {shown(address)}, which {self._stage} has not yielded in this "
+                    "run, and which runs a command: begin the epoch anew, without the state"
                 ) from error
         return {"url": address}
 

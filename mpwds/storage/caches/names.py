@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
+from mpwds.mistakes import shown
 from mpwds.storage.streams.urls import without_credentials
 
 PRIVATE = ".mpwds"
@@ -62,7 +63,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
         'pipe%3Acat%20x.tar'
     """
     if not isinstance(url, str):
-        raise TypeError(f"a URL is a string, got {type(url).__name__}: {url!r}")
+        raise TypeError(f"a URL is a string, got {type(url).__name__}: {shown(url)}")
     parts = urlsplit(url)
     if parts.scheme not in _PATH_SCHEMES:
         return _quoted(url)
@@ -76,9 +77,9 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
     if it is not a string, ``ValueError`` if it leads out of the cache directory or is too long.
     """
     name = url_to_name(url)
-    shown = without_credentials(url)
+    named = without_credentials(url)
     if not isinstance(name, str):
-        raise TypeError(f"url_to_name must return a file name, got {name!r} for {shown!r}")
+        raise TypeError(f"url_to_name must return a file name, got {shown(name)} for {shown(named)}")
     if "://" in name:
         name = url_to_cache_name(name)
     name = name or _quoted(url)
@@ -86,8 +87,8 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
     leads_out = {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name
     if leads_out or max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
         raise ValueError(
-            f"url_to_name gives {name!r} for {shown!r}, which does not name a file inside the cache "
-            f"directory, or has more than {_NAME_BYTES} bytes"
+            f"url_to_name gives {shown(name)} for {shown(named)}, which does not name a file inside the "
+            f"cache directory, or has more than {_NAME_BYTES} bytes"
         )
     return name
 

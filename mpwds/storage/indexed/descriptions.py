@@ -15,6 +15,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
 
 from mpwds.errors import SpecError
+from mpwds.mistakes import shown
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.rewriting import check_url
 from mpwds.storage.streams.urls import has_rules, local_path, url_scheme, without_credentials
@@ -97,7 +98,7 @@ def read_description(source: Source) -> dict[str, Any]:
     if not isinstance(contents, dict):
         _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
     if contents.get("wids_version") != 1:
-        _fail(file, "wids_version", f"must be 1, got {contents.get('wids_version')!r}")
+        _fail(file, "wids_version", f"must be 1, got {shown(contents.get('wids_version'))}")
     return contents
 
 
@@ -179,7 +180,7 @@ class Description:
         for number, inner in enumerate(part.list("datasets")):
             key = f"{part.key}datasets[{number}]"
             if not isinstance(inner, dict):
-                _fail(part.file, key, f"must be an object, got {inner!r}")
+                _fail(part.file, key, f"must be an object, got {shown(inner)}")
             if "source_url" in inner:
                 self._add_referred(part, inner, key)
             elif "shardlist" in inner or "datasets" in inner:
@@ -193,7 +194,7 @@ class Description:
     def _add_referred(self, part: _Part, reference: Mapping[str, Any], key: str) -> None:
         url = reference["source_url"]
         if not isinstance(url, str):
-            _fail(part.file, f"{key}.source_url", f"must be a string, got {url!r}")
+            _fail(part.file, f"{key}.source_url", f"must be a string, got {shown(url)}")
         url = join_url(part.base, url)
         self._check(url, part.file, key)
         if url in part.files:
@@ -226,12 +227,12 @@ class Description:
         for number, shard in enumerate(shards):
             key = f"{part.key}shardlist[{number}]"
             if not isinstance(shard, dict):
-                _fail(part.file, key, f"must be an object, got {shard!r}")
+                _fail(part.file, key, f"must be an object, got {shown(shard)}")
             url, count = shard.get("url"), shard.get("nsamples")
             if type(url) is not str or not url:
-                _fail(part.file, f"{key}.url", f"must be a path or URL, got {url!r}")
+                _fail(part.file, f"{key}.url", f"must be a path or URL, got {shown(url)}")
             if type(count) is not int or count < 0:
-                _fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {count!r}")
+                _fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {shown(count)}")
         return [], []
 
     def _check(self, url: str, file: str, key: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
+from mpwds.mistakes import shown
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
@@ -265,6 +266,6 @@ class TarShards:
 
     def _twice(self, shard: int, key: str, field: str) -> ShardError:
         return ShardError(
-            f"{without_credentials(self.urls[shard])}: sample {key!r} has two members {field!r}; each "
-            "extension of a sample must be unique in the shard"
+            f"{without_credentials(self.urls[shard])}: sample {shown(key)} has two members {shown(field)}; "
+            "each extension of a sample must be unique in the shard"
         )

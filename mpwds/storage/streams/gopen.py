@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from mpwds.mistakes import shown
 from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
     has_rules,
@@ -75,7 +76,7 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
         b'hello\\n'
     """
     if mode not in _MODES:
-        raise ValueError(f"gopen: mode must be 'rb' or 'wb', got {mode!r}")
+        raise ValueError(f"gopen: mode must be 'rb' or 'wb', got {shown(mode)}")
     return _open(os.fspath(url), _MODES[mode], bufsize, 0, options)
 
 

@@ -20,6 +20,7 @@ from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
+from mpwds.mistakes import shown
 from mpwds.storage.streams.resuming import (
     Attempts,
     Interrupted,
@@ -215,7 +216,7 @@ class _Resource:
                 raise too_short(self.name, total, position)
         elif span is None or span[1] is None or int(span[1]) != position or total is None:
             raise self._failed(
-                f"bytes from {position} on were asked for, and the server sent {said!r}: it does not do "
+                f"bytes from {position} on were asked for, and the server sent {shown(said)}: it does not do "
                 "ranges properly",
                 position,
             )

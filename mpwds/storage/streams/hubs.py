@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
+from mpwds.mistakes import shown
 from mpwds.storage.streams.http import open_http
 
 _HF_URL = re.compile(
@@ -48,7 +49,8 @@ def hf_location(url: str) -> str:
     match = _HF_URL.fullmatch(url)
     if match is None:
         raise ValueError(
-            f"{url!r} is not of the form hf://datasets/OWNER/NAME/PATH, with @REVISION behind NAME if need be"
+            f"{shown(url)} is not of the form hf://datasets/OWNER/NAME/PATH, with @REVISION after NAME if "
+            "need be"
         )
     revision = quote(unquote(match["revision"] or "main"), safe="")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
@@ -101,7 +103,7 @@ def ais_location(url: str) -> str:
     match = _AIS_URL.fullmatch(url)
     provider = _AIS_PROVIDERS.get(match["scheme"].lower()) if match else None
     if match is None or provider is None:
-        raise ValueError(f"{url!r} names no object: write ais://BUCKET/NAME")
+        raise ValueError(f"{shown(url)} names no object: write ais://BUCKET/NAME")
     endpoint = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
     if not endpoint:
         raise ValueError(

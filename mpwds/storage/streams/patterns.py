@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from braceexpand import braceexpand
 
+from mpwds.mistakes import shown
 from mpwds.storage.streams.urls import as_str, is_local, local_path, url_scheme, without_credentials
 
 MAX_NAMES = 1_000_000
@@ -67,9 +68,9 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     else:
         shards = [as_str(url) for url in urls]
     if not shards:
-        raise ValueError(f"no shards: {urls!r} is empty")
+        raise ValueError(f"no shards: {shown(urls)} is empty")
     if "" in shards:
-        raise ValueError(f"shard {shards.index('')} of {urls!r} has an empty name")
+        raise ValueError(f"shard {shards.index('')} of {shown(urls)} has an empty name")
     return shards
 
 
@@ -87,7 +88,7 @@ def expand_braces(*patterns: str) -> list[str]:
     if sum(map(_count, patterns)) > MAX_NAMES or characters > _MAX_CHARACTERS:
         largest = max(patterns, key=_count)
         raise ValueError(
-            f"the braces in {largest[:200]!r} stand for {_count(largest)} names; {MAX_NAMES} are allowed, "
+            f"the braces in {shown(largest)} stand for {_count(largest)} names; {MAX_NAMES} are allowed, "
             f"of {_MAX_CHARACTERS} characters in all. If you have that many shards, pass a list of names"
         )
     names: list[str] = []
@@ -95,7 +96,7 @@ def expand_braces(*patterns: str) -> list[str]:
         try:
             names += braceexpand(pattern)
         except ValueError:
-            message = f"the braces in {pattern!r} do not match: write train-{{000..011}}.tar"
+            message = f"the braces in {shown(pattern)} do not match: write train-{{000..011}}.tar"
             raise ValueError(message) from None
     return names
 
@@ -104,7 +105,7 @@ def _check_range(pattern: str) -> None:
     wrong = _NO_RANGE.search(pattern)
     if wrong and url_scheme(pattern) != "pipe":
         raise ValueError(
-            f"{wrong[0]} in {without_credentials(pattern)!r} is no range: "
+            f"{wrong[0]} in {shown(without_credentials(pattern))} is no range: "
             f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
         )
 
@@ -157,13 +158,13 @@ def _substitute_variables(pattern: str) -> str:
         if _VARIABLE.search(expanded) is None:
             return expanded
         expanded = _VARIABLE.sub(lambda match: _variable(match[1], pattern), expanded)
-    raise ValueError(f"variables of shard pattern {pattern!r} refer to each other without end")
+    raise ValueError(f"variables of shard pattern {shown(pattern)} refer to each other without end")
 
 
 def _variable(name: str, pattern: str) -> str:
     value = os.environ.get("WDS_" + name)
     if value is None:
         raise ValueError(
-            f"shard pattern {pattern!r} needs the environment variable WDS_{name}, which is not set"
+            f"shard pattern {shown(pattern)} needs the environment variable WDS_{name}, which is not set"
         )
     return value

@@ -7,6 +7,7 @@ import re
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError, StreamError
+from mpwds.mistakes import shown
 
 REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 
@@ -53,8 +54,8 @@ def local_path(url: str | os.PathLike[str]) -> str:
     path = as_str(url)
     if not is_local(path):
         raise ValueError(
-            f"{without_credentials(path)!r} is not the name of a local file: only local files (a path or "
-            f"file:) can be used here, not {url_scheme(path)}:"
+            f"{shown(without_credentials(path))} is not the name of a local file: only local files (a path "
+            f"or file:) can be used here, not {url_scheme(path)}:"
         )
     if url_scheme(path) != "file":
         return path
@@ -64,7 +65,7 @@ def local_path(url: str | os.PathLike[str]) -> str:
     host, slash, rest = path[2:].partition("/")
     if host not in ("", "localhost"):
         raise ValueError(
-            f"cannot open {url!r}: it names a file on host {host!r}; write file:///absolute/path"
+            f"cannot open {shown(url)}: it names a file on host {shown(host)}; write file:///absolute/path"
         )
     return slash + rest
 
@@ -73,7 +74,7 @@ def as_str(url: object) -> str:
     """A shard's name, given as a string or a path. Raises ``TypeError`` for anything else."""
     path = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(path, str):
-        raise TypeError(f"a shard's name must be a string or a path, got {type(url).__name__}: {url!r}")
+        raise TypeError(f"a shard's name must be a string or a path, got {type(url).__name__}: {shown(url)}")
     return path
 
 

@@ -78,8 +78,8 @@ def bad_size(front: bytes, source: Archive, position: int) -> ShardError:
 
 def too_large_decompressed(source: Limited, position: int, name: str, size: int) -> ShardError:
     return ShardError(
-        f"member {name} at offset {position} of the compressed shard {source.url} decompresses to {size} "
-        f"bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
+        f"member {name[:200]} at offset {position} of the compressed shard {source.url} decompresses to "
+        f"{size} bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
         "WebDataset(..., max_decompressed_bytes=...)"
     )
 
