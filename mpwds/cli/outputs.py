@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,18 +63,20 @@ def plain_console(to_stderr: bool = False) -> Console:
 
 
 def is_file(output: str) -> bool:
-    """Whether an argument names one file or a series, rather than a folder: by its ending, or if it is none.
+    """Whether an argument names one file or a series, or a command, rather than a folder.
 
     Example:
-        >>> is_file("x.tar.gz"), is_file("x-%d"), is_file("data-1.0")
-        (True, True, False)
+        >>> is_file("x.tar.gz"), is_file("https://host/x.tar?key=1"), is_file("x-%d"), is_file("data-1.0")
+        (True, True, True, False)
     """
-    name = output.rpartition("/")[2]
-    is_folder = is_local(output) and os.path.isdir(local_path(output))
-    return output == "-" or is_series(name) or (_FILE.search(name) is not None and not is_folder)
+    if output == "-" or url_scheme(output) == "pipe" or is_series(output):
+        return True
+    if is_local(output):
+        return _FILE.search(output) is not None and not os.path.isdir(local_path(output))
+    return _FILE.search(output.partition("?")[0]) is not None
 
 
-def shard_pattern(output: str, split: str = "", splits: Iterable[str] = (), ending: str = ".tar") -> str:
+def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), ending: str = ".tar") -> str:
     """Where a command's argument says that shards go: a pattern with a ``%`` directive, or one name.
 
     Args:
@@ -102,8 +104,10 @@ def shard_pattern(output: str, split: str = "", splits: Iterable[str] = (), endi
     folder, slash, name = output.rpartition("/")
     if not is_file(output):
         return f"{output.rstrip('/') or '/'}/{split or 'shard'}-%06d{ending}"
-    begun = re.match(f"(?:{'|'.join(map(re.escape, splits))})(?![A-Za-z0-9])", name) if split else None
-    return f"{folder}{slash}{split}{name[begun.end() :] if begun else f'-{name}'}" if split else output
+    if not split:
+        return output
+    begins = re.match(f"({'|'.join(map(re.escape, splits or [split]))})(?![A-Za-z0-9])", name)
+    return f"{folder}{slash}{split}{name[begins.end() :] if begins else f'-{name}'}"
 
 
 def parts_of_series(target: str) -> tuple[str, str, str]:
