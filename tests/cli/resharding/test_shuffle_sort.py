@@ -37,6 +37,12 @@ class TestShuffle:
         assert len({shuffled(3, memory) for memory in MEMORIES}) == 1
         assert shuffled(3, "1GB") != shuffled(4, "1GB")
 
+    def test_temporary_files_may_take_less_than_they_are_given(self, monkeypatch):
+        monkeypatch.setattr(os, "writev", lambda descriptor, parts: os.write(descriptor, b"".join(parts)[:7]))
+        ranked = ((float(number) / 10, sample) for number, sample in enumerate(samples_of(10)))
+        found = [(sample.key, sample.read()) for sample in dealt(ranked, 1, ".")]
+        assert found == [(str(number), bytes(100)) for number in range(10)]
+
     def test_every_order_is_as_likely(self):
         counts = Counter()
         for seed in range(2400):
