@@ -104,11 +104,7 @@ class ShardSink(ClosesOrDiscards):
     def _is_full(self, size: int) -> bool:
         return self._is_series and (
             (self._maxcount is not None and len(self._keys) >= self._maxcount)
-            or (
-                self._maxsize is not None
-                and self._size > 0
-                and archive_bytes(self._size + size) > self._maxsize
-            )
+            or (self._maxsize is not None and archive_bytes(self._size + size) > self._maxsize)
         )
 
     def _open_next(self) -> None:
