@@ -384,3 +384,13 @@ def test_a_member_larger_than_the_buffer(run, make_shard, members):
     make_shard("in.tar", {"a": {"bin": big}, "b": {"bin": big[1:]}})
     run("shuffle", "in.tar", "all.tar", "--memory", "1MB")
     assert sorted(members("all.tar")) == sorted(members("in.tar"))
+
+
+def test_short_and_long_members_of_several_shards_stay_in_order(run, make_shard, members):
+    names = ["a.tar", "b.tar", "c.tar", "d.tar"]
+    sizes = [100, 300_000, 200, 70_000]  # long ones are copied by the system, short ones through a buffer
+    parts = [
+        make_shard(name, {name[0]: {"bin": bytes(size)}}) for name, size in zip(names, sizes, strict=True)
+    ]
+    assert run("merge", *names, "all.tar").returncode == 0
+    assert members("all.tar") == [member for part in parts for member in part]
