@@ -8,7 +8,6 @@ segment.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import secrets
@@ -20,6 +19,7 @@ from collections.abc import Callable, Set
 from mpwds.errors import MpwdsError
 from mpwds.feed import unix_sockets
 from mpwds.feed.wire import IDENTITY_NBYTES
+from mpwds.loader.processes.processes import receive_fds, send_fds
 
 _TAG = struct.Struct("<QQ")
 _DESCRIPTORS = 2
@@ -78,12 +78,10 @@ class Giver:
 
     def give(self, identity: bytes, slot: int, launch: int, segment: int, bell: int) -> None:
         """Sends a segment's descriptors. If the trainer is gone, its pings will show it."""
-        descriptors = array.array("i", [segment, bell])
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         connection = self._trainers.get(identity)
         if connection is not None:
             with contextlib.suppress(OSError):
-                connection.sendmsg([_TAG.pack(slot, launch)], ancillary, socket.MSG_NOSIGNAL)
+                send_fds(connection, _TAG.pack(slot, launch), [segment, bell])
 
     def forget(self, identity: bytes) -> None:
         connection = self._trainers.pop(identity, None)
@@ -115,14 +113,10 @@ class Taker:
     def take(self, slot: int, launch: int) -> tuple[int, int]:
         """The descriptors of the next segment of a worker, and of its bell; the caller closes them."""
         while not self._arrived[slot, launch]:
-            space = socket.CMSG_LEN(_DESCRIPTORS * array.array("i").itemsize)
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(_TAG.size, space, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors, _ = receive_fds(self._socket, _TAG.size, _DESCRIPTORS)
             except BlockingIOError:
-                data, ancillary = b"", []
-            descriptors = array.array("i")
-            for _, _, content in ancillary:
-                descriptors.frombytes(content)
+                data, descriptors = b"", []
             if len(data) != _TAG.size or len(descriptors) != _DESCRIPTORS:
                 for descriptor in descriptors:
                     os.close(descriptor)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from mpwds import nest
 from mpwds.errors import MpwdsError, SharedMemoryError
+from mpwds.loader.processes.processes import receive_fds, send_fds
 
 LENGTHS = struct.Struct("<II")
 """Of the envelope and the payload, at the start of a frame."""
 
 _READ_NBYTES = 256 << 10
-_DESCRIPTOR = struct.Struct("i")
 
 
 class ChannelClosed(Exception):
@@ -162,17 +162,14 @@ def frame_of(fields: dict[str, Any], payload: bytes | bytearray = b"") -> memory
 def give_descriptor(connection: socket.socket, descriptor: int) -> None:
     """Worker: sends a file descriptor. If the trainer is gone, that shows at the next message."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(connection, [b"."], [descriptor], socket.MSG_NOSIGNAL)
+        send_fds(connection, b".", [descriptor])
 
 
 def take_descriptor(connection: socket.socket) -> int:
     """Trainer: receives the descriptor that a message has announced; the caller closes it."""
-    # Not socket.recv_fds: it forgets the flags.
-    flags, size = socket.MSG_CMSG_CLOEXEC, socket.CMSG_LEN(_DESCRIPTOR.size)
-    data, ancillary, _, _ = connection.recvmsg(1, size, flags)
-    for _, _, content in ancillary:
-        if len(content) == _DESCRIPTOR.size:
-            return int(_DESCRIPTOR.unpack(content)[0])
+    data, descriptors, _ = receive_fds(connection, 1, 1)
+    if descriptors:
+        return descriptors[0]
     if not data:
         raise MpwdsError("a worker announced a memory segment and did not hand it over")
     raise SharedMemoryError(

@@ -12,7 +12,6 @@ This is the training process' side; ``forkserver_process`` is the other, and des
 
 from __future__ import annotations
 
-import array
 import contextlib
 import itertools
 import os
@@ -148,9 +147,7 @@ class ForkServer:
             content = segment.create(len(body))
             try:
                 os.pwrite(content, body, 0)
-                rights = array.array("i", [content, *descriptors])
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-                self._socket.sendmsg([msgpack.packb(number)], ancillary, socket.MSG_NOSIGNAL)
+                processes.send_fds(self._socket, msgpack.packb(number), [content, *descriptors])
             except ConnectionError:
                 raise ServerGone(_GONE) from None
             finally:

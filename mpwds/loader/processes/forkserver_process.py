@@ -9,7 +9,6 @@ which another call may be waiting.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import gc
@@ -80,16 +79,12 @@ class _Server:
                 busy_until = time.monotonic()
 
     def _answer(self) -> None:
-        space = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
-        number, ancillary, flags, _ = self._connection.recvmsg(_NUMBER_NBYTES, space, socket.MSG_CMSG_CLOEXEC)
+        number, descriptors, lost = processes.receive_fds(self._connection, _NUMBER_NBYTES, _MOST_DESCRIPTORS)
         if not number:
             raise ConnectionError("the trainer is gone")
-        descriptors = array.array("i")
-        for _, _, content in ancillary:
-            descriptors.frombytes(content)
         result, error_number, message = 0, 0, ""
         try:
-            if flags & socket.MSG_CTRUNC:  # there was no room for all of the descriptors
+            if lost:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             result = self._done(descriptors)
         except OSError as error:
@@ -100,7 +95,7 @@ class _Server:
             os.close(descriptor)
         self._connection.send(msgpack.packb([msgpack.unpackb(number), result, error_number, message]))
 
-    def _done(self, descriptors: array.array[int]) -> int:
+    def _done(self, descriptors: list[int]) -> int:
         """Does what is requested; closes none of the descriptors, and removes those that it keeps."""
         nbytes = os.fstat(descriptors[0]).st_size
         kind, *arguments = msgpack.unpackb(
@@ -119,7 +114,7 @@ class _Server:
         gc.freeze()
         return 0
 
-    def _fork(self, descriptors: array.array[int], index: int) -> int:
+    def _fork(self, descriptors: list[int], index: int) -> int:
         request, setup, *ends, output, errors, status = descriptors
 
         def live() -> None:

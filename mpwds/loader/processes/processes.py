@@ -7,11 +7,13 @@ channel open would keep the worker alive, so it gets ``/dev/null`` in place of t
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -172,6 +174,25 @@ def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # it may be closed, full or None
             stream.flush()
+
+
+def send_fds(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """Sends a message with descriptors; no SIGPIPE if the peer is gone. ``socket.send_fds`` forgets flags."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    connection.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
+def receive_fds(connection: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int], bool]:
+    """A message with at most ``most`` descriptors, and whether some got lost because there was no room here.
+
+    They are closed on exec: ``socket.recv_fds`` forgets flags, too.
+    """
+    descriptors = array.array("i")
+    space = socket.CMSG_LEN(most * descriptors.itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(nbytes, space, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, list(descriptors), bool(flags & socket.MSG_CTRUNC)
 
 
 def fill_standard_descriptors() -> None:

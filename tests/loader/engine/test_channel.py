@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.loader.engine.channel import Channel, ChannelClosed
+from mpwds.loader.processes.processes import send_fds
 
 
 def pair():
@@ -114,14 +115,21 @@ def test_a_message_waits_until_the_one_before_is_sent_whole():
     left.close(), right.close()
 
 
-@pytest.mark.parametrize("send", [lambda left: left.send({}), lambda left: left.try_send({})])
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda left: left.send({}),
+        lambda left: left.try_send({}),
+        lambda left: send_fds(left._socket, b"x", [0]),
+    ],
+)
 def test_an_end_that_is_gone_is_an_error_and_no_signal(send):
     left, right = pair()
     right.close()
     child = os.fork()
     if not child:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        with contextlib.suppress(ChannelClosed):
+        with contextlib.suppress(ChannelClosed, BrokenPipeError):
             send(left)
             os._exit(1)
         os._exit(0)
