@@ -298,9 +298,10 @@ class MultiLoader(LoaderStages, TorchIterable):
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this loader or one like it.
 
         The workers repeat and drop their work since the last state, about a second. They run the epoch again
-        from its start, with a warning, if the dataset has no state (it is not a pipeline of this package, or
-        has a stage that is a plain function of an iterator), or if the state is another rank's (some trainers
-        save one for all).
+        from its start, with a warning, if the dataset has no state (it is a pipeline with a stage that is a
+        plain function of an iterator; or it is no pipeline of this package, and neither it nor its iterator
+        has ``state_dict()`` and ``load_state_dict(state)``), or if the state is another rank's (some trainers
+        save one for all). An ``iter()`` that raises leaves the loaded state to the next one.
 
         Args:
             state_dict: What ``state_dict()`` returned, possibly after a round trip through JSON or msgpack.

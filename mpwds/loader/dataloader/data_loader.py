@@ -92,7 +92,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: torch.utils.data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | None = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -105,12 +105,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
     ) -> None:
         _refuse_workers_of_workers(dataset, num_workers)
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
-        checks.boolean("DataLoader", "pin_memory", pin_memory)
-        checks.boolean("DataLoader", "drop_last", drop_last)
-        checks.boolean("DataLoader", "persistent_workers", persistent_workers)
-        checks.boolean("DataLoader", "in_order", in_order)
         super().__init__(
             dataset,
             batch_size,
@@ -119,7 +113,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch_sampler,
             num_workers,
             collate_fn,
-            pin_memory,
+            bool(pin_memory),
             drop_last,
             timeout,
             worker_init_fn,
@@ -129,6 +123,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
+        # After torch's own checks: where both refuse, the error is torch's.
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
+        if pin_memory is not None:  # torch takes None for False
+            checks.boolean("DataLoader", "pin_memory", pin_memory)
+        checks.boolean("DataLoader", "drop_last", drop_last)
+        checks.boolean("DataLoader", "persistent_workers", persistent_workers)
+        checks.boolean("DataLoader", "in_order", in_order)
         self.in_order = in_order  # an argument of torch's since 2.6
         self._begin_afresh()
         if num_workers and not isinstance(dataset, _DATAPIPES):

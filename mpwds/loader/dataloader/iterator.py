@@ -22,6 +22,7 @@ from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
 from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
+from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.loader.stats.trainer_times import TrainerTimes
@@ -88,6 +89,11 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers."""
         return self._group.pids
+
+    @property
+    def _workers(self) -> list[WorkerHandle]:
+        """The running workers, under torch's name: programs read the ``pid`` of each."""
+        return self._group.workers
 
     def close(self) -> None:
         """Ends the workers. A later ``next()`` ends the iteration."""

@@ -117,11 +117,11 @@ def _tensors(rows: Sequence[Any]) -> Any:
 
     first = rows[0]
     name = str(first.dtype).removeprefix("torch.")
-    plain = name in _TORCH_NAMES and first.is_cpu and first.layout is torch.strided and not first.is_nested
-    shapes = list(map(operator.attrgetter("shape"), rows))
-    alike = set(map(type, rows)) == {type(first)} and shapes.count(first.shape) == len(rows)
-    if plain and alike and can_be_stacked_into(rows):
-        return AsTensor(Stack(rows, np.dtype(name)))
+    plain = name in _TORCH_NAMES and first.is_cpu and first.layout is torch.strided
+    if plain and set(map(type, rows)) == {type(first)} and not any(row.is_nested for row in rows):
+        shapes = list(map(operator.attrgetter("shape"), rows))  # which a nested tensor has not
+        if shapes.count(first.shape) == len(rows) and can_be_stacked_into(rows):
+            return AsTensor(Stack(rows, np.dtype(name)))
     return _by_torch(rows)
 
 

@@ -63,6 +63,10 @@ class WorkerGroup:
         self._warned_of_idle = False
 
     @property
+    def workers(self) -> list[WorkerHandle]:
+        return list(self._workers)
+
+    @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 

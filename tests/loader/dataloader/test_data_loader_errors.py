@@ -49,6 +49,10 @@ def error_of(call, *arguments, **options):
         {"batch_sampler": [[1]], "drop_last": True},
         {"batch_sampler": [[1]], "sampler": SAMPLER},
         {"batch_sampler": [[1]], "shuffle": True},
+        {"batch_size": None, "drop_last": "yes"},
+        {"drop_last": "yes"},
+        {"batch_sampler": [[1]], "drop_last": "yes", "pin_memory": "yes"},
+        {"num_workers": -1, "generator": 3},
     ],
     ids=lambda options: ", ".join(options),
 )
@@ -65,10 +69,16 @@ def test_misuse_with_an_iterable_dataset_is_the_same_error(options):
     assert (type(got), str(got)) == (type(expected), str(expected))
 
 
-@pytest.mark.parametrize("name", ["in_order", "pin_memory", "drop_last", "persistent_workers"])
+@pytest.mark.parametrize("name", ["in_order", "pin_memory", "persistent_workers"])
 def test_a_switch_that_is_not_a_boolean_is_an_error(name):
     with pytest.raises(ValueError, match=f"DataLoader: {name} must be True or False, got 'no'"):
-        DataLoader([1, 2], **{name: "no"})
+        DataLoader([1, 2], **{"num_workers": 1, name: "no"})
+
+
+def test_pin_memory_may_be_none_as_in_torch():
+    loader = DataLoader([1, 2], pin_memory=None)
+    assert [batch.tolist() for batch in loader] == [[1], [2]]
+    assert not loader.pin_memory
 
 
 @both

@@ -211,6 +211,7 @@ def test_workers_end_with_their_iterator(context):
     iterator = iter(loader)
     next(iterator)
     pids = iterator.worker_pids
+    assert [worker.pid for worker in iterator._workers] == pids
     assert len(pids) == 2
     del iterator
     gc.collect()

@@ -10,7 +10,7 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds import nest, tenbin
+from mpwds import DataLoader, nest, tenbin
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine.out_of_band import AsTensor, kinds, put_together, take_apart
 from mpwds.loader.engine.receiving import view_as_sent
@@ -138,3 +138,15 @@ def test_rows_that_need_a_gradient_are_collated_as_by_torch():
 def test_a_pipelines_batch_that_is_not_made_yet_arrives_as_a_tensor():
     rows = Stack([np.arange(3), np.arange(3)], np.dtype("int64"))
     assert delivered(torch_collate.convert({"x": rows}))["x"].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["strided", "jagged"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nested_tensors_are_refused_in_torchs_words(kind, workers):
+    rows = [torch.nested.nested_tensor([torch.zeros(2)], layout=getattr(torch, kind)) for _ in range(2)]
+    loader = DataLoader(
+        rows, batch_size=2, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    with pytest.raises(RuntimeError, match="not currently supported by the default collate_fn"):
+        next(iter(loader))
