@@ -114,19 +114,29 @@ class EpochRecord:
     def drawn(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
         """The indices that the sampler gives. Keeps the sampler's own states, if it has them."""
         samplers = _stateful_samplers(loader)
+        if not samplers:
+            return indices
+        if not self.sampler_states:
+            self._keep_sampler_state(0, samplers)
+        return self._watched(indices, samplers, loader.batch_size)
+
+    def _watched(self, indices: Iterator[Any], samplers: list[Any], batch_size: int | None) -> Iterator[Any]:
         for number, index in enumerate(indices, self.completed.first + 1):
             # For a batch that is not full, the sampler was asked for an index behind its last one.
-            if samplers and (loader.batch_size is None or len(index) == loader.batch_size):  # type: ignore[arg-type]  # a batch's
-                self.sampler_states.append((number, [copy.deepcopy(each.state_dict()) for each in samplers]))
-                self._newest_sampler_state()
+            if batch_size is None or len(index) == batch_size:
+                self._keep_sampler_state(number, samplers)
             yield index
+
+    def _keep_sampler_state(self, number: int, samplers: list[Any]) -> None:
+        self.sampler_states.append((number, [copy.deepcopy(sampler.state_dict()) for sampler in samplers]))
+        self._newest_sampler_state()
 
     def _newest_sampler_state(self) -> tuple[int, list[Any]] | None:
         """The sampler's state before all tasks that are not completed; forgets older ones."""
         kept = self.sampler_states
         while len(kept) > 1 and kept[1][0] <= self.completed.below:
             kept.popleft()
-        return kept[0] if kept and kept[0][0] <= self.completed.below else None
+        return kept[0] if kept else None
 
     def _state_of_dataset(self, loader: DataLoader[Any]) -> Mapping[str, Any] | None:
         dataset = loader.dataset

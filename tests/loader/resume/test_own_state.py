@@ -206,7 +206,7 @@ def test_a_sampler_continues_from_its_state(options, batches):
 
     loader = make()
     epochs = [plain(loader) for _ in range(3)]
-    for count in (1, 6, 20, 21):
+    for count in (0, 1, 6, 20, 21):
         loader = make()
         plain(loader)
         first = taken(loader, count)
