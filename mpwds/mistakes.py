@@ -1,18 +1,14 @@
-"""Advice on mistakes: names and arguments that do not exist, results that a program drops."""
+"""Errors that suggest the right name for a name or an argument that does not exist."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-import opcode
 import reprlib
-import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from mpwds.tracebacks import is_ours
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
@@ -92,26 +88,6 @@ def explained(function: C) -> C:
         raise TypeError(f"{called}() has no argument {unknown!r}{advice}")
 
     return call  # type: ignore[return-value]  # it has the signature of what it wraps
-
-
-def drops_result(kind: type) -> bool:
-    """Whether the user's statement drops the result of a method of a ``kind``, which calls this function.
-
-    The user's code then discards the result in its next instruction. Results that are displayed, tested or
-    kept have another instruction there.
-    """
-    frame = sys._getframe(1)
-    while is_ours(frame) and frame.f_back is not None:
-        if frame.f_globals is not globals() and not isinstance(frame.f_locals.get("self"), kind):
-            return False  # the package's own use
-        frame = frame.f_back
-    code, following = frame.f_code.co_code, frame.f_lasti + 2
-    while code[following] == _CACHE:
-        following += 2
-    return code[following] == _POP_TOP
-
-
-_CACHE, _POP_TOP = opcode.opmap.get("CACHE"), opcode.opmap.get("POP_TOP")
 
 
 class Suggesting:

@@ -25,6 +25,7 @@ from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.tracebacks import shorten
+from mpwds.warn import warn_if_dropped
 
 if TYPE_CHECKING:
     from mpwds.loader.resume.resumable_stream import StagesStream
@@ -209,14 +210,19 @@ class LoaderStages(Rebatching, Fluent, Resumable):
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of this many elements. See :meth:`mpwds.DataPipeline.with_epoch`."""
-        return LoaderPipeline(self).with_epoch(nsamples, nbatches)
+        extended = LoaderPipeline(self).with_epoch(nsamples, nbatches)
+        warn_if_dropped(LoaderStages, extended._epochs)
+        return extended
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of ``nepochs`` epochs of the workers. See :meth:`mpwds.DataPipeline.repeat`."""
-        return LoaderPipeline(self).repeat(nepochs, nbatches)
+        extended = LoaderPipeline(self).repeat(nepochs, nbatches)
+        warn_if_dropped(LoaderStages, extended._epochs)
+        return extended
 
     def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
         """Makes ``len()`` return ``n``. See :meth:`mpwds.DataPipeline.with_length`."""
+        warn_if_dropped(LoaderStages, f"with_length({n})")
         return LoaderPipeline(self).with_length(n, silent)
 
     def __len__(self) -> int:

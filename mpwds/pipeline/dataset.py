@@ -8,7 +8,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-from mpwds.mistakes import drops_result, shown
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, rows_in
@@ -17,7 +17,7 @@ from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.notes import check_whole
 from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, culprit, iterates_itself
 from mpwds.pipeline.stream import PipelineSource, Stage, Stream
-from mpwds.warn import warn
+from mpwds.warn import warn_if_dropped
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
 
@@ -219,13 +219,8 @@ class DataPipeline(Fluent, IterableSource):
         extended.pipeline = list(self.pipeline)
         for stage in stages:
             extended.append(stage)
-        if stages and drops_result(Fluent):
-            stage = extended.stages[-1]
-            warn(
-                f"{stage} has no effect: methods return a new dataset, which this line drops. Write "
-                f"dataset = dataset.{stage}",
-                UserWarning,
-            )
+        if stages:
+            warn_if_dropped(Fluent, extended.stages[-1])
         return extended
 
     def with_epoch(self: Pipeline, nsamples: int = -1, nbatches: int = -1) -> Pipeline:

@@ -110,6 +110,10 @@ def drop_a_loaders():
     mpwds.MultiLoader(DATASET, workers=1).unbatched()
 
 
+def drop_the_length_of_a_loaders_epoch():
+    mpwds.MultiLoader(DATASET, workers=1).with_epoch(9)
+
+
 @pytest.mark.parametrize(
     ("drop", "stage"),
     [
@@ -118,6 +122,7 @@ def drop_a_loaders():
         (drop_composed, "batched(2)"),
         (drop_of_the_first_generation, "decode('rgb')"),
         (drop_a_loaders, "unbatched()"),
+        (drop_the_length_of_a_loaders_epoch, "with_epoch(9)"),
     ],
 )
 def test_a_stage_that_a_statement_drops_is_a_warning_at_its_line(drop, stage):
@@ -141,6 +146,7 @@ def test_a_stage_that_is_kept_shown_tested_or_passed_on_is_no_warning(capsys):
         str(DATASET.shuffle(10))
         exec(compile("DATASET.shuffle(10)", "<stdin>", "single"))
         DataPipeline(range(4)).with_epoch(3)
+        mpwds.MultiLoader(DATASET, workers=1).unbatched().with_epoch(3)
         mpwds.Dataset("x.tar", shuffle=10, decoder="rgb")
         mpwds.WebDataset({"datasets": [{"shards": "x.tar", "shuffle": 4, "weight": 1}]})
     assert repr(unused) == capsys.readouterr().out.strip()
