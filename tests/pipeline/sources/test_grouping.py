@@ -53,6 +53,12 @@ def is_meta(name):
     )
 
 
+@pytest.mark.parametrize("options", [{"select": lambda name: True}, {"rename": lambda name: name}])
+def test_names_that_are_selected_or_renamed_are_grouped_as_others_are(shard, options):
+    path = shard("d.v1/a.seg.PNG", "d.v1/a.CLS", "__x__.cls", "d.v1/.b.TXT", "b.CLS")
+    assert samples(path, **options) == samples(path)
+
+
 def test_members_are_grouped_by_the_name_before_the_first_dot(shard):
     path = shard("d.v1/a.seg.png", "d.v1/a.CLS", "d.v1/b.cls")
     assert samples(path) == [

@@ -139,3 +139,13 @@ def test_draws_are_even_and_independent_of_each_other():
     fractions = [draws.fraction(number) for number in range(1000)]
     assert all(0 <= fraction < 1 for fraction in fractions)
     assert 0.45 < sum(fractions) / 1000 < 0.55
+
+
+def test_what_several_workers_draw_has_an_address_in_each():
+    contexts = [Context(rank=rank, worker=worker, workers=2) for rank in (0, 1) for worker in (0, 1)]
+    for source in (
+        lambda context: resampled(9).stream(Source("a"), context),
+        ResampledShards("a.tar", 9).stream,
+    ):
+        addresses = [address for context in contexts for address, _ in source(context)]
+        assert len(set(addresses)) == 4 * 9

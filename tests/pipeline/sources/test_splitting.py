@@ -11,6 +11,7 @@ import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import (
+    ShardList,
     SimpleShardList,
     non_empty,
     single_node_only,
@@ -63,6 +64,13 @@ def test_nothing_at_all_is_an_error_where_something_was_declared():
     with pytest.raises(ValueError, match="no elements in worker 1 of rank 0"):
         elements(non_empty, "", worker=1, workers=2)
     assert elements(non_empty, "a") == ["a"]
+
+
+def test_the_error_of_non_empty_ends_the_stream():
+    stream = non_empty.stream(Source(""))
+    with pytest.raises(ValueError, match="gave no elements"):
+        next(stream)
+    assert list(stream) == []
 
 
 def test_a_restored_stream_knows_that_it_was_not_empty():
@@ -174,3 +182,22 @@ def test_a_command_that_only_a_state_names_is_refused():
     assert other.fetch(address) == shard
     with pytest.raises(mpwds.SecurityError, match="a state names the shard 'pipe:rm x', which"):
         other.fetch("pipe:rm x")
+
+
+def test_with_an_unknown_epoch_a_node_reads_its_shards_in_another_order_in_each_run():
+    shards = ShardList("{0..39}", shuffle=True)
+    runs = [
+        [shard["url"] for _, shard in shards.stream(Context(rank=1, world_size=2, run=run))] for run in (5, 6)
+    ]
+    assert runs[0] != runs[1]
+    assert set(runs[0]) == set(runs[1])
+
+
+def test_a_stream_goes_back_to_an_earlier_state_of_its_own():
+    stream = Splitter(lambda shards: islice(shards, 1, None, 2)).stream(SimpleShardList("{0..9}").stream())
+    assert next(stream)[1] == {"url": "1"}
+    state = stream.state_dict()
+    rest = list(stream)
+    stream.load_state_dict(state)
+    assert list(stream) == rest
+    assert len(rest) == 4

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.handlers import ignore_and_stop
 from mpwds.pipeline.stages.batched import bucketed
 from mpwds.pipeline.stream import Source, collect
 
@@ -105,3 +106,12 @@ def test_arrays_of_different_lengths_are_padded_by_default():
 def test_prints_as_it_is_written():
     assert str(bucketed(len, [3, 5], max_total=9)) == "bucketed(len, [3, 5], max_total=9)"
     assert str(bucketed(len, [3], [2, 1])) == "bucketed(len, [3], batchsize=(2, 1))"
+
+
+def test_a_handler_that_stops_lets_no_later_batch_through():
+    def without_the_first(elements):
+        return elements if 1 not in elements else 1 // 0
+
+    stage = bucketed(itself, [5], 2, without_the_first, handler=ignore_and_stop)
+    stream = stage.stream(Source([1, 7, 2]))
+    assert [list(stream), list(stream)] == [[], []]
