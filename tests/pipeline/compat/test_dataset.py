@@ -175,6 +175,14 @@ def test_opener_is_a_function_that_gives_a_stream(shards, continues, option):
     continues(dataset.stream, 8)
 
 
+def test_a_dataset_continues_in_a_stream_that_gives_a_little_at_a_time(shards, continues):
+    class Little(io.FileIO):
+        def read(self, size=-1):
+            return super().read(min(size, 100) if size >= 0 else 100)
+
+    continues(Dataset(shards, opener=Little).stream, 8)
+
+
 def test_opener_may_give_a_context_as_its_stream(shards, open_shards):
     left = []
 
