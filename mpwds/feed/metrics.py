@@ -172,12 +172,12 @@ def server_metrics(figures: Figures) -> list[Metric]:
     queued = found.gauge("mpwds_server_unacknowledged_bytes", "Bytes sent and not acknowledged.", worker)
     window = found.gauge("mpwds_server_window_bytes", "How many bytes may be unacknowledged.", worker)
     for each in figures.workers:
-        label = [str(each.worker)]
+        label = [str(each.stats.worker)]
         batches.add_metric(label, each.batches)
         samples.add_metric(label, each.samples)
         nbytes.add_metric(label, each.nbytes)
-        active.add_metric(label, each.active_s)
-        waiting.add_metric(label, each.waiting_s)
+        active.add_metric(label, each.stats.active_s)
+        waiting.add_metric(label, each.stats.waiting_s)
         restarts.add_metric(label, each.restarts)
         queued.add_metric(label, each.queued_bytes)
         window.add_metric(label, each.window_bytes)
@@ -222,6 +222,10 @@ def trainer_metrics(stats: LoaderStats) -> list[Metric]:
     for name, (help, value) in totals.items():
         found.counter(f"mpwds_trainer_{name}", help).add_metric([], value)
     found.gauge("mpwds_trainer_epoch", "The epoch that began last.").add_metric([], stats.epoch)
+    lost_help = "Seconds for which a server has not answered; 0 if it answers."
+    lost = found.gauge("mpwds_trainer_server_lost_seconds", lost_help, ("server",))
+    for server in dict.fromkeys(worker.server for worker in stats.workers if worker.server):
+        lost.add_metric([server], stats.lost.get(server, 0.0))
     _add_stages(found, "mpwds_trainer", stats.stages)
     skipped = found.counter("mpwds_trainer_skipped", "Elements that error handlers left out.", ("reason",))
     for reason, count in stats.skipped.items():

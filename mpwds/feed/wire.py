@@ -319,6 +319,7 @@ def reading_of(fields: Any) -> Reading:
             writing=_stage(fields["writing"]),
             stages=stages,
             skipped=skipped,
+            shard=str(fields["shard"]),
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise Malformed(f"a worker's counters are damaged: {error}") from error

@@ -45,7 +45,6 @@ def monitor(
 
 def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
     """Shows readings until it is interrupted."""
-    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
@@ -58,10 +57,8 @@ def _follow(watched: Watched, interval_s: float, as_json: bool) -> NoReturn:
         while True:
             try:
                 figures = _next(watched, interval_s)
-                missing = [Text(f"no answer from {url}", "bold red") for url in watched.silent]
-                table = tables.fitting(figures, watched.name, console, console.height - len(missing))
-                live.update(Group(*missing, table), refresh=True)
-            except MpwdsError as error:  # a server that is gone may come back
+                live.update(tables.fitting(figures, watched.name, console, console.height), refresh=True)
+            except MpwdsError as error:  # it may pass
                 live.update(Text(str(error), "bold red"), refresh=True)
 
 
@@ -72,11 +69,12 @@ def _next(watched: Watched, interval_s: float) -> Figures:
 
 def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     from mpwds.cli.feed import tables
+    from mpwds.loader.stats.stats import no_answer
 
     figures = _next(watched, interval_s)
-    for url in watched.silent:
-        print(f"no answer from {url}", file=sys.stderr, flush=True)
+    if figures.lost:
+        print(no_answer(figures.lost), file=sys.stderr, flush=True)
     if as_json:
-        print(json.dumps({**figures.as_dict(), "silent": watched.silent}), flush=True)
+        print(json.dumps({**figures.as_dict(), "lost": figures.lost}), flush=True)
     else:
         tables.console().print(tables.monitor(figures, watched.name))

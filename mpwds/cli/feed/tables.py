@@ -29,6 +29,7 @@ _STYLES = {
     "starting": "yellow",
     "idle": "dim",
     "draining": "yellow",
+    "lost": "bold red",
     "-": "dim",
     "0": "dim",
 }
@@ -54,7 +55,8 @@ def monitor(figures: Figures, name: str, most_workers: int | None = None) -> Ren
         head.append_text(Text.assemble((value, "bold green"), f" {unit}    "))
     parts: list[RenderableType] = [head, *(_text(line, "dim") for line in rows.about(figures)), ""]
     if figures.verdict:
-        parts += [Text.assemble(("▸ ", "bold cyan"), (printable(figures.verdict), "bold")), ""]
+        style = "bold red" if figures.lost else "bold"
+        parts += [Text.assemble(("▸ ", "bold cyan"), (printable(figures.verdict), style)), ""]
     if stages := rows.shown_stages(figures):
         parts += [_stages(stages), ""]
     for table in rows.tables(figures):

@@ -121,10 +121,6 @@ class _ServedWorker(LocalWorker):
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)
 
-    @property
-    def shard(self) -> str:
-        return self._status.shard()
-
 
 class Totals(NamedTuple):
     """What the workers of one number have done since the server started."""

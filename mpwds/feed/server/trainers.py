@@ -302,6 +302,5 @@ def _status(slot: Slot, names: dict[bytes, str]) -> dict[str, Any]:
         "restarts": totals.restarts,
         "unacknowledged_bytes": max((member.outstanding for _, member in members), default=0),
         "window_bytes": max((member.window for _, member in members), default=0),
-        "shard": "" if worker is None else worker.shard,
         "reading": wire.plain_reading(totals.reading),
     }

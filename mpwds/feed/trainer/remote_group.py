@@ -198,9 +198,10 @@ class RemoteGroup(WorkerGroup):
             self._remote.close()
 
     def _read(self, worker: WorkerHandle) -> WorkerReading:
-        if isinstance(worker, RemoteWorker):
-            self.restarts[worker.index] += worker.new_restarts()
-        return super()._read(worker)
+        if not isinstance(worker, RemoteWorker):
+            return super()._read(worker)
+        self.restarts[worker.index] += worker.new_restarts()
+        return replace(super()._read(worker), server=worker.server, lost_s=worker.lost_s)
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         if index < self._local:

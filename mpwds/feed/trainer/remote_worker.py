@@ -93,6 +93,17 @@ class RemoteWorker:
         """The process id on the server; 0 before it is known."""
         return self._inbox.pid
 
+    @property
+    def server(self) -> str:
+        """The URL of its server, or of the one that took over its part."""
+        return self._link.url
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds since its server was lost; 0 while it answers."""
+        since = self._link.lost_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         self._runs = False
         while self._has_frames():  # of an epoch that was left

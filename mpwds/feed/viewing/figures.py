@@ -11,7 +11,16 @@ from typing import Any
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import wire
-from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats, verdict_of_workers, worker_stats
+from mpwds.loader.stats.collector import WorkerReading
+from mpwds.loader.stats.stats import (
+    LoaderStats,
+    StageStats,
+    WorkerStats,
+    no_answer,
+    verdict_of_workers,
+    worker_stats,
+)
+from mpwds.viewing.wording import duration
 
 Status = Mapping[str, Any]
 """What a server says of itself: see ``Inspector.status``."""
@@ -39,36 +48,27 @@ class WorkerFigures(Rates):
     """A worker of a server, and what it sent.
 
     Attributes:
-        server: URL of its server.
-        worker: Its number there.
-        pid: Its process id.
-        state: ``"running"``, ``"idle"`` between epochs, or ``"free"`` if no trainer has it.
+        state: ``"running"``, ``"idle"`` between epochs, ``"free"`` if no trainer has it, or ``"lost"`` if its
+            server does not answer.
         client: The trainer that it works for; empty if there is none.
         epoch: Its epoch.
         assigned_s: Seconds in which a trainer had it.
-        active_s: Seconds of these in which it had an epoch to do.
-        waiting_s: Seconds of these in which it waited for its trainer.
         waiting_share: Share of ``assigned_s`` in which it waited for its trainer or for an epoch, 0 to 1.
         queued_bytes: Bytes that it sent and its trainer has not acknowledged.
         window_bytes: How many that may be.
         restarts: How often its process was restarted so far.
-        shard: The shard that it read last.
+        stats: Its times, its stages and the shard that it read last.
     """
 
-    server: str
-    worker: int
-    pid: int
     state: str
     client: str
     epoch: int
     assigned_s: float
-    active_s: float
-    waiting_s: float
     waiting_share: float
     queued_bytes: int
     window_bytes: int
     restarts: int
-    shard: str
+    stats: WorkerStats
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class ServerFigures(Rates):
         clients: Trainers that are connected.
         verdict: What bounds it.
         dropped: Messages that it did not accept, by reason.
+        lost_s: Seconds for which it has not answered; 0 if it answers. The figures above are then its last.
     """
 
     url: str
@@ -133,6 +134,7 @@ class ServerFigures(Rates):
     clients: int
     verdict: str
     dropped: Mapping[str, int]
+    lost_s: float
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ class Figures(Rates):
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tensors: tuple[str, ...] = ()
 
+    @property
+    def lost(self) -> dict[str, float]:
+        """The servers that do not answer, by URL, and for how many seconds."""
+        return {server.url: server.lost_s for server in self.servers if server.lost_s}
+
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, numbers and strings, for JSON."""
         return dataclasses.asdict(self)
@@ -178,20 +185,20 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
     Args:
         previous: Statuses of earlier readings, of which a server's last one counts; without one, or where the
             server has restarted since, the figures are about the time since it started.
-        now: The servers' statuses, one for each.
+        now: The servers' statuses, one for each; of those that do not answer, by :func:`lost`.
 
     Raises:
         MpwdsError: A status lacks something, or has a value of the wrong type.
     """
     before = {status["server"]: status for status in previous or ()}
-    parts = [_server(before.get(status.get("server")), status) for status in now]
-    seconds = max((part.stats.seconds for part in parts), default=0.0)
-    cores = {part.server.host: part.stats.cores for part in parts}
-    judged = [each for part in parts for each in part.stats.workers]
-    if len(parts) > 1:
-        judged = [replace(each, server=part.server.url) for part in parts for each in part.stats.workers]
-    stats = _stats(judged, seconds, sum(cores.values()))
+    away = {status["url"]: status["lost_s"] for status in now if "lost_s" in status}
+    parts = [_server(before.get(status.get("server")), status, bool(away)) for status in now]
+    seconds = max((part.seconds for part in parts), default=0.0)
+    cores = {part.server.host: part.cores for part in parts}
     workers = tuple(worker for part in parts for worker in part.workers)
+    stats = _stats(workers, seconds, sum(cores.values()))
+    answers = [status for status in now if "lost_s" not in status]
+    verdict = "; ".join([no_answer(away)] * bool(away) + [_verdict(stats, workers, answers, bool(away))])
     clients = tuple(client for part in parts for client in part.clients)
     return Figures(
         **{each.name: sum(getattr(part.server, each.name) for part in parts) for each in fields(Rates)},
@@ -199,14 +206,23 @@ def figures(previous: Sequence[Status] | None, now: Sequence[Status]) -> Figures
         waiting_share=_waiting_share(workers),
         queued_bytes=sum(worker.queued_bytes for worker in workers),
         window_bytes=sum(worker.window_bytes for worker in workers),
-        verdict=_verdict(stats, workers, now),
+        verdict=verdict if answers else no_answer(away),
         servers=tuple(part.server for part in parts),
         workers=workers,
-        stages=stats.stages if len({part.server.fingerprint for part in parts}) < 2 else (),
+        stages=stats.stages if len({status["fingerprint"] for status in answers}) < 2 else (),
         clients=clients,
         skipped=dict(sum((part.skipped for part in parts), Counter())),
         dropped=dict(sum((Counter(part.server.dropped) for part in parts), Counter())),
     )
+
+
+def lost(url: str, last: Status | None, seconds: float) -> Status:
+    """The status of a server that has not answered for some seconds, after its ``last`` one, if any."""
+    unknown = {"host": "", "pid": 0, "version": "", "uptime_s": 0.0, "time_s": 0.0, "dataset": []}
+    empty = {"fingerprint": "", "draining": False, "capacity": 0, "cores": 0, "clients": [], "dropped": {}}
+    away = {"state": "lost", "unacknowledged_bytes": 0, "window_bytes": 0}
+    known = {"url": url, "server": url, **unknown, **empty, "workers": [], **(last or {})}
+    return {**known, "workers": [{**worker, **away} for worker in known["workers"]], "lost_s": seconds}
 
 
 @dataclass(frozen=True)
@@ -214,13 +230,14 @@ class _Part:
     server: ServerFigures
     workers: tuple[WorkerFigures, ...]
     clients: tuple[ClientFigures, ...]
-    stats: LoaderStats
+    seconds: float
+    cores: int
     skipped: Counter[str]
 
 
-def _server(before: Status | None, now: Status) -> _Part:
+def _server(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
     try:
-        return _read(before, now)
+        return _read(before if "lost_s" not in now else now, now, some_are_lost)
     except (KeyError, TypeError, ValueError, AttributeError, wire.Malformed) as error:
         where = now.get("url", "a server")
         raise MpwdsError(
@@ -229,24 +246,23 @@ def _server(before: Status | None, now: Status) -> _Part:
         ) from error
 
 
-def _read(before: Status | None, now: Status) -> _Part:
+def _read(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
     seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
     earlier = before or {"workers": (), "clients": ()}
     workers_before = {worker["worker"]: worker for worker in earlier["workers"]}
     # A client that has the name of another that has gone began at another time.
     clients_before = {(client["client"], client["began_s"]): client for client in earlier["clients"]}
-    pairs = [
+    workers = tuple(
         _worker(now["url"], workers_before.get(worker["worker"]), worker, seconds)
         for worker in now["workers"]
-    ]
-    workers = tuple(worker for worker, _ in pairs)
+    )
     clients = tuple(
         _client_figures(
             now["url"], clients_before.get((client["client"], client["began_s"])), client, seconds
         )
         for client in now["clients"]
     )
-    stats = _stats([stats for _, stats in pairs], seconds, int(now["cores"]))
+    stats, lost_s = _stats(workers, seconds, int(now["cores"])), float(now.get("lost_s", 0.0))
     server = ServerFigures(
         **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
         url=str(now["url"]),
@@ -259,39 +275,33 @@ def _read(before: Status | None, now: Status) -> _Part:
         fingerprint=str(now["fingerprint"]),
         workers=int(now["capacity"]),
         clients=len(clients),
-        verdict=_verdict(stats, workers, [now]),
+        verdict=f"lost for {duration(lost_s)}" if lost_s else _verdict(stats, workers, [now], some_are_lost),
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
+        lost_s=lost_s,
     )
     skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
-    return _Part(server, workers, clients, stats, skipped)
+    return _Part(server, workers, clients, seconds, stats.cores, skipped)
 
 
-def _worker(
-    server: str, before: Status | None, now: Status, seconds: float
-) -> tuple[WorkerFigures, WorkerStats]:
+def _worker(server: str, before: Status | None, now: Status, seconds: float) -> WorkerFigures:
     reading, restarts, assigned_s = wire.reading_of(now["reading"]), int(now["restarts"]), now["assigned_s"]
     if before is not None:
         reading, assigned_s = reading - wire.reading_of(before["reading"]), assigned_s - before["assigned_s"]
         restarts -= before["restarts"]
-    stats = worker_stats(int(now["worker"]), int(now["pid"]), reading, restarts)
+    stats = worker_stats(WorkerReading(int(now["worker"]), int(now["pid"]), reading, restarts, server))
     assigned_s = max(float(assigned_s), stats.active_s)
     return WorkerFigures(
         **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
-        server=server,
-        worker=stats.worker,
-        pid=stats.pid,
         state=str(now["state"]),
         client=str(now["client"]),
         epoch=int(now["epoch"]),
         assigned_s=assigned_s,
-        active_s=stats.active_s,
-        waiting_s=stats.waiting_s,
         waiting_share=_per(assigned_s - stats.working_s, assigned_s),
         queued_bytes=int(now["unacknowledged_bytes"]),
         window_bytes=int(now["window_bytes"]),
         restarts=int(now["restarts"]),
-        shard=str(now["shard"]),
-    ), stats
+        stats=stats,
+    )
 
 
 def _client_figures(server: str, before: Status | None, now: Status, seconds: float) -> ClientFigures:
@@ -314,7 +324,7 @@ def _client_figures(server: str, before: Status | None, now: Status, seconds: fl
     )
 
 
-def _stats(workers: Sequence[WorkerStats], seconds: float, cores: int) -> LoaderStats:
+def _stats(workers: Sequence[WorkerFigures], seconds: float, cores: int) -> LoaderStats:
     """The workers' part of a loader's statistics, which knows how to add them up and judge them."""
     batches, samples, nbytes = (
         sum(getattr(worker, name) for worker in workers) for name in ("batches", "samples", "nbytes")
@@ -331,27 +341,30 @@ def _stats(workers: Sequence[WorkerStats], seconds: float, cores: int) -> Loader
         in_order=True,
         in_process=False,
         cores=cores,
-        workers=tuple(workers),
+        workers=tuple(worker.stats for worker in workers),
     )
 
 
 def _waiting_share(workers: Sequence[WorkerFigures]) -> float:
-    counted = [worker for worker in workers if worker.active_s > 0] or workers
+    counted = [worker for worker in workers if worker.stats.active_s > 0] or workers
     waiting_s = sum(worker.waiting_share * worker.assigned_s for worker in counted)
     return _per(waiting_s, sum(worker.assigned_s for worker in counted))
 
 
-def _verdict(stats: LoaderStats, workers: Sequence[WorkerFigures], now: Sequence[Status]) -> str:
+def _verdict(
+    stats: LoaderStats, workers: Sequence[WorkerFigures], now: Sequence[Status], some_are_lost: bool
+) -> str:
     """What bounds the workers that had something to do. A trainer has the same name at all its servers."""
     attended = any(status["clients"] for status in now)
-    workers = [worker for worker in workers if worker.active_s > 0]
+    workers = [worker for worker in workers if worker.stats.active_s > 0]
     if not workers:
-        return "the trainers that are connected read nothing" if attended else "no trainer is connected"
+        do = "may wait for it" if some_are_lost else "read nothing"
+        return f"the trainers that are connected {do}" if attended else "no trainer is connected"
     if len({status["fingerprint"] for status in now}) > 1:
         return "the servers have different datasets: see what bounds each of them, and its stages by itself"
     trainers = {tuple(sorted(worker.client.split(", "))) for worker in workers}
-    stats = replace(stats, workers=tuple(worker for worker in stats.workers if worker.active_s > 0))
-    verdict = verdict_of_workers(stats, _waiting_share(workers), one_trainer=len(trainers) == 1)
+    stats = replace(stats, workers=tuple(worker.stats for worker in workers))
+    verdict = verdict_of_workers(stats, _waiting_share(workers), len(trainers) == 1, some_are_lost)
     return verdict if attended else f"{verdict}; now no trainer is connected"
 
 

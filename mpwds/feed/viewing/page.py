@@ -21,6 +21,7 @@ from mpwds.feed import keys
 from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
 from mpwds.feed.viewing.watching import Watched
+from mpwds.loader.stats.stats import no_answer
 from mpwds.viewing.pictures import Pictures, pictures, tile
 from mpwds.viewing.tensors import TensorStatistics
 
@@ -136,7 +137,7 @@ class _Content:
             except (MpwdsError, OSError) as error:
                 self._error, self._figures = str(error), None
             else:
-                self._error = ", ".join(f"no answer from {url}" for url in self._watched.silent)
+                self._error = no_answer(figures.lost) if figures.lost else ""
                 if not is_first:
                     self._figures = figures
                     point[1:] = [figures.batches_per_s, figures.bytes_per_s / 1e6]

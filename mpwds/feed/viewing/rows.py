@@ -46,10 +46,11 @@ def about(figures: Figures) -> list[str]:
     lines = []
     if len(figures.servers) == 1:
         (server,) = figures.servers
+        state = "up" if not server.lost_s else f"lost for {duration(server.lost_s)}, was up"
         draining = ", draining" if server.draining else ""
         lines.append(
             f"on {server.host} (pid {server.pid}), mpwds {server.version}, {server.workers} workers, "
-            f"up {duration(server.uptime_s)}{draining}"
+            f"{state} {duration(server.uptime_s)}{draining}"
         )
     lines += dict.fromkeys(" → ".join(server.dataset) for server in figures.servers if server.dataset)
     return lines
@@ -103,12 +104,12 @@ def _servers(figures: Figures) -> Rows:
     rows = tuple(
         (
             server.url,
-            duration(server.uptime_s),
+            duration(server.uptime_s) if not server.lost_s else "lost",
             str(server.workers),
             str(server.clients),
             rate(server.batches_per_s),
             rate(server.bytes_per_s / 1e6),
-            "draining" if server.draining else server.verdict,
+            "draining" if server.draining and not server.lost_s else server.verdict,
         )
         for server in figures.servers
     )
@@ -117,13 +118,13 @@ def _servers(figures: Figures) -> Rows:
 
 def _workers(figures: Figures, several: bool) -> Rows:
     columns = ("worker", "state", "client", "epoch", "batches/s", "MB/s", "waits", "queue", "restarts")
-    rows = tuple((*_of(worker.server, several), *_worker(worker)) for worker in figures.workers)
+    rows = tuple((*_of(worker.stats.server, several), *_worker(worker)) for worker in figures.workers)
     return Rows("workers", (*_of("server", several), *columns), 3 + several, rows)
 
 
 def _worker(worker: WorkerFigures) -> tuple[str, ...]:
     return (
-        str(worker.worker),
+        str(worker.stats.worker),
         worker.state,
         worker.client or "-",
         str(worker.epoch),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mpwds.errors import ServerLost
 from mpwds.feed.inspecting import Inspector
-from mpwds.feed.viewing.figures import Figures, Status, figures
+from mpwds.feed.viewing.figures import Figures, Status, figures, lost
 
 _STEADY = 10
 """Readings that figures are about: a single one has few batches where these are large."""
@@ -26,10 +27,6 @@ class Watched(Protocol):
     """
 
     name: str
-
-    @property
-    def silent(self) -> list[str]:
-        """Servers that did not answer the last reading."""
 
     def read(self) -> Figures:
         """The figures since some calls before; the first call's since the feed started."""
@@ -63,17 +60,21 @@ class WatchedServers:
         self._inspector = Inspector(urls, keys, insecure=insecure)
         self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
         self._read: deque[Sequence[Status]] = deque(maxlen=_STEADY)
-
-    @property
-    def silent(self) -> list[str]:
-        """Servers that did not answer the last reading."""
-        return self._inspector.silent
+        self._heard: dict[str, tuple[float, Status | None]] = dict.fromkeys(urls, (time.monotonic(), None))
 
     def read(self) -> Figures:
-        now = self._inspector.status(_ANSWER_S if self._read else None)
+        try:
+            now = self._inspector.status(_ANSWER_S if self._read else None)
+        except ServerLost:
+            if not self._read:
+                raise
+            now = []
+        now_s = time.monotonic()
+        self._heard.update((status["url"], (now_s, status)) for status in now)
+        away = [(url, now_s - then, last) for url, (then, last) in self._heard.items() if then != now_s]
         oldest_last = [status for reading in reversed(self._read) for status in reading]
         self._read.append(now)
-        return figures(oldest_last, now)
+        return figures(oldest_last, [*now, *(lost(url, last, seconds) for url, seconds, last in away)])
 
     def peek(self, timeout_s: float) -> Any:
         try:

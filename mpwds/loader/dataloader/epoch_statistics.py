@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.group import WorkerGroup
@@ -49,7 +50,7 @@ class EpochStatistics:
         readings = dict(self._earlier)
         for now in self._counting.readings():
             if (before := self._earlier.get(now.index)) is not None:
-                now = WorkerReading(now.index, now.pid, before.reading + now.reading)
+                now = replace(now, reading=before.reading + now.reading)
             readings[now.index] = now
         return [readings[index] for index in sorted(readings)]
 

@@ -219,5 +219,5 @@ class LocalWorker:
         )
 
     def _last_shard(self) -> str:
-        shard = self._status.shard()
+        shard = self.reading().shard
         return f", while it read {shard}" if shard else ""

@@ -6,7 +6,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpwds.loader.stats.trainer_times import TrainerReading, TrainerTimes
@@ -23,18 +23,23 @@ Since = Literal["epoch", "start"]
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """What a worker's processes, the last of them ``pid``, have counted since the loader was made."""
+    """What a worker's processes, the last of them ``pid``, have counted since the loader was made.
+
+    ``server`` is the URL of its server, which has not answered for ``lost_s`` seconds, 0 if it answers.
+    """
 
     index: int
     pid: int
     reading: Reading
     restarts: int = 0
+    server: str = ""
+    lost_s: float = 0.0
 
     def since(self, before: WorkerReading | None) -> WorkerReading:
         if before is None:
             return self
         reading, restarts = self.reading - before.reading, self.restarts - before.restarts
-        return WorkerReading(self.index, self.pid, reading, restarts)
+        return replace(self, reading=reading, restarts=restarts)
 
 
 class StatsCollector:
@@ -92,10 +97,7 @@ class StatsCollector:
         trainer = self.times.read() if self._epochs else TrainerReading()
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
-        workers = [
-            worker_stats(worker.index, worker.pid, worker.reading, worker.restarts)
-            for worker in (now.since(before.get(now.index)) for now in self._read_workers())
-        ]
+        workers = [worker_stats(now.since(before.get(now.index))) for now in self._read_workers()]
         seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES, Reading
-from mpwds.viewing.wording import three_digits
+from mpwds.loader.stats.collector import WorkerReading
+from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES
+from mpwds.viewing.wording import duration, three_digits
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class WorkerStats:
         skipped: Elements that error handlers left out, by ``"stage: exception"``.
         restarts: How often it was restarted.
         stages: Its stages, in order.
-        server: URL of its server, in a verdict on several; else empty.
+        shard: The shard that it read last.
+        server: URL of its server; empty if it runs on this machine, beside the trainer.
+        lost_s: Seconds for which its server has not answered; 0 if it answers.
     """
 
     worker: int
@@ -72,7 +75,9 @@ class WorkerStats:
     skipped: dict[str, int]
     restarts: int
     stages: tuple[StageStats, ...]
+    shard: str = ""
     server: str = ""
+    lost_s: float = 0.0
 
     @property
     def working_s(self) -> float:
@@ -184,6 +189,11 @@ class LoaderStats:
         return dict(sum((Counter(worker.skipped) for worker in self.workers), Counter(self.stages_skipped)))
 
     @property
+    def lost(self) -> dict[str, float]:
+        """The servers that do not answer, by URL, and for how many seconds."""
+        return {worker.server: worker.lost_s for worker in self.workers if worker.lost_s}
+
+    @property
     def restarts(self) -> int:
         """How often workers were restarted."""
         return sum(worker.restarts for worker in self.workers)
@@ -200,7 +210,7 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, numbers and strings, for logging."""
-        own = ("seconds", "waiting_share", "workers_waiting_share", "skipped", "restarts", "verdict")
+        own = ("seconds", "waiting_share", "workers_waiting_share", "skipped", "lost", "restarts", "verdict")
         return {
             **dataclasses.asdict(self),
             **{name: getattr(self, name) for name in own},
@@ -212,8 +222,9 @@ class LoaderStats:
         return _table(self)
 
 
-def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> WorkerStats:
+def worker_stats(worker: WorkerReading) -> WorkerStats:
     """A worker, by what it has counted. Its working time is divided as the stages' estimated times are."""
+    reading = worker.reading
     rest = "between stages" if reading.stages else THE_DATASET if reading.batches else ""  # not known yet
     stages = {
         rest: replace(reading.other, elements=reading.batches),
@@ -224,8 +235,8 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
     working_s = (reading.active_ns - reading.waiting_ns) / 1e9
     shares = {name: _per(stage.time_ns, total_ns) for name, stage in stages.items() if name}
     return WorkerStats(
-        worker=worker,
-        pid=pid,
+        worker=worker.index,
+        pid=worker.pid,
         batches=reading.batches,
         samples=reading.samples,
         nbytes=reading.nbytes,
@@ -234,7 +245,10 @@ def worker_stats(worker: int, pid: int, reading: Reading, restarts: int) -> Work
         cpu_s=reading.cpu_ns / 1e9,
         queued_s=reading.queued_ns / 1e9,
         skipped=dict(reading.skipped),
-        restarts=restarts,
+        restarts=worker.restarts,
+        shard=reading.shard,
+        server=worker.server,
+        lost_s=worker.lost_s,
         stages=tuple(
             StageStats(name, share * working_s, share, stages[name].elements, stages[name].storage)
             for name, share in shares.items()
@@ -272,14 +286,16 @@ def _table(stats: LoaderStats) -> str:
     ]
     if stats.private_copies:
         lines.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
-    lines += _aligned([_worker_row(worker) for worker in stats.workers])
+    remote = any(worker.server for worker in stats.workers)
+    lines += _aligned([_worker_row(worker, remote) for worker in stats.workers])
     shown = [stage for stage in stats.stages if stage.share >= _NEGLIGIBLE]
     lines += _aligned([_stage_row(stage, stats.workers) for stage in shown])
     lines += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
     return "\n".join([*lines, f"verdict: {stats.verdict}"])
 
 
-def _worker_row(worker: WorkerStats) -> dict[str, str]:
+def _worker_row(worker: WorkerStats, remote: bool) -> dict[str, str]:
+    lost = f" (no answer for {duration(worker.lost_s)})" if worker.lost_s else ""
     return {
         "worker": str(worker.worker),
         "pid": str(worker.pid),
@@ -292,6 +308,8 @@ def _worker_row(worker: WorkerStats) -> dict[str, str]:
         "queued": f"{worker.queued_s:.1f} s",
         "skipped": str(sum(worker.skipped.values())),
         "restarts": str(worker.restarts),
+        "shard": worker.shard.rpartition("/")[2] or "-",
+        **({"server": f"{worker.server or 'here'}{lost}"} if remote else {}),
     }
 
 
@@ -335,6 +353,8 @@ _SPARE = 1.2
 
 def _verdict(stats: LoaderStats) -> str:
     """What bounds the training: the training process, if it waits for less than a tenth of its time."""
+    if stats.lost:
+        return f"{no_answer(stats.lost)}: their workers make nothing until they are back"
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
     if stats.received_s > _MUCH * stats.seconds:
@@ -345,8 +365,23 @@ def _verdict(stats: LoaderStats) -> str:
     return f"the trainer waits {stats.waiting_share:.0%} of the time; {bound}"
 
 
-def verdict_of_workers(stats: LoaderStats, waiting: float, one_trainer: bool = True) -> str:
-    """What bounds workers that wait for this share of the time. Only those of one trainer take turns."""
+def no_answer(lost: Mapping[str, float]) -> str:
+    """Names servers that do not answer, and since when.
+
+    Example:
+        >>> no_answer({"tcp://cpu1:7880": 12.3, "tcp://cpu2:7880": 75})
+        'no answer from tcp://cpu1:7880 for 12 s, from tcp://cpu2:7880 for 1 min 15 s'
+    """
+    return f"no answer {', '.join(f'from {url} for {duration(seconds)}' for url, seconds in lost.items())}"
+
+
+def verdict_of_workers(
+    stats: LoaderStats, waiting: float, one_trainer: bool = True, lost: bool = False
+) -> str:
+    """What bounds workers that wait for this share of the time. Only those of one trainer take turns.
+
+    ``lost``: trainers may wait for the workers of a server that does not answer.
+    """
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
     slow = _slowest(stats) if one_trainer else None
@@ -354,10 +389,10 @@ def verdict_of_workers(stats: LoaderStats, waiting: float, one_trainer: bool = T
         return held_up
     if waiting < _MUCH:
         return _bound_by_workers(stats, slow)
-    return (
-        f"workers wait {waiting:.0%} of the time: the trainers, or the network to them, are the bound"
-        f"{_fewer_would_do(stats, waiting)}"
-    )
+    wait = f"workers wait {waiting:.0%} of the time"
+    if lost:
+        return f"{wait}: trainers may wait for the servers that do not answer"
+    return f"{wait}: the trainers, or the network to them, are the bound{_fewer_would_do(stats, waiting)}"
 
 
 def _too_early(stats: LoaderStats) -> str:
@@ -478,7 +513,8 @@ def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
     times = "once" if slow.restarts == 1 else f"{slow.restarts} times"
     restarts = f", {times} started again" if slow.restarts else ""
     own_ms, usual_ms = (three_digits(each * 1e3) for each in (_batch_s(slow), _usual(stats, slow, _batch_s)))
-    name = f"worker {slow.worker}{slow.server and f' of {slow.server}'} (pid {slow.pid}{restarts})"
+    of = f" of {slow.server}" if len({worker.server for worker in stats.workers}) > 1 and slow.server else ""
+    name = f"worker {slow.worker}{of} (pid {slow.pid}{restarts})"
     return f"{name} takes {own_ms} ms a batch, the others {usual_ms}"
 
 

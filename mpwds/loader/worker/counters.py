@@ -38,7 +38,10 @@ class StageReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """A worker's counters at some moment. Readings can be added, and an earlier one subtracted."""
+    """A worker's counters at some moment, and the shard that it read last.
+
+    Readings can be added, and an earlier one subtracted.
+    """
 
     active_ns: int = 0
     waiting_ns: int = 0
@@ -51,6 +54,7 @@ class Reading:
     writing: StageReading = StageReading()
     stages: Mapping[str, StageReading] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
+    shard: str = ""
 
     def __add__(self, more: Reading) -> Reading:
         return Reading(**_combined(vars(self), vars(more), 1))
@@ -136,6 +140,7 @@ class Counters(ctypes.Structure):
             writing=self.stages[WRITING].read(),
             stages=_told_apart([(_decoded(stage.name), stage.read()) for stage in named]),
             skipped={_decoded(kind.name): kind.elements for kind in self.kinds if kind.elements},
+            shard=_decoded(self.shard),
         )
 
 
@@ -158,10 +163,6 @@ class StatusPage:
 
     def write_shard(self, url: str) -> None:
         self.counters.shard = _encoded(url, "shard")
-
-    def shard(self) -> str:
-        """The shard that was read last; empty if there was none."""
-        return _decoded(self.counters.shard)
 
     def answer_stack_requests(self) -> None:
         """Worker: dumps its stacks when :meth:`stack` asks, even while it is stuck in C code."""
@@ -223,8 +224,8 @@ def _combined(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> di
 
 
 def _sum(one: Any, other: Any, sign: int) -> Any:
-    if isinstance(one, bool):
-        return one or other
+    if isinstance(one, (bool, str)):
+        return other or one if sign > 0 else one or other
     if isinstance(one, int):
         return one + sign * other
     if isinstance(one, StageReading):

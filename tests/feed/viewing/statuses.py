@@ -23,6 +23,7 @@ def reading(seconds, waiting_s=0.0, batches=0, **more):
             "decode('rgb8')": stage(0.7 * working_s, 64 * batches),
         },
         "skipped": {},
+        "shard": "s3://data/train-000017.tar",
         **more,
     }
 
@@ -39,7 +40,6 @@ def worker(number, reading, **more):
         "restarts": 0,
         "unacknowledged_bytes": 500_000,
         "window_bytes": 2_000_000,
-        "shard": "train-000017.tar",
         "reading": reading,
         **more,
     }

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.viewing.figures import figures
+from mpwds.feed.viewing.figures import figures, lost
 from tests.feed.viewing.statuses import client, reading, status, worker
 
 
@@ -177,13 +177,58 @@ def test_workers_that_a_trainer_has_just_got_are_not_taken_for_waiting():
     assert (found.waiting_share, found.verdict[:27]) == (0, "stage decode('rgb8') takes ")
 
 
+def with_a_lost_server(now, last=None, seconds=12.0):
+    """The figures of a server, now and 10 seconds before, beside another one that does not answer."""
+    before = [status(90, [worker(n, counters) for n, counters in enumerate(now[0])])]
+    return figures(
+        before,
+        [
+            status(100, [worker(n, counters) for n, counters in enumerate(now[1])]),
+            lost("tcp://cpu2:7880", last, seconds),
+        ],
+    )
+
+
+def test_a_lost_server_stays_with_its_workers_and_clients_and_counts_for_nothing():
+    last = status(80, [worker(0, reading(80, batches=800))], url="tcp://cpu2:7880", server="b2")
+    found = with_a_lost_server(BUSY, last)
+    assert found.lost == {"tcp://cpu2:7880": 12.0}
+    assert [each.state for each in found.workers] == ["running", "running", "lost"]
+    assert (found.workers[-1].batches_per_s, found.workers[-1].queued_bytes) == (0, 0)
+    assert [each.server for each in found.clients] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
+    assert (found.batches_per_s, found.seconds) == (20, 10)
+    assert [(each.verdict[:13], each.uptime_s) for each in found.servers] == [
+        ("stage decode(", 100),
+        ("lost for 12 s", 80),
+    ]
+    assert found.verdict.startswith("no answer from tcp://cpu2:7880 for 12 s; stage decode('rgb8') takes 70%")
+
+
+def test_workers_that_wait_are_not_said_to_wait_for_trainers_while_a_server_is_lost():
+    waiting = [reading(90, 72, batches=900)] * 4, [reading(100, 80, batches=1000)] * 4
+    wait = "workers wait 80% of the time: trainers may wait for the servers that do not answer"
+    found = with_a_lost_server(waiting)
+    assert found.verdict == f"no answer from tcp://cpu2:7880 for 12 s; {wait}"
+    assert found.servers[0].verdict == wait
+    idle = [reading(50, batches=10)], [reading(50, batches=10)]
+    assert with_a_lost_server(idle).verdict.endswith("; the trainers that are connected may wait for it")
+
+
+def test_a_feed_of_which_nobody_answers_says_so_and_nothing_else():
+    last = status(80, [worker(0, reading(80, batches=800))])
+    found = figures([last], [lost("tcp://cpu1:7880", last, 75)])
+    assert (found.verdict, found.batches_per_s) == ("no answer from tcp://cpu1:7880 for 1 min 15 s", 0)
+    assert json.loads(json.dumps(found.as_dict()))["servers"][0]["lost_s"] == 75
+
+
 def test_several_servers_are_one_feed():
     second = {"url": "tcp://cpu2:7880", "server": "b2", "dropped": {"replayed": 3}}
     workers = [worker(0, reading(100, batches=1000))]
     found = figures(None, [status(100, workers), status(100, workers, **second)])
     assert (found.batches_per_s, len(found.workers), found.dropped) == (20, 2, {"replayed": 3})
     assert [server.batches_per_s for server in found.servers] == [10, 10]
-    assert [each.server for each in found.workers] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
+    assert [each.stats.server for each in found.workers] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
+    assert {each.stats.shard for each in found.workers} == {"s3://data/train-000017.tar"}
 
 
 def test_a_status_of_another_kind_is_an_error_that_names_the_server():
@@ -210,4 +255,7 @@ def test_json_can_hold_them():
     found = figures(None, [status(100, [worker(0, counters)], dropped={"replayed": 3})])
     assert json.loads(json.dumps(found.as_dict()))["dropped"] == {"replayed": 3}
     assert json.loads(json.dumps(found.as_dict()))["skipped"] == {"decode: DecodeError": 2}
-    assert json.loads(json.dumps(found.as_dict()))["workers"][0]["shard"] == "train-000017.tar"
+    assert (
+        json.loads(json.dumps(found.as_dict()))["workers"][0]["stats"]["shard"]
+        == "s3://data/train-000017.tar"
+    )

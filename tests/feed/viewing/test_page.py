@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.viewing.figures import figures
+from mpwds.feed.viewing.figures import figures, lost
 from mpwds.feed.viewing.page import Page
 from tests.feed.viewing.statuses import client, reading, status, worker
 from tests.loader.faults.processes import wait_until
@@ -34,7 +34,7 @@ class Pretended:
         self.batches = 0
         self.peeks = 0
         self.failure = None
-        self.silent = []
+        self.lost = []
         self.previous = None
 
     def read(self):
@@ -44,7 +44,7 @@ class Pretended:
         self.batches += 10 * self.seconds
         counters = reading(self.seconds, batches=self.batches, skipped={"decode: ValueError": 2})
         previous, self.previous = self.previous, [status(self.seconds, [worker(0, counters)], [client()])]
-        return figures(previous, self.previous)
+        return figures(previous, self.previous + self.lost)
 
     def peek(self, timeout_s):
         self.peeks += 1
@@ -274,10 +274,24 @@ def test_figures_of_a_server_that_is_gone_are_not_handed_out(page, feed):
 
 
 def test_a_server_that_does_not_answer_is_named_beside_the_figures_of_the_others(page, feed):
-    feed.silent = ["tcp://cpu2:7880"]
+    feed.lost = [lost("tcp://cpu2:7880", None, 75)]
     wait_until(lambda: page.content.figures()["error"], "the next reading")
     wait_until(lambda: page.content.figures().get("headline"), "figures")
-    assert page.content.figures()["error"] == "no answer from tcp://cpu2:7880"
+    assert page.content.figures()["error"] == "no answer from tcp://cpu2:7880 for 1 min 15 s"
+
+
+@pytest.mark.slow
+def test_a_page_is_not_live_while_a_server_is_lost(page, feed, tab):
+    last = status(1, [worker(5, reading(1), client="gpu2:9")], url="tcp://cpu2:7880", server="b2")
+    feed.lost = [lost("tcp://cpu2:7880", last, 75)]
+    tab.goto(page.url)
+    tab.wait_for_selector("#state.lost")
+    tab.wait_for_selector("#tables td")
+    assert tab.inner_text("#state") == "a server is lost"
+    assert "lost for 1 min 15 s" in tab.inner_text("#tables")
+    assert "gpu2:9" in tab.inner_text("#tables")
+    feed.lost = []
+    tab.wait_for_selector("#state.live")
 
 
 @pytest.mark.slow

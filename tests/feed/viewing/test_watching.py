@@ -1,7 +1,14 @@
+import contextlib
+import time
+
 import pytest
 
+from mpwds.errors import ServerLost
 from mpwds.feed.viewing import watching
+from tests.feed.serving import ServerProcess, numbers
 from tests.feed.viewing.statuses import reading, status, worker
+
+URLS = ["tcp://cpu1:7880", "tcp://cpu2:7880"]
 
 
 @pytest.fixture
@@ -42,14 +49,48 @@ def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch
 
         def status(self, timeout):
             return [
-                status(seconds, [worker(0, reading(seconds, batches=seconds))], server=f"server {number}")
-                for number, seconds in enumerate(next(readings))
+                status(seconds, [worker(0, reading(seconds, batches=seconds))], server=url, url=url)
+                for url, seconds in zip(URLS, next(readings), strict=False)
             ]
 
     monkeypatch.setattr(watching, "Inspector", Inspector)
-    watched = watching.WatchedServers(["tcp://cpu1:7880", "tcp://cpu2:7880"])
+    watched = watching.WatchedServers(URLS)
     found = [watched.read() for _ in range(4)]
     assert [server.batches for server in found[-1].servers] == [20, 10]
+
+
+def test_a_server_that_is_killed_stays_as_lost_until_it_is_back():
+    with ServerProcess(numbers(), workers=1) as first, ServerProcess(numbers(), workers=1) as second:
+        watched = watching.WatchedServers([first.url, second.url])
+        with contextlib.closing(watched):
+            assert watched.read().lost == {}
+            second.kill()
+            time.sleep(0.3)
+            found = [watched.read() for _ in range(2)]
+            assert [list(each.lost) for each in found] == [[second.url]] * 2
+            assert 0.3 < found[0].lost[second.url] < found[1].lost[second.url]
+            assert {each.url for each in found[1].servers} == {first.url, second.url}
+            first.kill()
+            assert set(watched.read().lost) == {first.url, second.url}
+            for server in (first, second):
+                server.start()
+                server.wait_until_ready()
+            deadline = time.monotonic() + 60
+            while (found := watched.read()).lost and time.monotonic() < deadline:
+                pass
+            assert (found.lost, len(found.servers)) == ({}, 2)
+
+
+def test_a_server_that_never_answered_is_an_error_alone_and_lost_beside_others():
+    with ServerProcess(numbers(), workers=1) as server:
+        watched = watching.WatchedServers([server.url, "tcp://127.0.0.1:9"])
+        watched._inspector._timeout = 1.0
+        with contextlib.closing(watched):
+            assert list(watched.read().lost) == ["tcp://127.0.0.1:9"]
+    alone = watching.WatchedServers(["tcp://127.0.0.1:9"])
+    alone._inspector._timeout = 0.3
+    with contextlib.closing(alone), pytest.raises(ServerLost, match="no answer from tcp://127.0.0.1:9"):
+        alone.read()
 
 
 def test_a_server_that_has_answered_is_waited_for_more_briefly(watched):
