@@ -27,13 +27,14 @@ _FEWEST_BINS = 12  # so that a bar is not as wide as a histogram
 _PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "#0969da"
 
 
-def contact_sheet(batch: Any, title: str, most: int = 48) -> Image:
+def contact_sheet(batch: Any, title: str, most: int = 48, classes: Sequence[str] = ()) -> Image:
     """Draws a batch.
 
     Args:
         batch: Arrays of NumPy or torch, numbers and texts in dicts, lists and tuples.
         title: A line above the pictures.
         most: Samples to show.
+        classes: Names of the values of the first integer that each sample has.
 
     Returns:
         An RGB image, 880 pixels wide.
@@ -45,7 +46,7 @@ def contact_sheet(batch: Any, title: str, most: int = 48) -> Image:
     """
     statistics = TensorStatistics()
     statistics.add(batch)
-    return draw_sheet([(title, pictures(batch, most))], statistics.read())
+    return draw_sheet([(title, pictures(batch, most, classes))], statistics.read())
 
 
 def draw_sheet(sections: Sequence[tuple[str, Pictures]], tensors: Sequence[TensorFigures]) -> Image:

@@ -56,7 +56,7 @@ class Pictures:
     total: int
 
 
-def pictures(batch: Any, most: int = 48) -> Pictures:
+def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Pictures:
     """The first samples of a batch, as pictures or texts.
 
     Images may have their channels first or last, or none, and be of any numeric type. A batch without images
@@ -65,6 +65,7 @@ def pictures(batch: Any, most: int = 48) -> Pictures:
     Args:
         batch: Arrays, numbers and texts in dicts, lists and tuples.
         most: Samples to show.
+        classes: Names of the values of the first integer that each sample has.
 
     Example:
         >>> shown = pictures((np.zeros((2, 3, 8, 8), "float32"), np.array([5, 7])))
@@ -80,7 +81,7 @@ def pictures(batch: Any, most: int = 48) -> Pictures:
                 shown = show(leaf, values[:most]) if values else None
             if shown is not None:
                 note, samples = shown
-                labels = _labels(found, leaf, len(values))
+                labels = _labels(found, leaf, len(values), classes)
                 labelled = [
                     Sample(sample.pixels, sample.wave, sample.text, label)
                     for sample, label in zip(samples, labels, strict=False)
@@ -113,18 +114,25 @@ def _of_each(leaf: Leaf, total: int) -> list[Any]:
     return [array] if total == 1 else []
 
 
-def _labels(found: Sequence[Leaf], shown: Leaf, total: int) -> list[str]:
+def _labels(found: Sequence[Leaf], shown: Leaf, total: int, classes: Sequence[str]) -> list[str]:
     """The samples' classes, keys or short texts, from the leaves that have one for each."""
     columns = []
     for leaf in found:
         values = _of_each(leaf, total)
         if leaf is not shown and len(values) == total and all(np.ndim(value) == 0 for value in values):
-            columns.append([_label(value) for value in values])
+            names, classes = (classes, ()) if _are_integers(values) else ((), classes)
+            columns.append([_label(value, names) for value in values])
     short = [column for column in columns if max(map(len, column), default=0) <= _SHORT_LABEL]
     return [" · ".join(row) for row in zip(*(short or columns)[:_LABELS], strict=True)] or [""] * total
 
 
-def _label(value: Any) -> str:
+def _are_integers(values: Sequence[Any]) -> bool:
+    return all(np.asarray(value).dtype.kind in "iu" for value in values)
+
+
+def _label(value: Any, names: Sequence[str] = ()) -> str:
+    if names and 0 <= value < len(names):
+        value = names[int(value)]
     text = (
         value
         if isinstance(value, str)

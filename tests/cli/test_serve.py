@@ -1,6 +1,8 @@
 """`mpwds serve`, as an operator runs it."""
 
 import contextlib
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from PIL import Image
 
 import mpwds
 from mpwds.feed import keys
+from mpwds.feed.inspecting import Inspector
 from tests.feed.serving import free_port, locally, plain
 
 MPWDS = [sys.executable, "-m", "mpwds"]
@@ -79,7 +82,13 @@ def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
             assert [plain(batch) for batch in loader] == locally(dataset_of(folder), 2)[0]
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=120)
-        assert (process.returncode, rest, errors) == (0, "ended\n", "")
+        assert (process.returncode, rest) == (0, "ended\n")
+    log = [line.partition(" ")[2].partition(" ") for line in errors.splitlines()]
+    assert {name for name, _, _ in log} == {f"{socket.gethostname()}:{os.getpid()}"}
+    comes, starts, goes = (event for _, _, event in log)
+    assert comes == "(127.0.0.1) comes: 2 workers"
+    assert starts == "starts epoch 0"
+    assert re.fullmatch(r"\(127.0.0.1\) goes after \d+ s, 6 batches", goes)
 
 
 def test_keys_and_metrics(folder):
@@ -162,6 +171,8 @@ def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
     options = ["--images", "train", "--bind", url, "--workers", 1, "--size", 32, "--batch-size", 6]
     with serving(tmp_path, *options), mpwds.RemoteLoader(url) as loader:
         [(images, labels)] = list(loader)
+        with Inspector([url]) as inspector:
+            assert inspector.status()[0]["classes"] == ["cat", "dog"]
     assert images.shape == (6, 3, 32, 32)
     assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1]
     pixels = images[:, 0, 0, 0] * 0.229 + 0.485

@@ -16,6 +16,7 @@ from mpwds.feed.metrics import serve_server_metrics
 from tests.feed.faults.checking import BATCHES, delivered, rows, warned
 from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
+from tests.loader.faults.processes import wait_until
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 
@@ -163,6 +164,24 @@ def test_a_trainer_hands_out_its_loaders(of_trainer):
     assert of_trainer['mpwds_trainer_seconds_total{doing="waiting"}'] >= 0
 
 
+def test_a_server_that_is_lost_is_told_by_the_trainers_metrics_statistics_and_verdict():
+    def lost():
+        return samples(metrics.port)[f'mpwds_trainer_server_lost_seconds{{server="{server.url}"}}']
+
+    with ServerProcess(numbers(), workers=1) as server:
+        options = {"output": "numpy", "heartbeat_timeout": 2.0}
+        with mpwds.RemoteLoader(server.url, **options) as loader, mpwds.serve_metrics(loader) as metrics:
+            assert len(list(loader)) == LENGTH // 4
+            assert (lost(), loader.stats().lost) == (0, {})
+            assert [worker.server for worker in loader.stats().workers] == [server.url]
+            server.kill()
+            wait_until(lost, "the loss")
+            stats = loader.stats()
+    assert 0 < stats.lost[server.url] == stats.as_dict()["lost"][server.url]
+    assert stats.verdict.startswith(f"no answer from {server.url} for ")
+    assert f"{server.url} (no answer for " in str(stats)
+
+
 def test_the_dashboard_shows_these_metrics_and_no_others(of_server, of_trainer):
     panels = json.loads(DASHBOARD.read_text())["panels"]
     shown = {
@@ -171,9 +190,10 @@ def test_the_dashboard_shows_these_metrics_and_no_others(of_server, of_trainer):
         for target in panel.get("targets", [])
         for name in re.findall(r"mpwds_\w+", target["expr"])
     }
-    # Of what a trainer left out there is nothing to hand out here.
+    # Of what a trainer left out, and of its servers, there is nothing to hand out here.
     assert shown == {name.partition("{")[0] for name in [*of_server, *of_trainer]} | {
-        "mpwds_trainer_skipped_total"
+        "mpwds_trainer_skipped_total",
+        "mpwds_trainer_server_lost_seconds",
     }
 
 

@@ -93,7 +93,9 @@ def from_folder(folder: Path, size: int, batch_size: int) -> DataPipeline:
             f"({', '.join(EXTENSIONS)})"
         )
     pipeline: Any = mpwds.DataPipeline(images).shuffle(_SHUFFLED).map(_Load(TrainingCrop(size)))
-    return pipeline.batched(batch_size)  # type: ignore[no-any-return]  # stages are methods of any pipeline
+    dataset = pipeline.batched(batch_size)
+    dataset.classes = [path.name for path in classes]
+    return dataset  # type: ignore[no-any-return]  # stages are methods of any pipeline
 
 
 def from_shards(urls: list[str], size: int, batch_size: int) -> DataPipeline:

@@ -86,6 +86,7 @@ def serve(
         _refuse(context, ("batch_size", "size"), "belongs to --images and --shards")
     dataset = _dataset(source, images, shards, size, batch_size)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("mpwds.feed").setLevel(logging.INFO)  # who comes and goes
     if tensorcom:
         return _send_tensorcom(dataset, tensorcom, workers, start_method, epochs)
     from mpwds.feed.server.server import Server

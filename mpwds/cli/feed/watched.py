@@ -45,6 +45,7 @@ class WatchedTensorcom:
         from mpwds.compat.tensorcom.zcom import Connection
 
         self.name = ", ".join(urls)
+        self.classes: Sequence[str] = ()
         self._connection = Connection(urls, infos=True, noexpand=True, timeout=_POLL_S)
         self._changed = threading.Condition()
         self._batch: Any = None

@@ -111,6 +111,7 @@ def _show_feed(
         if web:
             _serve(watched, port)
         batch = watched.peek(timeout)
+        watched.read()  # which learns the names of classes
     finally:
         watched.close()
     if save is None:
@@ -122,11 +123,11 @@ def _show_feed(
         statistics.add(batch)
         if as_json:
             return report(as_json, [each.as_dict() for each in statistics.read()])
-        _print([("", pictures(batch))], tables.tensors(statistics.read()))
+        _print([("", pictures(batch, classes=watched.classes))], tables.tensors(statistics.read()))
         return None
     from mpwds.viewing.contact_sheet import contact_sheet
 
-    write_png(save, contact_sheet(batch, f"A batch of {watched.name}"))
+    write_png(save, contact_sheet(batch, f"A batch of {watched.name}", classes=watched.classes))
     return report(as_json, {"file": str(save)}, f"wrote {save}")
 
 

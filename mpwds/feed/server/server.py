@@ -43,6 +43,7 @@ _GOODBYE_S = 1.0
 _COMMANDS_AT_ONCE = 256
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
 _LONGEST_PATH = 107  # of a Unix socket
+_MOST_CLASSES = 10_000  # whose names a status holds
 
 
 class Server:
@@ -106,6 +107,8 @@ class Server:
         wire.check_silence("Server", "client_timeout", client_timeout)
         self._id = secrets.token_hex(8)
         self._began = time.monotonic()
+        classes = getattr(dataset, "classes", ())  # as torchvision's datasets have
+        self._classes = [str(each) for each in classes] if isinstance(classes, (list, tuple)) else []
         self.dataset = as_dataset(dataset)
         self._definition = definition.define(self.dataset)
         self._peekers: deque[tuple[bytes, int]] = deque()
@@ -173,6 +176,7 @@ class Server:
             "uptime_s": now - self._began,
             "time_s": now,
             "dataset": self._definition["description"],
+            "classes": self._classes[:_MOST_CLASSES],
             "fingerprint": self._definition["fingerprint"],
             "draining": trainers.are_turned_away,
             "capacity": self.workers,

@@ -17,6 +17,7 @@ from mpwds.feed.wire import Malformed
 from mpwds.loader.engine import protocol
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
+from mpwds.viewing.wording import duration
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -48,6 +49,7 @@ class Session:
     began: float
     heard: float
     batches: int = 0
+    epoch: int = -1  # that it began last
 
     def status(self, now: float) -> dict[str, Any]:
         """Figures of the trainer."""
@@ -140,6 +142,9 @@ class Trainers:
             party.members = 1  # all have been here: from now on those that are left make an epoch
         if party not in self.parties:
             self.parties.append(party)
+        group = f", in group {party.group!r}" if party.group else ""
+        rank = f"rank {session.rank} of {session.world_size}, " if session.world_size > 1 else ""
+        logger.info("%s (%s) comes: %s%d workers%s", session.name, address, rank, party.workers, group)
         return self._router.reply(
             identity,
             wire.WELCOME,
@@ -182,6 +187,9 @@ class Trainers:
     def start(self, identity: bytes, session: Session, fields: dict[str, Any]) -> None:
         """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""
         party, number = session.party, fields["slot"]
+        if fields["epoch"] != session.epoch:
+            session.epoch = fields["epoch"]
+            logger.info("%s starts epoch %d", session.name, session.epoch)
         if number not in party.slots:
             if number >= party.workers and self._taken_over() >= _MOST_TAKEN_OVER * self._workers:
                 why = f"it has taken over {self._taken_over()} workers of lost servers"
@@ -226,6 +234,9 @@ class Trainers:
         session = self.sessions.pop(identity, None)
         if session is None:
             return
+        stayed = duration(time.monotonic() - session.began)
+        who = f"{session.name} ({session.address})"
+        logger.info("%s goes after %s, %d batches", who, stayed, session.batches)
         party = session.party
         del party.sessions[identity]
         self._giver.forget(identity)

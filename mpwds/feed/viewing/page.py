@@ -177,7 +177,7 @@ class _Content:
         return self._picture
 
     def _show(self, batch: Any) -> None:
-        shown = pictures(batch, _SAMPLES)
+        shown = pictures(batch, _SAMPLES, self._watched.classes)
         statistics = TensorStatistics()
         statistics.add(batch)
         tensors = statistics.read()

@@ -24,9 +24,11 @@ class Watched(Protocol):
 
     Attributes:
         name: What it is called: its URLs.
+        classes: Names of its labels, as far as they are known after a reading.
     """
 
     name: str
+    classes: Sequence[str]
 
     def read(self) -> Figures:
         """The figures since some calls before; the first call's since the feed started."""
@@ -57,6 +59,7 @@ class WatchedServers:
         self, urls: Sequence[str], keys: str | os.PathLike[str] | None = None, insecure: bool = False
     ) -> None:
         self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
+        self.classes: Sequence[str] = ()
         self._inspector = Inspector(urls, keys, insecure=insecure)
         self._peeking = Inspector(urls, keys, insecure=insecure)  # sockets belong to one thread
         self._read: deque[Sequence[Status]] = deque(maxlen=_STEADY)
@@ -69,6 +72,8 @@ class WatchedServers:
             if not self._read:
                 raise
             now = []
+        named = {tuple(status["classes"]) for status in now}
+        self.classes = named.pop() if len(named) == 1 else self.classes if not named else ()
         now_s = time.monotonic()
         self._heard.update((status["url"], (now_s, status)) for status in now)
         away = [(url, now_s - then, last) for url, (then, last) in self._heard.items() if then != now_s]

@@ -73,6 +73,7 @@ def status(time_s, workers, clients=None, **more):
         "time_s": 5000.0 + time_s,
         "dataset": ["train-{000..099}.tar", "decode('rgb8')", "batched(64)"],
         "fingerprint": "ab12",
+        "classes": [],
         "draining": False,
         "capacity": 2,
         "cores": 16,

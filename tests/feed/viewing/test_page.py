@@ -35,6 +35,7 @@ class Pretended:
         self.peeks = 0
         self.failure = None
         self.lost = []
+        self.classes = ()
         self.previous = None
 
     def read(self):
@@ -176,6 +177,12 @@ def test_a_batch_is_received_only_when_somebody_looks_and_not_each_time(page, fe
     assert [label for label, _ in batches[0]["samples"]] == ["0", "1", "2", "3", "4"]
 
 
+def test_labels_are_the_names_of_classes_where_they_are_known(page, feed, cookie):
+    feed.classes = ["tench", "goldfish", "shark"]
+    samples = json.loads(ask(page, "/batch.json", **cookie)[2])["samples"]
+    assert [label for label, _ in samples] == ["tench", "goldfish", "shark", "3", "4"]
+
+
 def test_a_batch_that_does_not_come_is_said_on_the_page(page, feed, cookie):
     feed.failure = "no worker sent a batch"
     assert json.loads(ask(page, "/batch.json", **cookie)[2])["error"] == "no worker sent a batch"
@@ -301,7 +308,13 @@ def test_a_phone_shows_it_without_scrolling_sideways_in_the_users_colours(page, 
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.goto(page.url)
     tab.wait_for_selector("#samples figure")
+    tab.wait_for_selector("#tables td")
+    wider = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.eval_on_selector_all(".scroll, .scroll td", wider) == []
+    assert (
+        tab.eval_on_selector("#tables td", "one => getComputedStyle(one, '::before').content") == '"worker"'
+    )
     red, green, blue = re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert (int(red) + int(green) + int(blue) < 380) == (scheme == "dark")
 
