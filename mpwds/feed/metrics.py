@@ -236,6 +236,8 @@ def trainer_metrics(stats: LoaderStats) -> list[Metric]:
 def _add_stages(found: _Families, prefix: str, stages: Iterable[StageStats]) -> None:
     seconds = found.counter(f"{prefix}_stage_seconds", "Workers' seconds in a stage.", ("stage",))
     elements = found.counter(f"{prefix}_stage_elements", "Elements that a stage made.", ("stage",))
+    nbytes = found.counter(f"{prefix}_stage_read_bytes", "Bytes of shards that a stage read.", ("stage",))
     for stage in stages:
+        nbytes.add_metric([stage.name], stage.nbytes)
         seconds.add_metric([stage.name], stage.seconds)
         elements.add_metric([stage.name], stage.elements)

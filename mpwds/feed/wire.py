@@ -301,7 +301,7 @@ def notice_lost_machines(socket: Any, silence_s: float) -> None:
 
 
 def plain_reading(reading: Reading) -> dict[str, Any]:
-    """A worker's counters as a map; a stage is [nanoseconds, elements, whether it reads storage]."""
+    """A worker's counters as a map; a stage is the list of its values."""
     stages = {name: list(vars(stage).values()) for name, stage in reading.stages.items()}
     own = {"other": list(vars(reading.other).values()), "writing": list(vars(reading.writing).values())}
     return {**vars(reading), **own, "stages": stages, "skipped": dict(reading.skipped)}
@@ -329,8 +329,8 @@ _COUNTERS = ("active_ns", "waiting_ns", "batches", "samples", "nbytes", "cpu_ns"
 
 
 def _stage(values: Any) -> StageReading:
-    time_ns, elements, storage = values
-    return StageReading(int(time_ns), int(elements), bool(storage))
+    time_ns, elements, storage, nbytes = values
+    return StageReading(int(time_ns), int(elements), bool(storage), int(nbytes))
 
 
 def machine() -> str:

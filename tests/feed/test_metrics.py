@@ -133,7 +133,7 @@ def test_totals_of_a_server_go_on_with_the_next_trainer_and_with_workers_that_ar
 
 
 def test_an_estimated_time_that_shrinks_is_no_counter_that_begins_anew():
-    dear, cheap = ({"decode('rgb8')": [seconds * 10**9, 640, False]} for seconds in (50, 10))
+    dear, cheap = ({"decode('rgb8')": [seconds * 10**9, 640, False, 0]} for seconds in (50, 10))
     readings = iter([reading(100, batches=10, stages=dear), reading(101, batches=11, stages=cheap)])
     with serve_server_metrics(lambda: status(100, [worker(0, next(readings))])) as metrics:
         before, after = samples(metrics.port), samples(metrics.port)
@@ -143,8 +143,8 @@ def test_an_estimated_time_that_shrinks_is_no_counter_that_begins_anew():
 
 
 def test_a_stage_that_was_handed_out_stays_while_workers_come_and_begin():
-    new, begun = reading(1, stages={}, writing=[0, 0, False]), reading(10, batches=10)
-    foreign = {**begun, "stages": {}, "other": [9 * 10**9, 0, False]}
+    new, begun = reading(1, stages={}, writing=[0, 0, False, 0]), reading(10, batches=10)
+    foreign = {**begun, "stages": {}, "other": [9 * 10**9, 0, False, 0]}
     for kind, rest in ((begun, "between stages"), (foreign, "the dataset")):
         moments = [new], [new, kind], [kind, new], [kind, kind]
         statuses = iter([status(100, [worker(n, each) for n, each in enumerate(now)]) for now in moments])

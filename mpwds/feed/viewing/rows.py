@@ -83,7 +83,8 @@ def stage_cost(stage: StageStats) -> str:
         >>> stage_cost(StageStats("decode", seconds=2.0, share=0.5, elements=1000))
         '2 ms each'
     """
-    return f"{three_digits(stage.seconds / stage.elements * 1e3)} ms each" if stage.elements else ""
+    speed = f", {rate(stage.bytes_per_s / 1e6)} MB/s" if stage.nbytes else ""
+    return f"{three_digits(stage.seconds / stage.elements * 1e3)} ms each{speed}" if stage.elements else ""
 
 
 def tensor_rows(tensors: Sequence[TensorFigures]) -> Rows:

@@ -98,6 +98,9 @@ class StatsCollector:
         trainer = self._earlier + trainer if whole else trainer
         before = {} if whole else self._workers_before
         workers = [worker_stats(now.since(before.get(now.index))) for now in self._read_workers()]
+        own_ns = trainer.cpu_ns + sum(
+            worker.cpu_s * 1e9 for worker in workers if not (self.in_process or worker.server)
+        )
         seconds = (trainer.waited_ns + trainer.received_ns + trainer.elsewhere_ns + trainer.stages_ns) / 1e9
 
         def rate(count: int, first: int) -> float:
@@ -123,4 +126,5 @@ class StatsCollector:
             workers=tuple(workers) if self._epochs else (),
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
             epochs=self._epochs if whole else 1,
+            others_cpu_s=max(0.0, trainer.busy_ns - own_ns) / 1e9,
         )

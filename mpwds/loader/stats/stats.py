@@ -8,7 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from html import escape
+from typing import Any, TypeAlias
 
 from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES
@@ -27,6 +28,7 @@ class StageStats:
         share: The same as a share of the workers' own work, 0 to 1.
         elements: Elements it made, delivered or not.
         storage: Whether it reads shards.
+        nbytes: Bytes of shards that it read, after decompression of the shard.
     """
 
     name: str
@@ -34,11 +36,17 @@ class StageStats:
     share: float
     elements: int
     storage: bool = False
+    nbytes: int = 0
 
     @property
     def elements_per_s(self) -> float:
         """Elements that one worker would make in a second if it did nothing else."""
         return _per(self.elements, self.seconds)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of shards that one worker would read in a second if it did nothing else."""
+        return _per(self.nbytes, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -95,12 +103,13 @@ class WorkerStats:
         return _per(self.samples, self.active_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderStats:
     """What a loader did in an epoch, or since it was made.
 
-    ``print(stats)`` shows a table, and ``stats.verdict`` says what to do. Shares and rates leave out the time
-    to an epoch's first batch, in which workers start. A batch may also be a single element.
+    ``print(stats)`` shows a table, as a notebook does, and ``stats.verdict`` says what to do. Shares and
+    rates leave out the time to an epoch's first batch, in which workers start. A batch may also be a single
+    element.
 
     Attributes:
         epoch: Number of the epoch that began last.
@@ -119,6 +128,7 @@ class LoaderStats:
         in_order: Whether workers take turns.
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
+        others_cpu_s: Seconds of their time that other programs took; 0 where the system does not tell.
         workers: The workers; without worker processes, this process.
         stages_skipped: As ``skipped``, of stages behind the loader only.
         epochs: Number of epochs that the figures cover.
@@ -151,6 +161,7 @@ class LoaderStats:
     workers: tuple[WorkerStats, ...]
     stages_skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     epochs: int = 1
+    others_cpu_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -169,6 +180,11 @@ class LoaderStats:
         return _per(sum(worker.waiting_s for worker in self.workers), active_s)
 
     @property
+    def others_share(self) -> float:
+        """Share of the processors' time that other programs took, 0 to 1."""
+        return min(1.0, _per(self.others_cpu_s, self.seconds * self.cores))
+
+    @property
     def stages(self) -> tuple[StageStats, ...]:
         """The stages, of all workers together."""
         working_s = sum(worker.working_s for worker in self.workers)
@@ -179,8 +195,11 @@ class LoaderStats:
         stages = []
         for name, same in by_name.items():
             seconds = sum(stage.seconds for stage in same)
-            elements = sum(stage.elements for stage in same)
-            stages.append(StageStats(name, seconds, _per(seconds, working_s), elements, same[0].storage))
+            elements, nbytes = (
+                sum(getattr(stage, what) for stage in same) for what in ("elements", "nbytes")
+            )
+            share, storage = _per(seconds, working_s), same[0].storage
+            stages.append(StageStats(name, seconds, share, elements, storage, nbytes))
         return tuple(stages)
 
     @property
@@ -218,8 +237,14 @@ class LoaderStats:
             "stages": [dataclasses.asdict(stage) for stage in self.stages],
         }
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: epoch {self.epoch}, {self.batches:,} batches, {self.in_short}>"
+
     def __str__(self) -> str:
-        return _table(self)
+        return "\n".join(line for part in _parts(self) for line in _lines(part))
+
+    def _repr_html_(self) -> str:
+        return "".join(_html(part) for part in _parts(self))
 
 
 def worker_stats(worker: WorkerReading) -> WorkerStats:
@@ -250,8 +275,9 @@ def worker_stats(worker: WorkerReading) -> WorkerStats:
         server=worker.server,
         lost_s=worker.lost_s,
         stages=tuple(
-            StageStats(name, share * working_s, share, stages[name].elements, stages[name].storage)
+            StageStats(name, share * working_s, share, each.elements, each.storage, each.nbytes)
             for name, share in shares.items()
+            for each in (stages[name],)
         ),
     )
 
@@ -266,17 +292,21 @@ _NEGLIGIBLE = 0.005
 _LONGEST_NAME = 48
 
 
-def _table(stats: LoaderStats) -> str:
+_Part: TypeAlias = "str | list[dict[str, str]]"
+"""A line, or rows of a table."""
+
+
+def _parts(stats: LoaderStats) -> list[_Part]:
     """The trainer, the workers, the stages that take half a percent or more, and the verdict."""
     if not stats.workers:
-        return f"epoch {stats.epoch} has not begun"
+        return [f"epoch {stats.epoch} has not begun"]
     seconds = stats.seconds or 1.0
     in_stages = f"is in stages {stats.stages_s / seconds:.0%}, " if stats.stages_s else ""
     epochs, first_batch, which = f"epoch {stats.epoch}", "the first batch", "which"
     if stats.epochs > 1:
         epochs = f"{stats.epochs} epochs, the last of them number {stats.epoch}"
         first_batch, which = "the first batches", "which together"
-    lines = [
+    parts: list[_Part] = [
         f"{epochs}: {stats.batches:,} batches, {stats.samples:,} samples, "
         f"in {stats.seconds:.1f} s after {first_batch}, {which} took {stats.first_batch_s:.1f} s",
         f"{stats.samples_per_s:,.1f} samples/s, {stats.batches_per_s:,.1f} batches/s, "
@@ -285,13 +315,15 @@ def _table(stats: LoaderStats) -> str:
         f"{in_stages}is elsewhere {stats.elsewhere_s / seconds:.0%} of the time",
     ]
     if stats.private_copies:
-        lines.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
+        parts.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
+    if stats.others_share > _LITTLE:
+        parts.append(f"other programs take {stats.others_share:.0%} of the {stats.cores} processors")
     remote = any(worker.server for worker in stats.workers)
-    lines += _aligned([_worker_row(worker, remote) for worker in stats.workers])
+    parts.append([_worker_row(worker, remote) for worker in stats.workers])
     shown = [stage for stage in stats.stages if stage.share >= _NEGLIGIBLE]
-    lines += _aligned([_stage_row(stage, stats.workers) for stage in shown])
-    lines += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
-    return "\n".join([*lines, f"verdict: {stats.verdict}"])
+    parts.append([_stage_row(stage, stats.workers) for stage in shown])
+    parts += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
+    return [*parts, f"verdict: {stats.verdict}"]
 
 
 def _worker_row(worker: WorkerStats, remote: bool) -> dict[str, str]:
@@ -323,13 +355,24 @@ def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> dict[str,
         "elements": f"{stage.elements:,}",
         "ms each": three_digits(stage.seconds / stage.elements * 1e3) if stage.elements else "-",
         "elements/s": f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
+        "MB/s": f"{stage.bytes_per_s / 1e6:,.1f}" if stage.nbytes else "-",
         "by worker": " ".join(f"{each.share:.0%}" for each in same),
     }
 
 
-def _aligned(rows: list[dict[str, str]]) -> list[str]:
-    """The rows below their names, in columns of one width; the first is aligned left, the others right."""
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
+def _html(part: _Part) -> str:
+    if isinstance(part, str):
+        return f"<div>{escape(part)}</div>"
+    cells = [[f"<td>{escape(cell)}</td>" for cell in row.values()] for row in part]
+    head = [f"<th>{escape(name)}</th>" for name in part[0]] if part else []
+    return f"<table><tr>{'</tr><tr>'.join(map(''.join, [head, *cells]))}</tr></table>"
+
+
+def _lines(part: _Part) -> list[str]:
+    """A table's rows below their names, in columns of one width; the first is aligned left, others right."""
+    if isinstance(part, str):
+        return [part]
+    cells = [list(part[0]), *(list(row.values()) for row in part)] if part else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for first, *others in cells:
@@ -354,7 +397,8 @@ _SPARE = 1.2
 def _verdict(stats: LoaderStats) -> str:
     """What bounds the training: the training process, if it waits for less than a tenth of its time."""
     if stats.lost:
-        return f"{no_answer(stats.lost)}: their workers make nothing until they are back"
+        whose, are = ("its", "it is") if len(stats.lost) == 1 else ("their", "they are")
+        return f"{no_answer(stats.lost)}: {whose} workers make nothing until {are} back"
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
     if stats.received_s > _MUCH * stats.seconds:
@@ -362,7 +406,8 @@ def _verdict(stats: LoaderStats) -> str:
     if stats.waiting_share < _LITTLE:
         return _bound_by_training(stats)
     bound = _bound_by_workers(stats, _slowest(stats))
-    return f"the trainer waits {stats.waiting_share:.0%} of the time; {bound}"
+    most = ", and no more can be gained" if stats.waiting_share < _MOST else ""
+    return f"the trainer waits {stats.waiting_share:.0%} of the time{most}; {bound}"
 
 
 def no_answer(lost: Mapping[str, float]) -> str:
@@ -462,21 +507,27 @@ def _bound_by_workers(stats: LoaderStats, slow: WorkerStats | None) -> str:
             f"time: raise prefetch{', or take in_order=False' if stats.in_order else ''}"
         )
     top = max(stats.stages, key=lambda stage: stage.share)
-    takes = f"{_what(top)} takes {top.share:.0%} of worker time"
+    speed = f" at {three_digits(top.bytes_per_s / 1e6)} MB/s each" if top.nbytes else ""
+    takes = f"{_what(top)} takes {top.share:.0%} of worker time{speed}"
     if stats.in_process:
         return f"{takes}: take workers"
     working_s = sum(worker.working_s for worker in stats.workers)
     queued = _per(sum(worker.queued_s for worker in stats.workers), working_s)
     if queued > _MUCH:
         return (
-            f"workers queue {queued:.0%} of their time for one of {stats.cores} processors, so more would "
-            f"not help; {takes}: {_make_cheaper(top)}"
+            f"workers queue {queued:.0%} of their time for one of {stats.cores} processors{_held(stats)}, so "
+            f"more would not help; {takes}: {_make_cheaper(top)}"
         )
     cpu_s = sum(worker.cpu_s for worker in stats.workers)
-    all_busy = cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
-    but = f" (on more than {stats.cores} processors, which are all busy)" if all_busy else ""
+    busy = cpu_s + stats.others_cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
+    but = f" (on more than {stats.cores} processors, which are all busy{_held(stats)})" if busy else ""
     advice = f"{takes}: add workers{but} or {_make_cheaper(top)}"
     return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
+
+
+def _held(stats: LoaderStats) -> str:
+    share = stats.others_share
+    return f", {share:.0%} of whose time other programs take" if share > _LITTLE else ""
 
 
 def _slowest(stats: LoaderStats) -> WorkerStats | None:

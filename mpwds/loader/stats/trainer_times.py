@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from dataclasses import astuple, dataclass
 
@@ -13,7 +15,8 @@ class TrainerReading:
     """Figures of one or more epochs; readings can be added.
 
     ``first_ns`` is the time to an epoch's first batch, where the other times begin. ``batches``, ``samples``
-    and ``nbytes`` include first batches, which also count by themselves, as rates leave them out.
+    and ``nbytes`` include first batches, which also count by themselves, as rates leave them out. Since the
+    first batch, all programs together took ``busy_ns`` of the processors' time, this process ``cpu_ns``.
     """
 
     first_ns: int = 0
@@ -27,6 +30,8 @@ class TrainerReading:
     first_batches: int = 0
     first_samples: int = 0
     first_nbytes: int = 0
+    busy_ns: int = 0
+    cpu_ns: int = 0
 
     def __add__(self, more: TrainerReading) -> TrainerReading:
         return TrainerReading(*map(sum, zip(astuple(self), astuple(more), strict=True)))
@@ -41,6 +46,7 @@ class TrainerTimes:
         self._stages_before_ns = self._untimed_stages_ns = 0
         self._doing = self._outside = _ELSEWHERE
         self._first = (0, 0, 0)
+        self._used_first = self._used_last = (0, 0)
         self._batches = self._samples = self._nbytes = 0
         self._running = True
 
@@ -61,6 +67,7 @@ class TrainerTimes:
             self._first = self._since_ns - self._began_ns, samples, nbytes
             self._spent_ns = [0, 0, 0, 0]
             self._untimed_stages_ns = 0
+            self._used_first = _used_ns()
         self._batches += 1
 
     def left(self) -> None:
@@ -83,6 +90,8 @@ class TrainerTimes:
     def end(self) -> None:
         """The epoch is over: the clock stops."""
         self._now(_ELSEWHERE)
+        if self._running and self._batches:
+            self._used_last = _used_ns()
         self._running = False
 
     def read(self) -> TrainerReading:
@@ -93,6 +102,7 @@ class TrainerTimes:
         if not self._batches:  # all the time so far went into the first batch
             return TrainerReading(first_ns=sum(spent_ns))
         first_ns, first_samples, first_nbytes = self._first
+        busy_ns, cpu_ns = _used_ns() if self._running else self._used_last
         return TrainerReading(
             first_ns=first_ns,
             waited_ns=spent_ns[_WAITED],
@@ -105,6 +115,8 @@ class TrainerTimes:
             first_batches=1,
             first_samples=first_samples,
             first_nbytes=first_nbytes,
+            busy_ns=busy_ns - self._used_first[0],
+            cpu_ns=cpu_ns - self._used_first[1],
         )
 
     def _now(self, doing: int) -> None:
@@ -113,3 +125,15 @@ class TrainerTimes:
         now_ns = time.monotonic_ns()
         self._spent_ns[self._doing] += now_ns - self._since_ns
         self._since_ns, self._doing = now_ns, doing
+
+
+def _used_ns() -> tuple[int, int]:
+    """The time that programs have used of this process' processors, and that of this process alone."""
+    mine = {b"cpu%d" % number for number in os.sched_getaffinity(0)}
+    ticks = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", "rb") as file:
+        for name, *counts in map(bytes.split, file):
+            if name in mine:
+                user, nice, system, _idle, _iowait, irq, softirq = map(int, counts[:7])
+                ticks += user + nice + system + irq + softirq
+    return ticks * 10**9 // os.sysconf("SC_CLK_TCK"), time.process_time_ns()

@@ -29,11 +29,12 @@ _STACK_WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class StageReading:
-    """A stage's estimated time, the elements that came out of it, and whether it reads storage."""
+    """A stage's estimated time, its elements, whether it reads storage, and the bytes that it read there."""
 
     time_ns: int = 0
     elements: int = 0
     storage: bool = False
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,12 @@ class StageCounters(ctypes.Structure):
         ("time_ns", ctypes.c_int64),
         ("elements", ctypes.c_int64),
         ("storage", ctypes.c_int64),
+        ("nbytes", ctypes.c_int64),
         ("name", ctypes.c_char * 104),
     )
 
     def read(self) -> StageReading:
-        return StageReading(self.time_ns, self.elements, bool(self.storage))
+        return StageReading(self.time_ns, self.elements, bool(self.storage), self.nbytes)
 
 
 class _Skipped(ctypes.Structure):

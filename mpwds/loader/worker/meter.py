@@ -143,6 +143,8 @@ class Meter:
         stage = self._stage(context.stage, name, getattr(part, "reads_shards", False))
         if hasattr(stream, "on_skipped"):
             stream.on_skipped = functools.partial(self._skipped, name)
+        if hasattr(stream, "counts"):
+            stream.counts = stage
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
 
@@ -180,7 +182,7 @@ class Meter:
     def _write_all_counts(self) -> None:
         self._write_counts()
         for stage in self._stages.values():
-            stage.counters.elements = stage.elements
+            stage.counters.elements, stage.counters.nbytes = stage.elements, stage.nbytes
 
     def _write_processor_times(self) -> None:
         if self._counts_cpu:
@@ -224,11 +226,11 @@ class _Watched(Derived[Any]):
 
 
 class _Stage:
-    """A stage, the elements that came out of it, and its time in the batch that is being timed."""
+    """A stage, its elements, the bytes that it read, and its time in the batch that is being timed."""
 
     def __init__(self, name: str, counters: StageCounters) -> None:
         self.counters = counters
-        self.elements = 0
+        self.elements = self.nbytes = 0
         self.time_ns = 0
         code = _Watched.__next__.__code__.replace(co_name=f"stage {name}")
         self.stream_class = type("_Watched", (_Watched,), {"__next__": FunctionType(code, globals())})

@@ -7,6 +7,7 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.errors import ShardError
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
+
+
+def _nbytes(element: Any) -> int:
+    values = element.values() if isinstance(element, dict) else ()
+    return sum(len(value) for value in values if isinstance(value, (bytes, memoryview)))
 
 
 class ShardStream(Handled):
@@ -58,6 +64,7 @@ class ShardStream(Handled):
         self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
         self._shard_handler: Handler | None = None
+        self.counts: Any = SimpleNamespace(nbytes=0)  # bytes that were read
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
 
     @abstractmethod
@@ -86,6 +93,8 @@ class ShardStream(Handled):
                 continue
             if item is not None:
                 offset, self._offset, element = item
+                following = offset + _nbytes(element) if self._offset is None else self._offset
+                self.counts.nbytes += following - offset
                 self._missing = False
                 return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
             self._shard = None

@@ -1,8 +1,8 @@
 """What servers say of themselves, written by hand."""
 
 
-def stage(seconds, elements, storage=False):
-    return [int(seconds * 1e9), elements, storage]
+def stage(seconds, elements, storage=False, nbytes=0):
+    return [int(seconds * 1e9), elements, storage, nbytes]
 
 
 def reading(seconds, waiting_s=0.0, batches=0, **more):
@@ -19,7 +19,7 @@ def reading(seconds, waiting_s=0.0, batches=0, **more):
         "other": stage(0, 0),
         "writing": stage(0.1 * working_s, batches),
         "stages": {
-            "tarfile_to_samples()": stage(0.2 * working_s, 64 * batches, True),
+            "tarfile_to_samples()": stage(0.2 * working_s, 64 * batches, True, 10**6 * batches),
             "decode('rgb8')": stage(0.7 * working_s, 64 * batches),
         },
         "skipped": {},

@@ -94,7 +94,9 @@ def test_nothing_that_a_peer_says_controls_the_terminal():
         100,
         [
             worker(
-                0, reading(100, batches=9, skipped={evil: 1}, stages={evil: [10**9, 9, False]}), client=evil
+                0,
+                reading(100, batches=9, skipped={evil: 1}, stages={evil: [10**9, 9, False, 0]}),
+                client=evil,
             )
         ],
         [client(evil, group=evil, address=evil)],

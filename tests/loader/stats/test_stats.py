@@ -4,13 +4,18 @@ import ctypes
 import itertools
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zlib
+from html import escape
 
 import numpy as np
 import numpy.random  # or the first seeded call would import it, as part of its stage
+import psutil
 import pytest
 import torch.utils.data
 
@@ -18,6 +23,7 @@ from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied,
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
+from mpwds.storage.streams.patterns import expand_braces
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -237,14 +243,15 @@ def test_a_wait_counts_while_it_lasts():
         iterator = iter(loader)
         next(iterator)
         deadline = time.monotonic() + 30
-        waited_s = 0
-        while waited_s < 0.05 and time.monotonic() < deadline:  # till then it may still have a free block
+        waited_s, made = 0, 1
+        while (waited_s < 0.05 or made) and time.monotonic() < deadline:  # it may still have a free block
             before = loader.stats()
             time.sleep(0.05)
             after = loader.stats()
             waited_s = after.workers[0].waiting_s - before.workers[0].waiting_s
+            made = after.workers[0].batches - before.workers[0].batches
         assert waited_s >= 0.05
-        assert after.workers[0].batches == before.workers[0].batches
+        assert made == 0
         assert after.elsewhere_s - before.elsewhere_s >= 0.05
 
 
@@ -415,6 +422,49 @@ def test_a_loader_that_has_run_says_so_in_its_repr():
     assert repr(loader).startswith("MultiLoader(DataPipeline(list), workers=0)  # ")
     assert "not enough data yet: 2 batches" in repr(loader)
     assert "not enough data yet: 2 batches" in repr(loader.unbatched())
+
+
+def test_a_notebook_shows_the_table_and_a_prompt_one_line():
+    dataset = DataPipeline(range(8)).map(lambda number: number).batched(2)
+    with MultiLoader(dataset, workers=1, output="numpy") as loader:
+        list(loader)
+        stats = loader.stats()
+    assert re.fullmatch(r"<LoaderStats: epoch 0, 4 batches, .* samples/s; not enough data .*>", repr(stats))
+    html = stats._repr_html_()
+    assert html.count("<table>") == html.count("</table>") == 2
+    for row in str(stats).splitlines():
+        assert all(escape(word) in html for word in row.split())
+    assert "map(&lt;lambda&gt;)" in html
+
+
+def test_the_bytes_of_shards_and_the_shard_are_counted(shards, tmp_path):
+    dataset = WebDataset(shards, shardshuffle=False).batched(4)
+    with MultiLoader(dataset, workers=1) as loader:
+        for _ in range(2):
+            list(loader)
+            stats = loader.stats()
+    (stage,) = [stage for stage in stats.stages if stage.storage]
+    # Of a shard's ten samples of four blocks; of the last one, only the fields are known.
+    assert 4 * 9 * 2048 < stage.nbytes <= 4 * 10 * 2048
+    assert stage.bytes_per_s == stage.nbytes / stage.seconds
+    assert stats.workers[0].shard == expand_braces(shards)[-1]
+
+
+def test_other_programs_processor_time_is_told_from_the_loaders_own():
+    def busy(number):
+        time.sleep(0.02)
+        return number
+
+    with MultiLoader(DataPipeline(range(100)).map(busy), workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            list(iterator)
+            used = psutil.Process(other.pid).cpu_times().user
+            other.kill()
+        stats = loader.stats()
+        assert loader.stats().others_cpu_s == stats.others_cpu_s  # of the epoch, which is over
+    assert stats.others_cpu_s > used / 2 > 0
 
 
 def test_stats_can_be_logged():

@@ -96,6 +96,40 @@ def test_advice_is_for_what_takes_the_time(shares, said):
     assert said in stats(worker(0, shares=shares)).verdict
 
 
+def test_what_can_be_gained_is_no_more_than_the_trainer_waits():
+    said = "the trainer waits 14% of the time, and no more can be gained; stage map(crop) takes 70%"
+    assert stats(waited_s=1.4).verdict.startswith(said)
+    assert "gained" not in stats(waited_s=5.1).verdict
+
+
+def test_storage_is_named_with_its_rate():
+    stage = StageStats("tarfile_to_samples()", 9.0, 0.9, 100, storage=True, nbytes=180_000_000)
+    assert (
+        "storage: tarfile_to_samples() takes 100% of worker time at 20 MB/s each"
+        in stats(replace(worker(0, active_s=9.0), stages=(replace(stage, share=1.0),))).verdict
+    )
+
+
+def test_processors_that_other_programs_hold():
+    held = stats(*[worker(index, queued_s=4.0) for index in range(8)], others_cpu_s=40.0)
+    assert "for one of 8 processors, 50% of whose time other programs take, so more would not" in held.verdict
+    assert "other programs take 50% of the 8 processors" in str(held)
+    assert "busy, 50% of whose time other programs take)" in stats(cores=4, others_cpu_s=20.0).verdict
+    alone = stats(*[worker(index, queued_s=4.0) for index in range(8)], others_cpu_s=7.0)
+    assert "other programs" not in alone.verdict + str(alone)
+
+
+def test_servers_that_do_not_answer():
+    away = replace(worker(1), server="tcp://cpu2:7880", lost_s=75.0)
+    here = replace(worker(0), server="tcp://cpu1:7880", shard="s3://data/train-3.tar")
+    lost = stats(here, away)
+    assert lost.verdict == (
+        "no answer from tcp://cpu2:7880 for 1 min 15 s: its workers make nothing until it is back"
+    )
+    assert "tcp://cpu2:7880 (no answer for 1 min 15 s)" in str(lost)
+    assert "train-3.tar" in str(lost)
+
+
 def test_a_training_step_that_is_the_bound():
     busy = [worker(index, waiting_s=7.0) for index in range(4)]
     assert stats(*busy, waited_s=0.2).verdict == (
