@@ -22,7 +22,7 @@ from mpwds.loader.engine.receiving import Output
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.stats.collector import WorkerReading
+from mpwds.loader.worker.counters import WorkerReading
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.pinning import Pinning

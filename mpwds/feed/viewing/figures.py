@@ -11,7 +11,6 @@ from typing import Any
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import wire
-from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.stats import (
     LoaderStats,
     StageStats,
@@ -20,6 +19,7 @@ from mpwds.loader.stats.stats import (
     verdict_of_workers,
     worker_stats,
 )
+from mpwds.loader.worker.counters import WorkerReading
 from mpwds.viewing.wording import duration
 
 Status = Mapping[str, Any]

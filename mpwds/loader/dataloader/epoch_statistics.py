@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.stats.collector import Since, StatsCollector, WorkerReading
+from mpwds.loader.stats.collector import Since, StatsCollector
 from mpwds.loader.stats.trainer_times import TrainerTimes
-from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.loader.worker.counters import Reading, StageReading, WorkerReading
 from mpwds.pipeline.filter import attribute, rows_in
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.stats.collector import WorkerReading
-from mpwds.loader.worker.counters import Reading
+from mpwds.loader.worker.counters import Reading, WorkerReading
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies

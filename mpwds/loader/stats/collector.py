@@ -6,11 +6,10 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpwds.loader.stats.trainer_times import TrainerReading, TrainerTimes
-from mpwds.loader.worker.counters import Reading
+from mpwds.loader.worker.counters import WorkerReading
 from mpwds.loader.worker.meter import name_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Stream
@@ -19,27 +18,6 @@ if TYPE_CHECKING:
     from mpwds.loader.stats.stats import LoaderStats
 
 Since = Literal["epoch", "start"]
-
-
-@dataclass(frozen=True)
-class WorkerReading:
-    """What a worker's processes, the last of them ``pid``, have counted since the loader was made.
-
-    ``server`` is the URL of its server, which has not answered for ``lost_s`` seconds, 0 if it answers.
-    """
-
-    index: int
-    pid: int
-    reading: Reading
-    restarts: int = 0
-    server: str = ""
-    lost_s: float = 0.0
-
-    def since(self, before: WorkerReading | None) -> WorkerReading:
-        if before is None:
-            return self
-        reading, restarts = self.reading - before.reading, self.restarts - before.restarts
-        return replace(self, reading=reading, restarts=restarts)
 
 
 class StatsCollector:

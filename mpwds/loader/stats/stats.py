@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, TypeAlias
 
-from mpwds.loader.stats.collector import WorkerReading
-from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES
+from mpwds.loader.worker.counters import THE_DATASET, WRITING_BATCHES, WorkerReading
 from mpwds.viewing.wording import duration, three_digits
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpwds.sharedmem import segment
@@ -62,6 +62,27 @@ class Reading:
 
     def __sub__(self, before: Reading) -> Reading:
         return Reading(**_combined(vars(self), vars(before), -1))
+
+
+@dataclass(frozen=True)
+class WorkerReading:
+    """What a worker's processes, the last of them ``pid``, have counted since the loader was made.
+
+    ``server`` is the URL of its server, which has not answered for ``lost_s`` seconds, 0 if it answers.
+    """
+
+    index: int
+    pid: int
+    reading: Reading
+    restarts: int = 0
+    server: str = ""
+    lost_s: float = 0.0
+
+    def since(self, before: WorkerReading | None) -> WorkerReading:
+        if before is None:
+            return self
+        reading, restarts = self.reading - before.reading, self.restarts - before.restarts
+        return replace(self, reading=reading, restarts=restarts)
 
 
 class StageCounters(ctypes.Structure):

@@ -13,9 +13,8 @@ from mpwds import nest, tenbin
 from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.engine.receiving import Output, view
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
-from mpwds.loader.stats.collector import WorkerReading
 from mpwds.loader.stats.trainer_times import TrainerTimes
-from mpwds.loader.worker.counters import Counters
+from mpwds.loader.worker.counters import Counters, WorkerReading
 from mpwds.loader.worker.elements import process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker import WorkerIterator
