@@ -149,6 +149,8 @@ def secured_server(
         router.curve_secretkey = secret
         router.curve_publickey = zmq.curve_public(secret)
         router.curve_server = True
+        router.zap_domain = b"mpwds"
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # or all could connect if that thread failed
         yield refused
     finally:
         with contextlib.suppress(zmq.Again):  # the thread has ended already

@@ -1,20 +1,23 @@
 """Keys: who may connect to a server, and what is refused without them."""
 
+import contextlib
 import os
 import shutil
 import socket
 import stat
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import zmq
 
 import mpwds
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import keys
 from mpwds.feed.inspecting import Inspector
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, turned_away
+from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, served, turned_away
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -110,6 +113,34 @@ def test_a_folder_and_public_keys_that_others_can_read_serve(folder):
     os.chmod(folder, 0o755)
     os.chmod(folder / "client.key", 0o644)
     USES["server"](folder).close()
+
+
+def test_a_damaged_key_shuts_out_its_own_client_alone(folder):
+    with ServerProcess(numbers(), keys=folder) as server:
+        (folder / "client-0.key").write_text("damaged")  # read before that of the client that comes
+        with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
+            assert len(epoch_of(loader)) == 24
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_gets_in_if_keys_can_no_longer_be_looked_up(folder, monkeypatch):
+    monkeypatch.setattr(keys, "_knows", lambda folder, key: 1 / 0)
+    with served(numbers(), keys=folder) as server:
+        refused(server.url, keys=folder)
+
+
+def test_a_thousand_failed_handshakes_that_nobody_looks_at_keep_no_client_out():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        address = "127.0.0.1", router.bind_to_random_port("tcp://127.0.0.1")
+        with contextlib.closing(keys.Handshakes(router, deque())) as handshakes:
+            for _ in range(1200):
+                with socket.create_connection(address) as stranger:
+                    stranger.send(b"GET / HTTP/1.1\r\n" * 4)
+            client.linger = 0
+            client.connect("tcp://{}:{}".format(*address))
+            client.send(b"hello")
+            assert router.poll(60_000)
+            assert next(handshakes.failures()).startswith("no key, a wrong one, not ZeroMQ, or gone at once")
 
 
 def test_no_keys_are_made_where_others_can_put_theirs(tmp_path):
