@@ -76,7 +76,7 @@ def test_the_first_program_finds_decoding(folder):
 def test_storage_is_found(folder):
     names, output = run(block_with("pipe:sleep"), folder)
     assert top_stage(names).storage
-    assert "storage: tarfile_to_samples()" in output
+    assert "storage: WebDataset" in output
 
 
 def test_a_training_step_that_is_the_bound_is_found(folder):

@@ -133,6 +133,7 @@ class WebDataset(DataPipeline):
             *(handler, select_files, rename_files, empty_check, cache),
             local_paths=True,
             max_decompressed_bytes=max_decompressed_bytes,
+            written_as="WebDataset",
         )
         resampled = resampled or mode == "resampled"
         self._call = f"WebDataset({_shown(urls)}"

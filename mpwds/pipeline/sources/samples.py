@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.errors import ShardError
@@ -75,6 +75,7 @@ class TarSamples(Filter):
             the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
         open_at: Without a cache, opens a shard's URL at a byte.
+        written_as: What the user wrote, for messages and statistics; by default the call of the function.
     """
 
     handler: Handler = reraise_exception
@@ -85,6 +86,7 @@ class TarSamples(Filter):
     local_paths: bool = False
     open_at: Callable[[str, int], BinaryIO] | None = None
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    written_as: str = field(default="", compare=False)
 
     reads_shards: ClassVar[bool] = True
     samples_in = staticmethod(one_sample)
@@ -99,7 +101,7 @@ class TarSamples(Filter):
 
     def __str__(self) -> str:
         given = changed(self, "handler", "select_files", "rename_files")
-        return f"tarfile_to_samples({arguments(**given)})"
+        return self.written_as or f"tarfile_to_samples({arguments(**given)})"
 
     def count_of(self, incoming: Count) -> Count:
         if incoming.rows is None or self.handler is not reraise_exception or self.select_files:

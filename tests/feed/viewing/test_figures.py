@@ -195,6 +195,7 @@ def test_a_lost_server_stays_with_its_workers_and_clients_and_counts_for_nothing
     assert found.lost == {"tcp://cpu2:7880": 12.0}
     assert [each.state for each in found.workers] == ["running", "running", "lost"]
     assert (found.workers[-1].batches_per_s, found.workers[-1].queued_bytes) == (0, 0)
+    assert (found.queued_bytes, found.window_bytes) == (1_000_000, 4_000_000)
     assert [each.server for each in found.clients] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
     assert (found.batches_per_s, found.seconds) == (20, 10)
     assert [(each.verdict[:13], each.uptime_s) for each in found.servers] == [
@@ -212,6 +213,31 @@ def test_workers_that_wait_are_not_said_to_wait_for_trainers_while_a_server_is_l
     assert found.servers[0].verdict == wait
     idle = [reading(50, batches=10)], [reading(50, batches=10)]
     assert with_a_lost_server(idle).verdict.endswith("; the trainers that are connected may wait for it")
+
+
+def test_a_worker_that_was_busy_since_just_before_it_was_assigned_does_not_wait():
+    found = figures(None, [status(10, [worker(0, reading(10, batches=100), assigned_s=9.9)])])
+    assert found.workers[0].waiting_share == 0
+
+
+def test_a_slow_worker_is_not_said_to_be_started_again_if_that_was_before_the_readings():
+    def restarted(*times):
+        moments = (
+            [
+                worker(n, reading(s, s * wait, batches=s), restarts=restarts if n == 3 else 0)
+                for n, wait in WAITS
+            ]
+            for s, restarts in zip((90, 100), times, strict=True)
+        )
+        before, now = (status(s, workers) for s, workers in zip((90, 100), moments, strict=True))
+        return figures([before], [now])
+
+    assert "started again" not in restarted(2, 2).verdict
+    assert "(pid 1003, once started again)" in restarted(2, 3).verdict
+    assert restarted(2, 3).workers[3].restarts == 3
+
+
+WAITS = [(0, 0.7), (1, 0.7), (2, 0.7), (3, 0.0)]
 
 
 def test_a_feed_of_which_nobody_answers_says_so_and_nothing_else():

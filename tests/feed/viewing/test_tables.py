@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 
 from mpwds.cli.feed import tables
-from mpwds.feed.viewing.figures import figures
+from mpwds.feed.viewing.figures import figures, lost
 from mpwds.viewing.pictures import pictures
 from mpwds.viewing.tensors import TensorStatistics
 from tests.feed.viewing.statuses import client, reading, status, worker
@@ -50,6 +50,20 @@ def test_a_single_server_is_described_and_several_are_a_table():
     several = monitored(status(100, WORKERS), draining)
     assert several.count("cpu2:7880") == 1 + len(WORKERS) + 1
     assert "draining" in several
+
+
+def test_a_server_that_is_lost_is_no_longer_draining():
+    last = status(100, WORKERS[:1], url="tcp://cpu2:7880", server="b2", draining=True)
+    text = monitored(status(100, WORKERS), lost("tcp://cpu2:7880", last, 75))
+    assert "lost for 1 min 15 s" in text
+    assert "draining" not in text
+
+
+def test_stages_that_take_next_to_nothing_are_left_out():
+    stages = {"decode('rgb8')": [99 * 10**9, 9, False, 0], "to_tuple()": [10**8, 9, False, 0]}
+    text = monitored(status(100, [worker(0, reading(100, batches=9, stages=stages))]))
+    assert "decode" in text
+    assert "to_tuple" not in text
 
 
 def test_workers_that_do_not_fit_are_counted():

@@ -66,6 +66,14 @@ def test_what_is_delivered_is_counted(workers):
     assert sum(worker.nbytes for worker in stats.workers) == stats.nbytes
 
 
+def test_rates_leave_out_the_first_batch_and_the_time_to_it():
+    with MultiLoader(DataPipeline(range(12)).map(waits).batched(4), workers=0, output="numpy") as loader:
+        list(loader)
+        stats = loader.stats()
+    assert stats.batches_per_s * stats.seconds == pytest.approx(2)
+    assert stats.samples_per_s * stats.seconds == pytest.approx(8)
+
+
 def test_single_elements_are_one_sample_each(workers):
     with MultiLoader([np.zeros((5, 3))] * 4, workers=workers, output="numpy") as loader:
         assert len(list(loader)) == 4
@@ -354,7 +362,7 @@ def test_reading_shards_is_told_as_storage(shards):
     with MultiLoader(WebDataset(shards, shardshuffle=False), workers=1, output="numpy") as loader:
         list(loader)
         storage = [stage for stage in loader.stats().stages if stage.storage]
-    assert [stage.name for stage in storage] == ["tarfile_to_samples()"]
+    assert [stage.name for stage in storage] == ["WebDataset"]
     assert storage[0].elements > 0
 
 
