@@ -130,6 +130,29 @@ def test_servers_that_do_not_answer():
     assert "train-3.tar" in str(lost)
 
 
+def test_workers_that_would_do_have_a_fifth_to_spare():
+    idle = [worker(index, waiting_s=7.5) for index in range(8)]
+    assert stats(*idle, waited_s=0.2).verdict.endswith("3 of 8 workers would do")
+
+
+def test_a_slow_worker_that_waits_itself_holds_nobody_up():
+    others = [worker(index, waiting_s=8.0) for index in range(3)]
+    assert "wait for their turn" in stats(*others, worker(3, waiting_s=3.9)).verdict
+    assert "wait for their turn" not in stats(*others, worker(3, waiting_s=4.5)).verdict
+    done = [worker(index, active_s=1.0) for index in range(3)]
+    assert "had done all of theirs" in stats(*done, worker(3)).verdict
+    assert "had done all of theirs" not in stats(*done, worker(3, waiting_s=2.0)).verdict
+
+
+def test_a_few_private_copies_are_not_what_receiving_takes():
+    assert "copied out" in stats(received_s=4.0, waited_s=1.0, private_copies=200).verdict
+    assert "copied out" not in stats(received_s=4.0, waited_s=1.0, private_copies=50).verdict
+
+
+def test_other_programs_take_no_more_than_there_is():
+    assert "other programs take 100% of the 8 processors" in str(stats(others_cpu_s=999.0))
+
+
 def test_a_training_step_that_is_the_bound():
     busy = [worker(index, waiting_s=7.0) for index in range(4)]
     assert stats(*busy, waited_s=0.2).verdict == (
