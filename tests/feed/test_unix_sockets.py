@@ -10,7 +10,7 @@ import zmq
 import mpwds
 from mpwds.compat.tensorcom.zcom import Connection
 from mpwds.errors import MpwdsError, StreamError
-from tests.feed.serving import ServerProcess, numbers, served
+from tests.feed.serving import ServerProcess, free_port, numbers, served
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -100,6 +100,14 @@ def test_a_path_that_another_program_has_taken_meanwhile_stays_its_own(tmp_path,
         with a_socket_in_use(socket.SOCK_STREAM)(tmp_path / "feed"):
             pass
     assert os.listdir(tmp_path) == ["feed"]
+
+
+def test_a_tensorcom_socket_at_a_path_is_bound_to_a_port_as_well(tmp_path):
+    port = free_port()
+    with Connection([f"zpub+ipc://{tmp_path}/feed", f"zpub://127.0.0.1:{port}"]):
+        with socket.socket() as probe, pytest.raises(OSError, match="in use"):
+            probe.bind(("127.0.0.1", port))
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_name_without_a_file_serves_one_server_alone():
