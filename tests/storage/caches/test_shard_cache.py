@@ -576,3 +576,14 @@ def test_a_download_that_may_be_cut_off_is_an_error_and_is_not_kept(web, tmp_pat
         time.sleep(0.01)
     assert not os.path.exists(cache.path(web.url()))
     assert len(list(read_members(web.url(), open=cache.open))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*not kept in the cache")
+def test_who_waited_for_a_refused_shard_does_not_take_its_half_for_whole(tmp_path):
+    entry = cache_fetch.CacheEntry.of(str(tmp_path), url("a"))
+    os.makedirs(os.path.dirname(entry.partial))
+    with open(entry.partial, "wb") as file:
+        file.write(tar(5120)[:4096])
+    os.chmod(entry.partial, 0o400)
+    with pytest.raises(ShardError, match="is cut off"):
+        list(read_members(url("a"), open=lambda *place: cache_fetch.wait_for_other(url("a"), entry)))
