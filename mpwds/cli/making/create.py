@@ -146,8 +146,8 @@ def create(
         rest = iter(written)
         for url, part in zip(descriptions, planned.values(), strict=False):
             files[url] = describe(url, list(itertools.islice(rest, len(part))))
-        for url in (url for url in files if url not in done):
-            write_whole(open_destination(url, replace=False), json.dumps(files[url], indent=2).encode())
+        for url, content in files.items():
+            write_whole(open_destination(url, replace=False), json.dumps(content, indent=2).encode())
     if as_json:
         told = {"shards": [shard._asdict() for shard in written], "files": list(files)}
         report(as_json, told, to_stderr=output == "-")

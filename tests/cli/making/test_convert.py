@@ -295,3 +295,9 @@ def test_what_a_killed_run_to_mds_left_is_named_and_replaced_by_force(run, shard
     assert run("convert", shards, tmp_path / "mds", "--force").returncode == 0
     assert sorted(path.name for path in (tmp_path / "mds").iterdir()) == ["index.json", "shard.00000.mds"]
     assert run("verify", tmp_path / "mds").returncode == 0
+
+
+def test_shards_are_filled_up_to_their_size(run, write_shard, tmp_path):
+    source = write_shard("x.tar", *({"cls": 1} for _ in range(27)))  # 1,024 bytes each, and 1,024 for the end
+    assert run("convert", source, tmp_path / "y-%d.tar", "--maxsize", 10_240).returncode == 0
+    assert [path.stat().st_size for path in sorted(tmp_path.glob("y-*.tar"))] == [10_240] * 3

@@ -363,3 +363,12 @@ def test_a_list_that_names_commands_runs_none(run, write_files, tmp_path):
     assert "runs a command" in result.stderr
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "x.tar").exists()
+
+
+@pytest.mark.parametrize("rows", ["a,1\nb,2\na,3\n", "a,1\na,2\n"])
+def test_a_key_that_occurs_twice_is_an_error(run, write_files, tmp_path, rows):
+    folder = write_files({"list.csv": f"key,cls\n{rows}".encode()})
+    result = run("create", folder / "list.csv", tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert "the key 'a' occurs twice" in result.stderr
+    assert not (tmp_path / "x.tar").exists()
