@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
@@ -181,7 +182,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         if self._options.remote is not None:
             # The feed builds on loaders, so they name it and do not import it.
             feed = importlib.import_module("mpwds.feed.trainer.remote_group")
-            self._remote = feed.beside(self.dataset, self._options)
+            self._remote = self._remote or feed.beside(self.dataset, self._options)  # a copy has it
             self.workers += len(self._remote.slots)
         self._delivery: Delivery | None = None
         if self.output == "jax" or self.device is not None or self.pin_memory:
@@ -357,7 +358,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are loaders with the same options and no workers yet."""
-        return functools.partial(type(self), **vars(self._options)), (self.dataset,)
+        return make_copy, (type(self), copy.copy(self._remote), (self.dataset,), vars(self._options))
 
     def __repr__(self) -> str:
         return self._as_called() + self._in_short()
@@ -371,6 +372,16 @@ class MultiLoader(LoaderStages, TorchIterable):
         from mpwds.loader.stats.progress_bar import ShownTimes
 
         return ShownTimes(self)
+
+
+def make_copy(
+    kind: type[MultiLoader], remote: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> MultiLoader:
+    """A loader with the servers of another one, which are not connected to yet."""
+    loader = kind.__new__(kind)
+    loader._remote = remote
+    loader.__init__(*arguments, **options)  # type: ignore[misc]  # it has none of its own
+    return loader
 
 
 def make_setup(

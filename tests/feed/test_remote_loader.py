@@ -1,8 +1,10 @@
 """A RemoteLoader delivers what a MultiLoader with as many workers delivers."""
 
+import copy
 import errno
 import itertools
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -246,13 +248,25 @@ def test_a_worker_that_cannot_start_for_now_starts_later(monkeypatch):
                 assert epoch_of(loader) == locally(numbers(), 1)[0]
 
 
-def test_a_copy_of_a_loader_connects_anew():
-    import copy
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda it: pickle.loads(pickle.dumps(it))}
 
-    with served(numbers(), workers=2) as server:
-        with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
-            with copy.copy(loader) as other:
-                assert epoch_of(other) == epoch_of(loader)
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("local", [0, 1])
+def test_a_copy_needs_no_workers_before_its_first_epoch(way, local):
+    with served(numbers()) as server:
+        options = {"output": "numpy", "timeout": 60}
+        original = (
+            mpwds.MultiLoader(numbers(), local, remote=server.url, start_method="fork", **options)
+            if local
+            else mpwds.RemoteLoader(server.url, **options)
+        )
+        with original, COPIES[way](original) as other:
+            assert len(server.status()["clients"]) == 1
+            expected = epoch_of(original)
+            original.close()
+            assert other.workers == original.workers == 2 + local
+            assert epoch_of(other) == expected
 
 
 def test_a_closed_loader_connects_again_when_it_is_iterated():

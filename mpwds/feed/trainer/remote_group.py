@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,23 +106,34 @@ class RemoteOptions:
 
 
 class Remote:
-    """The servers of a loader, which are connected to while its workers run."""
+    """The servers of a loader, which are connected to while its workers run, and once before to ask them.
 
-    def __init__(self, options: RemoteOptions) -> None:
+    Copies and pickles know what the servers answered, and connect with their first epoch.
+    """
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        definition: dict[str, Any] | None = None,
+        slots: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.options = options
         self._rooms = PrivateCopies(kept=16)
         self.servers: Servers | None = None
-        self.definition: dict[str, Any] = {}
-        links = self.connected().links
-        self.slots = [
-            (number, slot) for number, link in enumerate(links) for slot in range(link.workers or 0)
-        ]
-        self.definition = links[0].definition
+        self.definition, self.slots = definition or {}, list(slots)
+        if definition is None:
+            links = self.connected().links
+            self.definition = links[0].definition
+            for number, link in enumerate(links):
+                self.slots += [(number, slot) for slot in range(link.workers or 0)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options, self.definition, self.slots)
 
     def connected(self) -> Servers:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
-            chosen = replace(self.options, fingerprint=known)
+            chosen = replace(self.options, fingerprint=known, workers=len(self.slots) or self.options.workers)
             self.servers = chosen.connect(lambda nbytes: self._rooms.room(nbytes))
         return self.servers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from typing import Any
@@ -12,7 +13,7 @@ from mpwds.feed.wire import LOST_S
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import Even, FinalOutput
 from mpwds.loader.engine.receiving import Output
-from mpwds.loader.multi_loader import MultiLoader, make_setup
+from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.mistakes import explained
 from mpwds.sharedmem.pinning import Pinning
@@ -101,7 +102,7 @@ class RemoteLoader(MultiLoader):
         max_batch_bytes: int = 4 << 30,
         shared_memory: bool = True,
     ) -> None:
-        self._remote = Remote(
+        self._remote = self._remote or Remote(  # a copy has it
             RemoteOptions(
                 urls=urls,
                 workers=workers,
@@ -147,7 +148,7 @@ class RemoteLoader(MultiLoader):
         unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local"
         for name in unused:
             del own[name]
-        return functools.partial(type(self), **own), ()
+        return make_copy, (type(self), copy.copy(self._remote), (), own)
 
     def _as_called(self) -> str:
         return f"RemoteLoader({self._remote.options.urls!r}, workers={self.workers})"
