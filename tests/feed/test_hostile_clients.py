@@ -122,6 +122,18 @@ def test_a_huge_window_does_not_make_the_server_hold_more_than_an_arena():
         assert 0 < before <= 17 << 20
 
 
+def test_an_acknowledgement_of_more_than_was_sent_makes_no_room():
+    dataset = mpwds.DataPipeline(large()).repeat()
+    with ServerProcess(dataset, workers=1) as server, Client(server.url) as client:
+        client.welcomed()
+        client.say(wire.START, window=1 << 20)
+        client.hear("data")
+        for nbytes in (2**40, 2**63 - 1):
+            client.say(wire.ACK, nbytes=nbytes)
+            client.say(wire.PING, acknowledged=[[0, 1, nbytes]])
+            assert client.status()["workers"][0]["unacknowledged_bytes"] > 0
+
+
 ABSURD = [
     {"epoch": 2**63 - 1},
     {"place": [0, 1, 2**62, 2**63 - 1, None]},

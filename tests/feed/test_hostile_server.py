@@ -1,6 +1,7 @@
 """What a server may send to a trainer: no code runs, no memory goes beyond limits, nothing hangs."""
 
 import contextlib
+import itertools
 import pickle
 import threading
 import time
@@ -316,6 +317,31 @@ def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
             assert inbox.attempt.received_nbytes < 5 << 20
             with pytest.raises(MpwdsError, match="sends more than it was asked for|sent batch 0, expected 1"):
                 list(iterator)
+
+
+def test_a_start_that_the_server_never_saw_is_sent_again():
+    starts = []
+
+    def answer(slot, attempt):
+        starts.append(attempt)
+        if len(starts) > 1:
+            yield from data(batch(), END)(slot, attempt)
+
+    assert read(answer, pong={"number": 2**40}) == [7]  # the server has no part, and is behind that ping
+
+
+def test_losses_with_a_batch_between_two_of_them_never_end_an_epoch():
+    came = itertools.count()
+
+    def answer(slot, attempt):
+        number = next(came)
+        if number == 20:
+            yield from data(message("end", sent=20))(slot, attempt)
+        else:
+            yield from data(batch(structure=number, sequence=number))(slot, attempt)
+            yield from data(END, number=7)(slot, attempt)  # those between are lost
+
+    assert read(answer) == list(range(20))
 
 
 def test_warnings_of_a_server_do_not_pile_up():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import at, delivered, kill_worker, rows, undisturbed, warned
+from tests.feed.faults.checking import Rows, at, delivered, kill_worker, rows, undisturbed, warned
 from tests.feed.serving import ServerProcess
 
 
@@ -22,6 +22,25 @@ def test_workers_that_kill_themselves_lose_and_repeat_nothing(tmp_path, memory):
     assert len(texts) == total
     assert all("was killed by SIGKILL" in text and "no batch is lost" in text for text in texts)
     assert len(set(texts)) == total
+
+
+class CountedRows(Rows):
+    """Notes each row that is made."""
+
+    def __call__(self, number):
+        with open(f"{self.folder}/made", "a") as file:
+            file.write(".")
+        return super().__call__(number)
+
+
+def test_a_worker_that_dies_late_in_an_epoch_does_not_make_its_begin_again(tmp_path):
+    late = CountedRows(deaths={230: 2}, folder=tmp_path)
+    dataset = mpwds.DataPipeline(range(240), seed=3).map(late).batched(4)
+    with ServerProcess(dataset, workers=1) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader, warned() as texts:
+            assert len(delivered(loader)) == 60
+    assert len(texts) == 2
+    assert (tmp_path / "made").stat().st_size < 240 + 2 * 60
 
 
 @pytest.mark.slow
