@@ -5,6 +5,7 @@ import itertools
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -121,6 +122,24 @@ def test_a_member_that_joins_late_and_leaves_disturbs_nobody():
                 reader.join()
             read(None)
     assert got == [list(range(first, first + 4)) for first in range(0, 40_000, 4)]
+
+
+def test_an_error_on_the_way_of_a_late_member_reaches_those_that_are_ahead(tmp_path):
+    def make(number):
+        if number == 40 and (tmp_path / "broken").exists():
+            raise LookupError("broken by now")
+        return number
+
+    dataset = mpwds.DataPipeline(range(40_000)).map(make).batched(4)
+    with ServerProcess(dataset, workers=1) as server:
+        options = {"group": "sweep", "output": "numpy", "timeout": 60}
+        with mpwds.RemoteLoader(server.url, **options) as ahead:
+            list(itertools.islice(batches := iter(ahead), 300))
+            (tmp_path / "broken").touch()
+            with mpwds.RemoteLoader(server.url, **options) as late:
+                with ThreadPoolExecutor() as pool:
+                    for each in [pool.submit(list, batches), pool.submit(list, late)]:
+                        assert isinstance(each.exception(), LookupError)
 
 
 @pytest.mark.slow
