@@ -110,8 +110,16 @@ def test_epochs_that_are_left_early_pile_up_nothing(nbytes):
                 next(batches := iter(loader))
                 wait_for_status(server, lambda figures: all(map(is_full, figures["workers"])), "windows")
                 del batches
+            assert held_by(loader) < 2 * 3 * MB
             assert [batch[0] for batch in itertools.islice(loader, 300)] == [n // 3 for n in range(300)]
     assert texts == []
+
+
+def held_by(loader):
+    """Bytes of batches that have arrived and that the program has not got."""
+    inboxes = loader._remote.servers.links[0].inboxes.values()
+    arrivals = [arrival for inbox in inboxes for arrival in tuple(inbox.messages)]
+    return sum(memoryview(part).nbytes for each in arrivals for part in (each.frames, each.arrays or b""))
 
 
 def is_full(worker):
