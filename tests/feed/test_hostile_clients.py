@@ -284,7 +284,7 @@ class RawClient:
         message = raw_frames(wire.pack(kind, **{**COMMANDS[kind], **changed}))
         heartbeat = raw_frames(b"\4PING" + bytes(2), flags=4) if heartbeats else b""
         self.connection.settimeout(0.5)
-        with contextlib.suppress(TimeoutError):  # the server reads no more
+        with contextlib.suppress(TimeoutError, ConnectionError):  # the server reads no more, or has died
             for _ in range(times):
                 self.connection.sendall(message + heartbeat)
 
@@ -295,12 +295,14 @@ class RawClient:
 
 
 @pytest.mark.parametrize("heartbeats", [False, True])
-def test_clients_that_send_many_pings_and_go_away_leave_a_busy_server_alive(heartbeats):
+def test_clients_that_send_many_pings_and_go_away_leave_a_server_alive(heartbeats):
+    """Heartbeats of ZeroMQ need no busy server: they follow the pings on the same connection."""
     with ServerProcess(SlowToCount(), workers=2) as server:
         for _ in range(2):
             with contextlib.closing(RawClient(server.url)) as client:
                 client.say(wire.HELLO, workers=1)
-                client.say(wire.COUNT, exact=False)
+                if not heartbeats:
+                    client.say(wire.COUNT, exact=False)
                 time.sleep(0.2)  # the server is counting now, and ZeroMQ goes on receiving
                 client.say(wire.PING, times=20_000, heartbeats=heartbeats)
         with Client(server.url) as other:
