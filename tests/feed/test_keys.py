@@ -126,7 +126,7 @@ def test_a_damaged_key_shuts_out_its_own_client_alone(folder):
 def test_nobody_gets_in_if_keys_can_no_longer_be_looked_up(folder, monkeypatch):
     monkeypatch.setattr(keys, "_knows", lambda folder, key: 1 / 0)
     with served(numbers(), keys=folder) as server:
-        refused(server.url, keys=folder)
+        turned_away(server.url, because="do not match", keys=folder)
 
 
 def test_a_thousand_failed_handshakes_that_nobody_looks_at_keep_no_client_out():
