@@ -367,7 +367,7 @@ def test_reading_shards_is_told_as_storage(shards):
 
 
 def test_private_copies_are_counted():
-    batches = DataPipeline(range(40)).map(lambda n: np.zeros(20_000)).batched(1)
+    batches = DataPipeline(range(80)).map(lambda n: np.zeros(20_000)).batched(2)
     with MultiLoader(batches, workers=1, prefetch=1, output="numpy") as loader:
         with pytest.warns(RuntimeWarning, match="are kept"):
             kept = list(loader)
