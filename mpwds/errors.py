@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from typing import Any
+import tarfile
 
 
 class MpwdsError(Exception):
@@ -27,26 +25,11 @@ class EnvelopeError(MpwdsError, ValueError):
     """A message is not an envelope, or has a version that this mpwds does not support."""
 
 
-class ShardError(MpwdsError, ValueError):
+class ShardError(MpwdsError, tarfile.ReadError, ValueError):
     """A shard cannot be read: it is damaged, truncated, or not in the expected format.
 
-    In a program that has imported ``tarfile`` it is a ``tarfile.ReadError``, too, as in webdataset.
+    It is a ``tarfile.ReadError`` because programs of webdataset catch that.
     """
-
-    def __new__(cls, *args: Any) -> ShardError:
-        read_error = getattr(sys.modules.get("tarfile"), "ReadError", None)
-        kind = cls if read_error is None or cls is not ShardError else _that_is_also(read_error)
-        return super().__new__(kind, *args)
-
-    def __reduce__(self) -> Any:
-        made_here = type(self).__qualname__ == ShardError.__qualname__
-        return ShardError if made_here else type(self), *tuple(super().__reduce__())[1:]
-
-
-@functools.cache
-def _that_is_also(kind: type[Exception]) -> type[ShardError]:
-    # Importing tarfile for this would take each process some 3 ms.
-    return type("ShardError", (ShardError, kind), {"__module__": ShardError.__module__})
 
 
 class DecodeError(MpwdsError, ValueError):
