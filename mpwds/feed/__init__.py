@@ -1,1 +1,6 @@
-"""Workers on other machines: servers that run them, and loaders that reach them over ZeroMQ."""
+"""Workers on other machines, reached over ZeroMQ.
+
+``wire.py`` has the messages, ``server`` runs the workers, and ``trainer`` uses them as a loader does.
+``keys.py`` secures sockets, ``handover.py`` passes shared memory on one machine, ``viewing`` and
+``metrics.py`` show what happens.
+"""

@@ -1,1 +1,5 @@
-"""What batches and samples look like: pictures, statistics of tensors, contact sheets."""
+"""Pictures and statistics of batches and samples.
+
+The page of a feed, the terminal, notebooks and contact sheets use the same ones: ``tensors.py`` counts,
+``pictures.py`` draws, ``wording.py`` writes figures.
+"""

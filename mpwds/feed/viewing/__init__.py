@@ -1,1 +1,5 @@
-"""What one sees of a feed: figures, and the page that shows them."""
+"""What a feed shows.
+
+``watching.py`` reads statuses, ``figures.py`` makes rates and a diagnosis of them, ``rows.py`` words them,
+and ``page.py`` shows them in a browser.
+"""

@@ -1,0 +1,4 @@
+"""Samples to batches.
+
+``collate.py`` stacks arrays; ``padded.py`` pads them to one shape first.
+"""

@@ -1,0 +1,5 @@
+"""Bytes of fields to values.
+
+``decoders.py`` chooses a decoder by a field's extension. ``images.py``, ``audio.py``, ``video.py`` and
+``loads.py`` decode; ``media.py`` refuses recordings that are cut off.
+"""

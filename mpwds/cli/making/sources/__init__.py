@@ -1,1 +1,4 @@
-"""What ``create`` makes shards of: folders, lists, Arrow and Parquet files, MDS."""
+"""What ``mpwds create`` makes shards of.
+
+``finding.py`` recognises a source; the other files read one kind each.
+"""
