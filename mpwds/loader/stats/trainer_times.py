@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from dataclasses import astuple, dataclass
 
@@ -90,7 +91,7 @@ class TrainerTimes:
     def end(self) -> None:
         """The epoch is over: the clock stops."""
         self._now(_ELSEWHERE)
-        if self._running and self._batches:
+        if self._running and self._batches and not sys.is_finalizing():  # then there is no open()
             self._used_last = _used_ns()
         self._running = False
 

@@ -4,8 +4,6 @@ import copy
 import io
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 import warnings
@@ -237,15 +235,7 @@ def test_a_file_that_ends_between_members_while_it_is_read_is_an_error(tmp_path)
         list(members)
 
 
-@pytest.mark.parametrize(
-    "copied", [lambda error: error, copy.copy, lambda error: pickle.loads(pickle.dumps(error))]
-)
-def test_the_error_is_that_of_tarfile_too_in_a_program_that_uses_it(copied):
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_the_error_is_that_of_tarfile_too(copied):
     with pytest.raises(tarfile.ReadError, match="x"):
         raise copied(ShardError("x"))
-    assert type(copied(ShardError("x"))).__name__ == "ShardError"
-
-
-def test_a_program_that_does_not_use_tarfile_does_not_import_it():
-    program = "import sys, mpwds; assert mpwds.ShardError('x').args and 'tarfile' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
