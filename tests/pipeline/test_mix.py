@@ -22,6 +22,7 @@ def parts(lengths):
     return [[(part, number) for number in range(length)] for part, length in enumerate(lengths)]
 
 
+@pytest.mark.filterwarnings("ignore:with_epoch.* the dataset is empty")
 @settings(max_examples=80, deadline=None)
 @given(
     lengths=LENGTHS,

@@ -80,6 +80,7 @@ def as_json(state):
     return json.loads(json.dumps(state))
 
 
+@pytest.mark.filterwarnings("ignore:an epoch that was left early failed")  # where workers are ahead
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_resume_that_fails_leaves_the_state_that_was_loaded(kind, workers, switch):
