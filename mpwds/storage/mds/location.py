@@ -97,7 +97,7 @@ class DatasetLocation:
             return self, *_first(names, self._read_local)
         try:
             name, (data, version) = _first(names, self._read)
-        except OSError as error:
+        except (OSError, ValueError, ImportError) as error:  # also of a scheme that nothing opens
             if not any(os.path.exists(os.path.join(self.local, name)) for name in names if self.local):
                 raise
             warn(f"{self.local} may be out of date: the index of the remote dataset cannot be read: {error}")

@@ -34,8 +34,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
 
     In a pattern (a string or a path), ``::`` separates patterns, ``${NAME}`` stands for the environment
     variable ``WDS_NAME``, and ``{000..131}`` and ``{a,b}`` for one name for each value. A local name with
-    ``*``, ``?`` or ``[a-z]`` stands for the files that match, sorted, unless a file has that very name. Names
-    from an iterable stay as they are.
+    ``*``, ``?`` or ``[a-z]`` stands for the files that match, sorted, unless a file has that very name;
+    ``**`` matches folders at any depth. Names from an iterable stay as they are.
 
     Args:
         urls: A pattern, or an iterable of shard names.
@@ -114,7 +114,7 @@ def _matching(name: str) -> list[str]:
     """The local files that match a name, sorted; the name itself if it is no glob or names a file."""
     if _GLOB.search(name) is None or not is_local(name) or os.path.exists(path := local_path(name)):
         return [name]
-    files = sorted(glob.glob(path))
+    files = sorted(glob.glob(path, recursive=True))
     if not files:
         raise FileNotFoundError(f"no file matches {name}")
     return files

@@ -63,7 +63,8 @@ def open_destination(
         return _Given(sys.stdout.buffer)
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
-        return OwnedStream(gopen(url, "wb", retries=retries), without_credentials(url))
+        options = {} if retries is None else {"retries": retries}
+        return OwnedStream(gopen(url, "wb", **options), without_credentials(url))
     refuse_in_secure_mode("local files may not be written", place)
     path = local_path(place)
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):

@@ -162,6 +162,12 @@ def test_a_copy_serves_while_the_remote_is_away(tmp_path, web, remote):
         assert read(MDSShards(local, url)) == SAMPLES
 
 
+def test_a_copy_serves_though_its_remote_has_a_scheme_that_nothing_opens(tmp_path, web, remote):
+    remote()
+    with pytest.warns(RuntimeWarning, match="may be out of date: .* no opener is known for oci: URLs"):
+        assert read(MDSShards(tmp_path / "written", "oci://bucket/data")) == SAMPLES
+
+
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, -1), (0o720, -1), (0o700, 4321)])
 def test_a_temporary_folder_that_is_not_the_users_alone_is_refused(
     tmp_path, monkeypatch, remote, mode, owner

@@ -1,5 +1,6 @@
 """Shard patterns: braces as braceexpand expands them, within what memory can hold, and globs of files."""
 
+import os
 import pickle
 import tracemalloc
 
@@ -106,6 +107,13 @@ class TestGlobs:
     def test_that_nothing_matches_are_an_error(self, pattern):
         with pytest.raises(FileNotFoundError, match="no file matches (c-|file:/nowhere)"):
             expand_urls(pattern)
+
+    def test_two_asterisks_match_folders_at_any_depth(self, tmp_path):
+        names = [f"{tmp_path}/deep/{name}.tar" for name in ("0", "a/1", "a/b/2")]
+        for name in names:
+            os.makedirs(os.path.dirname(name), exist_ok=True)
+            open(name, "w").close()
+        assert expand_urls(f"{tmp_path}/deep/**/*.tar") == names
 
     def test_names_in_a_list_are_no_globs(self):
         assert expand_urls(["a-*.tar"]) == ["a-*.tar"]

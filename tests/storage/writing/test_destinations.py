@@ -110,7 +110,7 @@ def test_openers_of_ones_own_are_used(monkeypatch):
             super().close()
 
     archives = []
-    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize: Kept())
+    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize, retries=1: retries and Kept())
     write_all(TarWriter("mine://x.tar"))
     with tarfile.open(fileobj=io.BytesIO(archives[0])) as archive:
         assert archive.getnames() == ["a.txt", "b.bin"]
