@@ -260,16 +260,13 @@ class PendingFile:
     def _take_free_name(self) -> None:
         new, name, inside = self._temporary, self._name, self._directory
         try:
-            try:
-                os.link(new, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                os.close(os.open(name, flags, dir_fd=inside))  # so that no other file takes the name
+            os.link(new, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _NO_LINKS and not os.access(name, os.F_OK, dir_fd=inside):
                 os.replace(new, name, src_dir_fd=inside, dst_dir_fd=inside)
                 return
-        except FileExistsError:
+            if error.errno not in (*_NO_LINKS, errno.EEXIST):
+                raise
             # NFS may repeat a request that it has done, and a worker that was restarted a shard.
             if not _same_content(new, name, inside):
                 reason = "it was written meanwhile by another program, and is not replaced"

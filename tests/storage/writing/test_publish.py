@@ -253,6 +253,19 @@ def test_a_file_of_the_same_content_that_appeared_meanwhile_is_no_failure(tmp_pa
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"same")]
 
 
+@pytest.mark.usefixtures("_file_system")
+def test_a_file_that_cannot_get_its_name_leaves_none(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if os.link.__module__ == "posix":
+        monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        PendingFile(str(tmp_path / "x"), replace=False).publish()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_that_the_server_made_twice_is_made(tmp_path, monkeypatch):
     real = os.link
 
