@@ -185,6 +185,8 @@ class Decompressed:
     Zero bytes behind the last member are padding; anything else there is an error.
     """
 
+    detects_truncation = True  # the end of a member is marked
+
     def __init__(self, source: Input, compression: Compression) -> None:
         self._source = source
         self._compression = compression
@@ -192,10 +194,6 @@ class Decompressed:
         self._position = 0  # in the compressed bytes
         self._pending = b""  # compressed bytes that were read and not yet decompressed
         self._ended = False
-
-    @property
-    def detects_truncation(self) -> bool:
-        return self._source.detects_truncation
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, as soon as there are any; none at the end."""
