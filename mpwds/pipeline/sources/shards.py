@@ -17,7 +17,7 @@ from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Derived, Description, Stage, Stream
-from mpwds.storage.streams.patterns import expand_urls, is_fixed
+from mpwds.storage.streams.patterns import expand_names, expand_urls
 from mpwds.storage.streams.urls import url_scheme
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -348,7 +348,8 @@ def given_urls(urls: Urls) -> str | list[str]:
     """Shards as a dataset keeps them: a pattern, which is short to send, or all names."""
     names = expand_urls(urls)
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
-    return pattern if pattern and is_fixed(pattern) else names
+    is_fixed = pattern and "${" not in pattern and expand_names(pattern) == names
+    return pattern if is_fixed else names
 
 
 def is_named(source: object, *endings: str) -> bool:

@@ -59,10 +59,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         ['a{1}.tar', 'b.tar']
     """
     if isinstance(urls, (str, os.PathLike)):
-        parts = [_substitute_variables(part) for part in as_str(urls).split("::")]
-        for part in parts:
-            _check_range(part)
-        shards = [file for name in expand_braces(*parts) for file in _matching(name)]
+        shards = [file for name in expand_names(as_str(urls)) for file in _matching(name)]
     elif isinstance(urls, (bytes, bytearray)) or not isinstance(urls, Iterable):
         raise TypeError(f"shards are given as a string or an iterable of strings, not {type(urls).__name__}")
     else:
@@ -72,6 +69,14 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     if "" in shards:
         raise ValueError(f"shard {shards.index('')} of {shown(urls)} has an empty name")
     return shards
+
+
+def expand_names(pattern: str) -> list[str]:
+    """The names that a pattern stands for, with globs as they are. Raises as ``expand_urls`` does."""
+    parts = [_substitute_variables(part) for part in pattern.split("::")]
+    for part in parts:
+        _check_range(part)
+    return expand_braces(*parts)
 
 
 def expand_braces(*patterns: str) -> list[str]:
@@ -117,12 +122,8 @@ def _matching(name: str) -> list[str]:
     files = sorted(glob.glob(path, recursive=True))
     if not files:
         raise FileNotFoundError(f"no file matches {name}")
-    return files
-
-
-def is_fixed(pattern: str) -> bool:
-    """Whether a pattern stands for the same names in each process, at any time."""
-    return "${" not in pattern and expand_braces(*pattern.split("::")) == expand_urls(pattern)
+    # A file may be called "pipe:rm x".
+    return [f"./{file}" if url_scheme(file) or file == "-" else file for file in files]
 
 
 def _count(pattern: str) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError
-from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.patterns import expand_names
 from mpwds.storage.streams.urls import (
     REWRITE_VARIABLES,
     refuse_in_secure_mode,
@@ -89,8 +89,8 @@ def check_url(url: str, trusted: bool, where: str) -> None:
 
 def _readings(url: str) -> list[str]:
     try:
-        return [url, *expand_urls(url)]
-    except (ValueError, OSError):  # an invalid pattern, or no file matches: the caller that expands it raises
+        return [url, *expand_names(url)]
+    except ValueError:  # an invalid pattern: the caller that expands it raises
         return [url, *url.split("::")]
 
 

@@ -100,6 +100,10 @@ class TestGlobs:
     def test_stand_for_the_local_files_that_match(self, pattern, files):
         assert expand_urls(pattern) == files
 
+    def test_a_file_whose_name_looks_like_a_command_stays_a_file(self, tmp_path):
+        (tmp_path / "pipe:touch owned #.tar").touch()
+        assert expand_urls("pip*.tar") == ["./pipe:touch owned #.tar"]
+
     def test_of_file_urls_stand_for_paths(self, tmp_path):
         assert expand_urls(f"file://{tmp_path}/a-*.tar") == [f"{tmp_path}/a-0.tar", f"{tmp_path}/a-1.tar"]
 

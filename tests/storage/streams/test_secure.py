@@ -87,6 +87,7 @@ def test_what_is_refused_is_said_only_in_secure_mode(monkeypatch):
         "a.tar::pipe:rm",
         "{a.tar,pipe:rm}",
         "{pipe,http}:rm",
+        "{no-such-*.tar,pipe:rm}",
         "pip{e..f}:rm",
         "pi{,}pe:rm",
         "${HIDDEN}rm",
