@@ -45,7 +45,7 @@ def shuffled(numbers: Sequence[int], seed: int) -> list[int]:
 
 
 def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
-    """Divides samples among shards of about the same size: 100 MB at most, and 10,000 samples.
+    """Divides samples among shards of about the same size: about 100 MB, or that of 10,000 mean samples.
 
     There are at least 16 shards, so that each worker has some, as long as they have ten samples each.
 

@@ -33,20 +33,15 @@ def is_whole_shard(fname: str | os.PathLike[str], detects_truncation: bool = Tru
     """
     if not check_tar_format(fname):
         return False
+
+    def opened(path: str, offset: int) -> BinaryIO:
+        return io.BufferedReader((io.FileIO if detects_truncation else PerhapsCut)(path))
+
     try:
-        opener = _open if detects_truncation else _open_perhaps_cut
-        for _ in read_entries(os.fspath(fname), 0, opener, lambda name: None, warn_of_no_end=False):
+        for _ in read_entries(os.fspath(fname), 0, opened, lambda name: None, warn_of_no_end=False):
             pass
     except ShardError:
         return False
     except ImportError:
         pass
     return True
-
-
-def _open(path: str, offset: int) -> BinaryIO:
-    return open(path, "rb")
-
-
-def _open_perhaps_cut(path: str, offset: int) -> BinaryIO:
-    return io.BufferedReader(PerhapsCut(path))
