@@ -290,7 +290,7 @@ def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
 
 
 def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.compat.streaming.base.dataset.most_open_files", lambda: 4)
+    monkeypatch.setattr("mpwds.storage.mds.local_shards.most_open_files", lambda: 4)
     shards, nbytes = 12, 20_000
     streams = []
     for name in "ab":
@@ -304,6 +304,8 @@ def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monke
     assert len(open_files(tmp_path)) == 4
     kept = sum(path.stat().st_size for path in (tmp_path / "local").rglob("*.*"))
     assert 6 * nbytes < kept <= 10 * nbytes
+    ds = streaming.StreamingDataset(streams=streams, cache_limit=2 * nbytes)  # less than a shard for each
+    assert [x[0] for x in xs(ds)] == 2 * [*range(shards)]
 
 
 def test_replicated_ranks_read_the_same(tmp_path):

@@ -143,10 +143,12 @@ class LocalShards:
         files: The shards' files.
         validate_hash: The only hash to compare.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
-        open_files: How many shards stay open; by default ``most_open_files()``.
+        datasets: How many such objects share ``cache_limit`` and ``most_open_files()``; each may keep
+            two shards.
 
     Raises:
-        ValueError: ``validate_hash`` is not among the index's hashes, or no shard fits in ``cache_limit``.
+        ValueError: ``validate_hash`` is not among the index's hashes, or ``cache_limit`` is below the largest
+            shard.
     """
 
     def __init__(
@@ -155,10 +157,10 @@ class LocalShards:
         files: Sequence[ShardFiles],
         validate_hash: str | None = None,
         cache_limit: int | None = None,
-        open_files: int | None = None,
+        datasets: int = 1,
     ) -> None:
         self._location = location
-        self._open_files = open_files or most_open_files()
+        self._open_files = max(most_open_files() // datasets, 1)
         self._files = files
         self._validate_hash = validate_hash
         self._urls = [_SCHEME + location.url(shard.stored.name) for shard in files]
@@ -167,7 +169,7 @@ class LocalShards:
                 _to_check(shard, validate_hash)
         fetcher = _Fetcher(location, dict(zip(self._urls, files, strict=True)), validate_hash)
         largest = max((shard.raw.size or 0 for shard in files), default=0)
-        limit = -1 if cache_limit is None else cache_limit
+        limit = -1 if cache_limit is None else min(cache_limit, max(cache_limit // datasets, 2 * largest))
         if 0 <= limit < largest and any(map(self._is_fetched, range(len(files)))):
             raise ValueError(
                 f"cache_limit ({limit} bytes) has no room for the largest shard, {largest} bytes"

@@ -29,7 +29,7 @@ class MDSShards:
 
     Args:
         decode: Whether fields are values; without it they are bytes as they are stored.
-        open_files: How many shards stay open; by default as many as ``most_open_files`` says.
+        datasets: As for ``LocalShards``.
         local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
             ``mpwds.MDSDataset``.
 
@@ -69,14 +69,14 @@ class MDSShards:
         cache_limit: int | None = None,
         retries: int = 2,
         timeout_s: float = 60.0,
-        open_files: int | None = None,
+        datasets: int = 1,
     ) -> None:
         location, data = _load(DatasetLocation.of(local, remote, split, retries, timeout_s))
         path = os.path.join(location.local, INDEX_NAME)
         shards = parse_index(data, path)
         files = [shard.files for shard in shards]
         self.folder = location.local
-        self._files = LocalShards(location, files, validate_hash, cache_limit, open_files)
+        self._files = LocalShards(location, files, validate_hash, cache_limit, datasets)
         self.urls: Sequence[str] = [os.path.join(location.local, shard.files.raw.name) for shard in shards]
         self.lengths: Sequence[int] = [shard.samples for shard in shards]
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}

@@ -63,7 +63,7 @@ def open_destination(
         return _Given(sys.stdout.buffer)
     place = rewrite_url(url)
     if url_scheme(place) in gopen_schemes or not is_local(place):
-        options = {} if retries is None else {"retries": retries}
+        options: dict[str, Any] = {} if retries is None else {"retries": retries}
         return OwnedStream(gopen(url, "wb", **options), without_credentials(url))
     refuse_in_secure_mode("local files may not be written", place)
     path = local_path(place)

@@ -66,15 +66,16 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
     shards.close()
 
 
-def test_few_files_are_open_however_many_shards_there_are(tmp_path):
-    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=10)
+def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.mds.local_shards.most_open_files", lambda: 20)
+    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), datasets=2)
     assert len(shards.lengths) > 50
     read(shards)
     assert len(open_files(tmp_path)) == 10
 
 
 def test_files_stay_open_as_long_as_few_are(tmp_path):
-    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), open_files=1000)
+    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300))
     read(shards)
     assert len(open_files(tmp_path)) == len(shards.lengths)
 

@@ -17,7 +17,6 @@ from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, Epoch
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
-from mpwds.storage.indexed.shards import most_open_files
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.sizes import parse_binary_size
 from mpwds.warn import warn
@@ -157,7 +156,6 @@ class StreamingDataset(DividedDataset):
         if shuffle_algo not in _ORDERS:
             raise ValueError(f"StreamingDataset: shuffle_algo must be one of {', '.join(_ORDERS)}")
         self.streams = list(map(copy.copy, streams or [Stream(remote=remote, local=local)]))
-        limit = (parse_binary_size(cache_limit) or 0) // len(self.streams) or None
         parts = []
         for stream in self.streams:
             stream.split = stream.split or split or ""
@@ -174,10 +172,10 @@ class StreamingDataset(DividedDataset):
                 stream.split,
                 allow_pickle=allow_unsafe_types,
                 validate_hash=stream.validate_hash,
-                cache_limit=limit,
+                cache_limit=parse_binary_size(cache_limit) or None,
                 retries=stream.download_retry,
                 timeout_s=stream.download_timeout,
-                open_files=max(most_open_files() // len(self.streams), 1),
+                datasets=len(self.streams),
             )
             stream.local = stream.local or part.folder.removesuffix(f"/{stream.split}")
             parts.append(part)
