@@ -18,6 +18,8 @@ from mpwds.pipeline.parts import iterates_itself
 
 VERSION = 3
 
+_DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
+
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 
@@ -148,20 +150,22 @@ def _counted(name: str, elements: Any) -> str:
         return name
 
 
-def _lambdas_in(value: Any) -> str:
+def _lambdas_in(value: Any, depth: int = _DEPTH) -> str:
     """The digest of each lambda in a stage's attributes, which all print alike."""
     if isinstance(value, FunctionType):
         digest = hashlib.blake2b(repr(_facts_of_code(value.__code__)).encode(), digest_size=4)
         return f" [code {digest.hexdigest()}]" if value.__name__ == "<lambda>" else ""
     if isinstance(value, functools.partial):
-        value = [value.func, value.args, value.keywords]
+        value = [value.func, *value.args, *value.keywords.values()]
     elif is_dataclass(value):
-        value = vars(value)
+        value = getattr(value, "__dict__", {})
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return ""
-    return "".join(map(_lambdas_in, value))
+    if depth == 0 or len(value) > _MOST_PARTS:
+        return ""
+    return "".join(_lambdas_in(part, depth - 1) for part in value)
 
 
 def _facts_of_code(code: CodeType) -> tuple[Any, ...]:

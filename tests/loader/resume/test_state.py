@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import warnings
+from dataclasses import dataclass
 from functools import partial
 
 import cloudpickle
@@ -417,6 +418,24 @@ def test_a_dataset_is_described_alike_wherever_it_lies(tmp_path):
     assert described(first)[0].endswith("(4)")
     mixes = [RandomMix([range(3), first], probs=[weight, 1]) for weight in (1, 2)]
     assert described(mixes[0]) != described(mixes[1])
+
+
+@dataclass(slots=True)
+class Slotted:
+    size: int = 3
+
+
+def _cyclic():
+    cyclic = []
+    cyclic.append(cyclic)
+    return cyclic
+
+
+@pytest.mark.parametrize("argument", [Slotted(), Slotted, _cyclic(), [[lambda row: row] * 1000]])
+def test_a_function_may_be_given_any_data(argument):
+    dataset = DataPipeline(range(3)).map(partial(min, key=argument))
+    assert described(dataset) == described(copy.deepcopy(dataset))
+    assert "code" not in described(dataset)[-1]
 
 
 def test_a_state_is_small(shards, states_everywhere):
