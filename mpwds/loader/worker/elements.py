@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
@@ -76,7 +77,8 @@ class OwnElements(Iterator[Any]):
 
     def _begun(self) -> Iterator[Any]:
         if is_stateful(self._dataset):
-            self._at_start = [copy.deepcopy(self._dataset.state_dict())]
+            with contextlib.suppress(Exception):  # it may have none before it is iterated
+                self._at_start = [copy.deepcopy(self._dataset.state_dict())]
             if "dataset" in self._state:
                 self._dataset.load_state_dict(self._state["dataset"])
         iterator: Any = self._start()

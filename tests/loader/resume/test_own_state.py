@@ -1,5 +1,6 @@
 """Datasets, iterators and samplers with a state of their own continue from it."""
 
+import copy
 import json
 import os
 import random
@@ -156,6 +157,26 @@ def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(workers):
     with LOADERS["MultiLoader"](Counting(20000), workers) as loader:
         taken(loader, 7)
         assert plain(loader) == whole
+
+
+class StatefulInside:
+    """Has a state only while it is iterated."""
+
+    def __iter__(self):
+        self.elements = iter(range(3))
+        return self.elements
+
+    def state_dict(self):
+        return {"left": list(copy.copy(self.elements))}
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_may_lack_a_state_until_it_is_iterated(workers):
+    loader = MultiLoader(StatefulInside(), workers, output="numpy", start_method="fork")
+    assert list(loader) == [0, 1, 2]
 
 
 def test_a_dataset_whose_worker_died_continues_from_its_state():
