@@ -80,8 +80,13 @@ def _is_redefined(item: Any) -> bool:
     for name in item.__qualname__.split("."):
         now = getattr(now, name, None)
     named_so = type(now) is type(item) and now.__qualname__ == item.__qualname__
-    # A decorator's wrapper has the name of the function in it.
-    return named_so and _code_of(now) != _code_of(item) and item is not inspect.unwrap(now)
+    if not named_so or item.__qualname__ == "_":  # functions that singledispatch knows are all called so
+        return False
+    while now is not None:  # a decorator's wrapper has the name of the function in it
+        if now is item or _code_of(now) == _code_of(item):
+            return False
+        now = getattr(now, "__wrapped__", None)
+    return True
 
 
 def _code_of(item: Any) -> object:

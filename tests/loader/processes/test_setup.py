@@ -1,11 +1,11 @@
 """The setup: one segment that carries a dataset to all workers."""
 
-import contextlib
 import os
 import pickle
 import sys
 import threading
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -87,6 +87,16 @@ DEFINITIONS = [
     ("def f(): return 1", "def f(): return 2", True),
     ("def f(): return 1", "def f(): return 1", False),
     ("def f(): return 1", "import functools\n@functools.wraps(f)\ndef f(g=f): return g()", False),
+    (
+        "import functools\ndef w(h): return functools.wraps(h)(lambda: h())\ndef f(): pass\nf = w(f)",
+        "def v(h): return functools.wraps(h)(lambda x=1: h())\nf = v(f)",
+        False,
+    ),
+    (
+        "import functools\n@functools.singledispatch\ndef g(x): pass\n@g.register\ndef _(x: int): 1\nf = _",
+        "@g.register\ndef _(x: str): return 2",
+        False,
+    ),
     ("class f:\n def g(self): return 1", "class f:\n def g(self): return 2", True),
     ("class f:\n def g(self): return 1", "class f:\n def g(self): return 1", False),
     ("class f:\n def g(self): return 1", "def f(): return 1", False),
@@ -101,7 +111,9 @@ def test_what_the_dataset_has_an_earlier_definition_of_is_warned_of(before, now,
     worker_setup = WorkerSetup([module.f], 1, 1)
     exec(now, vars(module))
     expected = "earlier definitions of f.*: run the code"
-    with pytest.warns(UserWarning, match=expected) if differs else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match=expected) if differs else warnings.catch_warnings():
+        if not differs:
+            warnings.simplefilter("error")
         setup.fingerprint(worker_setup)
 
 
