@@ -84,14 +84,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_asked_for(host: str | None, port: int) -> bool:
-    """Whether an HTTP request for this machine's port asks for it by a loopback address, in its ``Host``.
+def is_asked_for(host: str | None) -> bool:
+    """Whether the ``Host`` of an HTTP request is a loopback address, at any port: a tunnel may have another.
 
     A site can point its own name at such an address, and its pages could then read what is served there.
     """
     try:
-        parts = urlsplit(f"//{host}")
-        return parts.port == port and is_loopback(parts.hostname or "")
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
 

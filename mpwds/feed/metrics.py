@@ -48,7 +48,7 @@ class Metrics:
 
     def _for_own_names(self, app: Any) -> Any:
         def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-            if keys.is_asked_for(environ.get("HTTP_HOST"), self.port):
+            if keys.is_asked_for(environ.get("HTTP_HOST")):
                 found: Iterable[bytes] = app(environ, start_response)
                 return found
             start_response("403 Forbidden", [("Content-Type", "text/plain")])

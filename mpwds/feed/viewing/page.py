@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.page
-        if not keys.is_asked_for(self.headers.get("Host"), page.port):
+        if not keys.is_asked_for(self.headers.get("Host")):
             self._refuse(f"this page is at http://127.0.0.1:{page.port} only")
             return
         address = urlsplit(self.path)

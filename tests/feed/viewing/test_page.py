@@ -131,10 +131,10 @@ def test_the_cookie_opens_the_page_again_and_its_data(page, cookie):
     assert ask(page, "/../etc/passwd", **cookie)[0] == 404
 
 
-@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1:1", ""])
+@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "10.0.0.1:{port}", "x:y", ""])
 def test_a_name_that_another_site_points_here_is_refused(page, host):
     assert ask(page, path_of(page), Host=host.format(port=page.port))[0] == 403
-    assert ask(page, path_of(page), Host=f"localhost:{page.port}")[0] == 200
+    assert ask(page, path_of(page), Host="localhost:9000")[0] == 200  # through a tunnel
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT"])
