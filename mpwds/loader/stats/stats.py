@@ -127,7 +127,7 @@ class LoaderStats:
         in_order: Whether workers take turns.
         in_process: Whether there are no worker processes.
         cores: Processors that this process may use.
-        others_cpu_s: Seconds of their time that other programs took; 0 where the system does not tell.
+        others_cpu_s: Seconds of their time that other processes took; 0 where the system does not tell.
         workers: The workers; without worker processes, this process.
         stages_skipped: As ``skipped``, of stages behind the loader only.
         epochs: Number of epochs that the figures cover.
@@ -180,7 +180,7 @@ class LoaderStats:
 
     @property
     def others_share(self) -> float:
-        """Share of the processors' time that other programs took, 0 to 1."""
+        """Share of the processors' time that other processes took, 0 to 1."""
         return min(1.0, _per(self.others_cpu_s, self.seconds * self.cores))
 
     @property
@@ -316,7 +316,7 @@ def _parts(stats: LoaderStats) -> list[_Part]:
     if stats.private_copies:
         parts.append(f"{stats.private_copies} batches were copied out of shared memory: many are kept")
     if stats.others_share > _LITTLE:
-        parts.append(f"other programs take {stats.others_share:.0%} of the {stats.cores} processors")
+        parts.append(f"other processes take {stats.others_share:.0%} of the {stats.cores} processors")
     remote = any(worker.server for worker in stats.workers)
     parts.append([_worker_row(worker, remote) for worker in stats.workers])
     shown = [stage for stage in stats.stages if stage.share >= _NEGLIGIBLE]
@@ -526,7 +526,7 @@ def _bound_by_workers(stats: LoaderStats, slow: WorkerStats | None) -> str:
 
 def _held(stats: LoaderStats) -> str:
     share = stats.others_share
-    return f", {share:.0%} of whose time other programs take" if share > _LITTLE else ""
+    return f", {share:.0%} of whose time other processes take" if share > _LITTLE else ""
 
 
 def _slowest(stats: LoaderStats) -> WorkerStats | None:

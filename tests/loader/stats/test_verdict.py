@@ -110,13 +110,13 @@ def test_storage_is_named_with_its_rate():
     )
 
 
-def test_processors_that_other_programs_hold():
+def test_processors_that_other_processes_hold():
     held = stats(*[worker(index, queued_s=4.0) for index in range(8)], others_cpu_s=40.0)
-    assert "for one of 8 processors, 50% of whose time other programs take, so more would not" in held.verdict
-    assert "other programs take 50% of the 8 processors" in str(held)
-    assert "busy, 50% of whose time other programs take)" in stats(cores=4, others_cpu_s=20.0).verdict
+    assert "for one of 8 processors, 50% of whose time other processes take, so more" in held.verdict
+    assert "other processes take 50% of the 8 processors" in str(held)
+    assert "busy, 50% of whose time other processes take)" in stats(cores=4, others_cpu_s=20.0).verdict
     alone = stats(*[worker(index, queued_s=4.0) for index in range(8)], others_cpu_s=7.0)
-    assert "other programs" not in alone.verdict + str(alone)
+    assert "other processes" not in alone.verdict + str(alone)
 
 
 def test_servers_that_do_not_answer():
@@ -150,7 +150,7 @@ def test_a_few_private_copies_are_not_what_receiving_takes():
 
 
 def test_other_programs_take_no_more_than_there_is():
-    assert "other programs take 100% of the 8 processors" in str(stats(others_cpu_s=999.0))
+    assert "other processes take 100% of the 8 processors" in str(stats(others_cpu_s=999.0))
 
 
 def test_a_training_step_that_is_the_bound():
