@@ -26,14 +26,11 @@ _DESCRIPTORS = 2
 _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
 _MOST_STRANGERS = 64
 
-Drop = Callable[[str, str], None]
-"""Counts and logs what a peer sent, for a reason: ``Router.drop``."""
-
 
 class Giver:
     """The server's end: gives descriptors to trainers that have connected."""
 
-    def __init__(self, drop: Drop, path: str | None = None) -> None:
+    def __init__(self, drop: Callable[[str, str], None], path: str | None = None) -> None:
         # An abstract name needs no file, but one network namespace alone sees it.
         self.name = f"mpwds-{secrets.token_hex(16)}" if path is None else path
         listener = unix_sockets.listen(_address(self.name), socket.SOCK_SEQPACKET)

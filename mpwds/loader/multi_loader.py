@@ -130,13 +130,12 @@ class MultiLoader(LoaderStages, TorchIterable):
     """
 
     prefetch: int
-    _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
-
     output: FinalOutput
     pin_memory: bool
     device: Any
     progress: bool
     _cuda: ClassVar[CudaAccess] = CudaAccess()
+    _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
     _remote: Any = None  # the servers of its workers that are elsewhere
 
     @explained

@@ -12,10 +12,11 @@ import torch.utils.data
 
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
-from mpwds.loader.dataloader.start_methods import fork_fallback, start_early
+from mpwds.loader.dataloader.start_methods import start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
+from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
 from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
@@ -146,7 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._record = self._next_record()
         self._record.finished = True
         self._statistics = EpochStatistics()
-        self._forks = fork_fallback()
+        self._forks = ForkFallback(FromForkServer, "multiprocessing_context='fork'")
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def __iter__(self) -> Any:

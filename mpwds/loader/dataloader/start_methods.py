@@ -10,19 +10,8 @@ from typing import Any
 from mpwds.errors import MpwdsError
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.processes import forkserver, processes
-from mpwds.loader.processes.launchers import (
-    LAUNCHERS,
-    ForkFallback,
-    FromForkServer,
-    Launcher,
-    cuda_is_initialized,
-)
+from mpwds.loader.processes.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
-
-
-def fork_fallback() -> ForkFallback:
-    """Starts the workers of a loader without a context: forks of the fork server, or of this process."""
-    return ForkFallback(FromForkServer, "multiprocessing_context='fork'")
 
 
 def launcher_of(context: Any, forks: ForkFallback) -> Callable[[WorkerSetup], Launcher]:

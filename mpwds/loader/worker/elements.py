@@ -12,7 +12,7 @@ from typing import Any
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import plain, rows_in
+from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.parts import iterates_itself
 
@@ -42,9 +42,7 @@ def as_dataset(dataset: Any) -> Any:
 
 
 def elements(dataset: Any, context: Context) -> Iterator[Any]:
-    """The elements of one epoch; a dataset that is no pipeline of ours is told the epoch by ``set_epoch``."""
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        return plain(dataset.stream(context))
+    """The elements of one epoch of a dataset that is no pipeline of ours: ``set_epoch`` tells it which."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.worker.elements import elements
+from mpwds.loader.worker.worker import WorkerIterator
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 
@@ -85,7 +85,7 @@ class _InTurn:
 
 def _of_all_workers(loader, epoch):
     for worker in range(loader.workers):
-        yield from elements(
+        yield from WorkerIterator(
             loader.dataset, replace(Context.current(epoch), worker=worker, workers=loader.workers)
         )
 
