@@ -117,7 +117,10 @@ class EpochRecord:
         if not samplers:
             return indices
         if not self.sampler_states:
-            self._keep_sampler_state(0, samplers)
+            try:
+                self._keep_sampler_state(0, samplers)
+            except Exception:  # they have none before they are iterated: their indices are drawn again
+                return indices
         return self._watched(indices, samplers, loader.batch_size)
 
     def _watched(self, indices: Iterator[Any], samplers: list[Any], batch_size: int | None) -> Iterator[Any]:

@@ -179,6 +179,18 @@ def test_a_dataset_may_lack_a_state_until_it_is_iterated(workers):
     assert list(loader) == [0, 1, 2]
 
 
+class SamplerStatefulInside(StatefulInside, torch.utils.data.Sampler):
+    pass
+
+
+def test_a_sampler_may_lack_a_state_until_it_is_iterated():
+    loader = DataLoader(range(5), sampler=SamplerStatefulInside())
+    elements = iter(loader)
+    assert next(elements) == 0
+    loader.load_state_dict(loader.state_dict())
+    assert plain(loader) == [[1], [2]]
+
+
 def test_a_dataset_whose_worker_died_continues_from_its_state():
     dataset = Counting(200)
     with LOADERS["MultiLoader"](dataset, 2) as loader:
