@@ -115,7 +115,7 @@ def answer(handler, web, step):
     status = step.get("status", 404 if content is None else 200)
     if status != 200:
         text = step.get("text", b"no")
-        handler.send_response(status)
+        handler.send_response(status, step.get("reason"))
         for name, value in step.get("headers", {}).items():
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(text)))

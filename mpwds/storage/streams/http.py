@@ -36,7 +36,7 @@ _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 500
-_TAG = re.compile(r"<[^>]*>?")
+_NO_TEXT = re.compile(r"<[^>]*>?|[\x00-\x1f\x7f-\x9f]")  # tags, and what a terminal would obey
 
 _reached: set[str] = set()  # servers that have answered this process: one that is gone may come back
 
@@ -225,12 +225,12 @@ class _Resource:
     def _refusal(self, response: urllib3.BaseHTTPResponse, doing: str) -> Exception:
         """The error for a status code other than success."""
         status = response.status
-        reason = f"{status} {response.reason or ''}".strip()
+        reason = _NO_TEXT.sub(" ", f"{status} {response.reason or ''}").strip()
         wish_s, said = None, ""
         with contextlib.suppress(HTTPError):  # an invalid header, or a body that breaks off
             wish_s = self._redirects.get_retry_after(response)
             page = response.read(_EXCERPT).decode("utf-8", "replace")
-            if excerpt := " ".join(_TAG.sub(" ", page).split()):
+            if excerpt := " ".join(_NO_TEXT.sub(" ", page).split()):
                 said = f"; it said: {without_credentials(excerpt)}"
         if is_passing(status):
             return Interrupted(f"the server answers {reason}{said}", wish_s)

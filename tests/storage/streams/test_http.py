@@ -209,6 +209,13 @@ def test_gives_up_after_the_tries_it_was_given(web, quick):
     assert (caught.value.tries, caught.value.position, len(web.requests)) == (4, 0, 4)
 
 
+def test_what_a_server_says_does_nothing_to_a_terminal(web, quick):
+    web.plan = [{"status": 403, "reason": "no \x1b[31mway\x07", "text": b"go \x1b]0;away\x9b"}]
+    with pytest.raises(StreamError, match="403 no") as caught:
+        open_http(web.url(), retries=quick)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("wish", ["7", formatdate(0, usegmt=True)])
 def test_a_server_says_how_long_to_wait(web, monkeypatch, wish):
     pauses = []
