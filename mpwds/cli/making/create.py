@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -240,7 +241,9 @@ def _show(console: Console, source: str, found: Source) -> None:
 def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:
     now = [shard for shard in written if shard.nbytes is not None]
     samples, nbytes = sum(shard.samples for shard in now), sum(shard.nbytes or 0 for shard in now)
-    names = " to ".join(dict.fromkeys((written[0].url, written[-1].url)))
+    each = itertools.groupby((shard.url for shard in written), lambda url: re.sub(r"\d+", "", url))
+    series = [list(urls) for _, urls in each]
+    names = ", ".join(" to ".join(dict.fromkeys((urls[0], urls[-1]))) for urls in series)
     also = f"; also {', '.join(files)}" if files else ""
     before = f"; {len(written) - len(now)} were complete before" if len(now) < len(written) else ""
     what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"

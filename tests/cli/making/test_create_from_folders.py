@@ -135,6 +135,13 @@ def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files, tmp_pa
     assert val != (tmp_path / "val-0").read_text().split()
 
 
+def test_the_last_line_names_the_shards_of_both_splits(run, write_files, tmp_path):
+    folder = write_files({f"{number:03d}.txt": b"" for number in range(30)})
+    done = run("create", folder, tmp_path / "x-%d.tar", "--train", 0.9, "--maxcount", 9, "-j", 1)
+    series = f"{tmp_path}/train-x-0.tar to {tmp_path}/train-x-2.tar, {tmp_path}/val-x-0.tar"
+    assert done.stdout.splitlines()[-1].endswith(f"to 4 shards: {series}")
+
+
 def test_shuffle_changes_the_order_of_all_samples(run, write_files, tmp_path):
     folder = write_files({f"{number:03d}.txt": b"" for number in range(50)})
     run("create", folder, tmp_path / "x-%d.tar", "--shuffle", "--maxcount", 25, "-j", 1)
