@@ -16,6 +16,7 @@ import typer
 
 from mpwds.cli.feed.options import Keys, check_tensorcom
 from mpwds.cli.notes import noted
+from mpwds.viewing.wording import counted
 
 Source = Annotated[
     str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
@@ -116,7 +117,7 @@ def serve(
             port = ends.enter_context(serve_server_metrics(server.status, metrics)).port
             print(f"metrics at http://127.0.0.1:{port}/metrics", flush=True)
         shown = " → ".join(described(server.dataset))
-        print(f"serving {shown} at {server.url} with {workers} workers", flush=True)
+        print(f"serving {shown} at {server.url} with {counted(workers, 'worker')}", flush=True)
         server.serve()
         print("ended", flush=True)
     return None

@@ -17,7 +17,7 @@ from mpwds.feed.wire import Malformed
 from mpwds.loader.engine import protocol
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
-from mpwds.viewing.wording import duration
+from mpwds.viewing.wording import counted, duration
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -144,7 +144,8 @@ class Trainers:
             self.parties.append(party)
         group = f", in group {party.group!r}" if party.group else ""
         rank = f"rank {session.rank} of {session.world_size}, " if session.world_size > 1 else ""
-        logger.info("%s (%s) comes: %s%d workers%s", session.name, address, rank, party.workers, group)
+        workers = counted(party.workers, "worker")
+        logger.info("%s (%s) comes: %s%s%s", session.name, address, rank, workers, group)
         return self._router.reply(
             identity,
             wire.WELCOME,

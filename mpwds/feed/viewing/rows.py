@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpwds.feed.viewing.figures import ClientFigures, Figures, WorkerFigures
 from mpwds.loader.stats.stats import StageStats
 from mpwds.viewing.tensors import TensorFigures
-from mpwds.viewing.wording import duration, number, rate, shape_text, size, three_digits
+from mpwds.viewing.wording import counted, duration, number, rate, shape_text, size, three_digits
 
 NEGLIGIBLE = 0.005
 """The share of workers' time below which a stage is not shown."""
@@ -49,7 +49,7 @@ def about(figures: Figures) -> list[str]:
         state = "up" if not server.lost_s else f"lost for {duration(server.lost_s)}, was up"
         draining = ", draining" if server.draining else ""
         lines.append(
-            f"on {server.host} (pid {server.pid}), mpwds {server.version}, {server.workers} workers, "
+            f"on {server.host} (pid {server.pid}), mpwds {server.version}, {counted(server.workers, 'worker')}, "
             f"{state} {duration(server.uptime_s)}{draining}"
         )
     lines += dict.fromkeys(" → ".join(server.dataset) for server in figures.servers if server.dataset)

@@ -20,7 +20,7 @@ from mpwds.sharedmem import segment
 from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
 from mpwds.warn import warn
 
-OPEN_LATER = "open files, locks and connections where the dataset is iterated"
+OPEN_LATER = "let the dataset open files, locks and connections where it is iterated"
 
 _ALIGNMENT = 64
 
