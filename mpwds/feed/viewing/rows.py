@@ -49,8 +49,8 @@ def about(figures: Figures) -> list[str]:
         state = "up" if not server.lost_s else f"lost for {duration(server.lost_s)}, was up"
         draining = ", draining" if server.draining else ""
         lines.append(
-            f"on {server.host} (pid {server.pid}), mpwds {server.version}, {counted(server.workers, 'worker')}, "
-            f"{state} {duration(server.uptime_s)}{draining}"
+            f"on {server.host} (pid {server.pid}), mpwds {server.version}, "
+            f"{counted(server.workers, 'worker')}, {state} {duration(server.uptime_s)}{draining}"
         )
     lines += dict.fromkeys(" → ".join(server.dataset) for server in figures.servers if server.dataset)
     return lines
