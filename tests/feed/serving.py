@@ -61,6 +61,8 @@ class ServerProcess:
         self.start()
 
     def start(self):
+        if self.process is not None:
+            self.process.stdout.close()
         self.process = subprocess.Popen(
             [*self._within, sys.executable, "-m", "tests.feed.run_server"],
             stdin=subprocess.PIPE,
