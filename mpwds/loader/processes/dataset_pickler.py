@@ -63,7 +63,8 @@ class _DatasetPickler(Pickler):
                 self.modules.add(item.__name__)
         elif self._redefined is not None and isinstance(item, TorchIterable) and "_epoch" in vars(item):
             same = copy.copy(item)
-            del same.__dict__["_epoch"]
+            vars(same).pop("_epoch")
+            vars(same).pop("_epoch_is_given", None)
             return same.__reduce_ex__(5)
         else:
             if (reduced := reduced_tensor(item)) is not None:

@@ -119,3 +119,10 @@ def test_what_the_dataset_has_an_earlier_definition_of_is_warned_of(before, now,
 
 def test_a_setup_that_cannot_be_pickled_has_no_fingerprint():
     assert fingerprint([threading.Lock()]) is None
+
+
+def test_a_dataset_that_was_told_its_epoch_has_the_fingerprint_that_it_had():
+    dataset = DataPipeline(range(3)).map(abs)
+    before = fingerprint(dataset)
+    dataset.set_epoch(1)
+    assert fingerprint(dataset) == before
