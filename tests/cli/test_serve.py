@@ -46,7 +46,7 @@ def serving(folder, *arguments):
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if "workers" in line or line.startswith("sending"):
+            if line.startswith(("serving", "sending")):
                 break
         yield process, "".join(lines)
     finally:
