@@ -78,10 +78,8 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._epoch = None
         self._times.end()
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
-        epoch = 0
-        if isinstance(loader.dataset, IterableSource):
-            epoch = loader.dataset._epoch
-            loader.dataset.set_epoch(epoch)  # its copies in the workers cannot count, and are told the epoch
+        # The copies of a dataset of this package in the workers cannot count epochs.
+        epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
         start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
         self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, epoch, self._times)
         if isinstance(loader.dataset, IterableSource):
