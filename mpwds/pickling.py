@@ -57,7 +57,7 @@ class OwnClassPickler(Pickler):
 
 
 def _is_float8(tensor: Any) -> bool:
-    """Whether torch pickles the tensor's dtype but cannot unpickle it."""
+    """True if torch pickles the tensor's dtype but cannot unpickle it."""
     is_strided = str(tensor.layout) == "torch.strided" and not tensor.requires_grad
     return bool(is_strided and tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)
 

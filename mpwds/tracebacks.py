@@ -51,6 +51,6 @@ def _with_those_behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame runs this package's code."""
+    """True if a frame runs this package's code."""
     name: str = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] == __package__

@@ -113,7 +113,7 @@ def _beside(output: str) -> str:
 
 
 def _continues(before: bytes, now: bytes, path: str) -> bool:
-    """Whether there is a journal, and of the same run. Raises ``ValueError`` if it is of another."""
+    """True if there is a journal, and of the same run. Raises ``ValueError`` if it is of another."""
     try:
         old, new = json.loads(before), json.loads(now)
     except ValueError:  # empty, or cut short: then no shard was begun

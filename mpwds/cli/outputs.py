@@ -63,7 +63,7 @@ def plain_console(to_stderr: bool = False) -> Console:
 
 
 def is_file(output: str) -> bool:
-    """Whether an argument names one file or a series, or a command, rather than a folder.
+    """True if an argument names one file or a series, or a command, rather than a folder.
 
     Example:
         >>> is_file("x.tar.gz"), is_file("https://host/x.tar?key=1"), is_file("x-%d"), is_file("data-1.0")
@@ -128,7 +128,7 @@ def parts_of_series(target: str) -> tuple[str, str, str]:
 
 
 def is_series(target: str) -> bool:
-    """Whether a name stands for a series of shards. Raises as ``parts_of_series``."""
+    """True if a name stands for a series of shards. Raises as ``parts_of_series``."""
     return parts_of_series(target)[1] != ""
 
 
@@ -197,7 +197,7 @@ def warn_of_older(target: str, written: Iterable[str]) -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or an object of this name. Commands and pipes never exist."""
+    """True if there is a file or an object of this name. Commands and pipes never exist."""
     if url == "-" or url_scheme(url) == "pipe":
         return False
     if is_local(url):

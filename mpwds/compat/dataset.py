@@ -227,7 +227,7 @@ class Dataset(DataPipeline):
 
 
 def _takes_two(handler: Any) -> bool:
-    """Whether an object is a function that can be called with two arguments, as far as can be told."""
+    """True if an object is a function that can be called with two arguments, as far as can be told."""
     try:
         inspect.signature(handler).bind("extension", b"data")
     except ValueError:  # built-in

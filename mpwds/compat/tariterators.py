@@ -220,7 +220,7 @@ def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
 
 
 def valid_sample(sample: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether an object is a sample: a dict that is not empty and not marked ``__bad__``.
+    """True if an object is a sample: a dict that is not empty and not marked ``__bad__``.
 
     Example:
         >>> valid_sample({"__key__": "a"}), valid_sample({}), valid_sample(None)

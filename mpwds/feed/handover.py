@@ -70,7 +70,7 @@ class Giver:
             self.forget(identity)
 
     def connected(self, identity: bytes) -> bool:
-        """Whether the trainer of this identity has connected."""
+        """True if the trainer of this identity has connected."""
         return identity in self._trainers
 
     def give(self, identity: bytes, slot: int, launch: int, segment: int, bell: int) -> None:

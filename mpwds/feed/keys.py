@@ -72,7 +72,7 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
 
 
 def needs_keys(url: str) -> bool:
-    """Whether other machines can reach a URL: only ``ipc`` and the loopback addresses stay on this one."""
+    """True if other machines can reach a URL: only ``ipc`` and the loopback addresses stay on this one."""
     parts = urlsplit(url)
     return parts.scheme == "tcp" and not is_loopback(parts.hostname or "")
 
@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_asked_for(host: str | None) -> bool:
-    """Whether the ``Host`` of an HTTP request is a loopback address, at any port: a tunnel may have another.
+    """True if the ``Host`` of an HTTP request is a loopback address, at any port: a tunnel may have another.
 
     A site can point its own name at such an address, and its pages could then read what is served there.
     """
@@ -238,7 +238,7 @@ def _check_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _is_read_only(path: str | os.PathLike[str]) -> bool:
-    """Whether a file system is mounted so, as Kubernetes mounts secrets: with modes that let all write."""
+    """True if a file system is mounted read-only, as secrets are in Kubernetes, whose modes let all write."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 

@@ -307,7 +307,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         return count_delivered(self.dataset, self.workers, context, exact).elements
 
     def _is_even(self) -> bool:
-        """Whether the loader makes its epochs even on all ranks."""
+        """True if the loader makes its epochs even on all ranks."""
         if self.even is None:
             return False
         from mpwds.loader.ranks.agreement import world_size

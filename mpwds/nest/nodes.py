@@ -77,7 +77,7 @@ def _find_fields(kind: type) -> list[str] | None:
 
 
 def _is_computed(kind: type, name: str) -> bool:
-    """Whether setting the attribute runs code, as a property's does and a slot's does not."""
+    """True if setting the attribute runs code, as a property's does and a slot's does not."""
     attribute = inspect.getattr_static(kind, name, None)
     return hasattr(type(attribute), "__set__") and type(attribute) is not types.MemberDescriptorType
 

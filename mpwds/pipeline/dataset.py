@@ -283,7 +283,7 @@ class DataPipeline(Fluent, IterableSource):
 
 
 def _is_plain(source: Any) -> bool:
-    """Whether a source is a pipeline whose parts another pipeline can take over."""
+    """True if a source is a pipeline whose parts another pipeline can take over."""
     return (
         isinstance(source, DataPipeline)
         and type(source).stream is DataPipeline.stream
@@ -325,7 +325,7 @@ def chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stre
 
 
 def _are_stages(parts: list[Any]) -> bool:
-    """Whether a list holds a source and stages, rather than elements."""
+    """True if a list holds a source and stages, rather than elements."""
     return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
 
 

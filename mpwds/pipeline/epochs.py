@@ -224,7 +224,7 @@ class Repetitions:
 
 
 def is_repetition(epoch: int) -> bool:
-    """Whether :func:`epoch_of_repetition` made this epoch number."""
+    """True if :func:`epoch_of_repetition` made this epoch number."""
     return epoch >= _FIRST
 
 

@@ -33,7 +33,7 @@ class TorchIterable:
 
     @property
     def map_style(self) -> bool:
-        """Whether torch's DataLoader is to ask for samples by index instead."""
+        """True if torch's DataLoader is to ask for samples by index instead."""
         return False
 
     @property  # type: ignore[misc]  # nobody sets it
@@ -108,7 +108,7 @@ def as_source(source: Any) -> PipelineSource:
 
 
 def iterates_itself(dataset: Any) -> bool:
-    """Whether a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
+    """True if a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
     for kind in type(dataset).__mro__:
         if "stream" in vars(kind):
             return False
@@ -280,7 +280,7 @@ def culprit(part: Any) -> str | None:
 
 
 def in_any_order(part: Any) -> bool:
-    """Whether a source or stage takes elements as they appear, so that workers cannot keep an order."""
+    """True if a source or stage takes elements as they appear, so that workers cannot keep an order."""
     parts = getattr(part, "parts", None)
     return any(map(in_any_order, parts)) if parts is not None else getattr(part, "in_any_order", False)
 

@@ -102,7 +102,7 @@ class Fence:
         self._events = events  # made with `blocking`: waiting for them takes no processor time
 
     def done(self) -> bool:
-        """Whether the devices have passed it."""
+        """True if the devices have passed it."""
         return all(event.query() for event in self._events)
 
     def wait(self) -> None:

@@ -54,7 +54,7 @@ class LeasedArena:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there are blocks that no view holds any more but that are not handed back yet."""
+        """True if there are blocks that no view holds any more but that are not handed back yet."""
         return any(
             lease is not None and lease.exporter() is None and self._released[block] < lease.taken
             for block, lease in enumerate(self._leases)

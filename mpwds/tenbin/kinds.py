@@ -46,7 +46,7 @@ Array: TypeAlias = "np.ndarray[Any, Any] | np.generic[Any] | torch.Tensor | Defe
 
 
 def holds(array: object) -> bool:
-    """Whether tenbin can encode this object as one array.
+    """True if tenbin can encode this object as one array.
 
     Example:
         >>> holds(np.zeros(3)), holds(np.array(["text"])), holds([1, 2])

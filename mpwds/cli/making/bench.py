@@ -89,7 +89,7 @@ def bench(
 
 
 def _names_an_object(source: str) -> bool:
-    """Whether this is ``FILE.py:NAME`` or ``package.module:NAME``, and no URL or path."""
+    """True if this is ``FILE.py:NAME`` or ``package.module:NAME``, and no URL or path."""
     where, colon, name = source.rpartition(":")
     return (
         bool(colon)

@@ -74,7 +74,7 @@ class Processing:
         self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
 
     def describe(self, code: list[str]) -> dict[str, Any]:
-        """What the result depends on, in JSON's terms; ``code`` are the sources of the stages."""
+        """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
         with ThreadPoolExecutor(_REQUESTS) as threads:
             inputs = digest(threads.map(version_of, self.urls))
         return {

@@ -71,7 +71,7 @@ class Router:
 
     @property
     def has_news(self) -> bool:
-        """Whether a command has arrived."""
+        """True if a command has arrived."""
         events: Any = self._socket.events
         return bool(events & zmq.POLLIN)
 
@@ -163,7 +163,7 @@ def _address(frame: zmq.Frame) -> str:
 
 
 def why_not(error: zmq.ZMQError | OSError) -> str:
-    """Why an address cannot be bound to, and what to do."""
+    """Explains why an address cannot be bound to, and what to do."""
     if error.errno == zmq.EADDRINUSE:
         return "another server is running there already (the address is in use)"
     if isinstance(error, FileExistsError):

@@ -78,7 +78,7 @@ class Member:
         return self.begun and not self.done
 
     def has_room(self, nbytes: int, limit: int) -> bool:
-        """Whether it may be sent so many bytes. A trainer tells what it has used by half windows."""
+        """True if it may be sent so many bytes. A trainer tells what it has used by half windows."""
         window = min(self.window, limit)
         return self.outstanding <= window // 2 or self.outstanding + nbytes <= window
 
@@ -252,7 +252,7 @@ class Slot:
 
     @property
     def listens(self) -> bool:
-        """Whether a message of the worker could be taken now."""
+        """True if a message of the worker could be taken now."""
         return self._run is not None and not self._run.ended and self._pending is None
 
     def held_up_by(self, now: float, joined: Set[bytes]) -> dict[bytes, float]:

@@ -158,7 +158,7 @@ class RemoteWorker:
         return None
 
     def _has_frames(self) -> bool:
-        """Whether there are frames to read; takes those of the next arrival if there are none left."""
+        """True if there are frames to read; takes those of the next arrival if there are none left."""
         while not self._frames and self._inbox.messages:
             self._arrival = self._inbox.messages.popleft()
             if not self._is_outdated:
@@ -306,7 +306,7 @@ class RemoteWorker:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether the last arrival is of a session of the server that has ended, and with it its memory."""
+        """True if the last arrival is of a session of the server that has ended, and with it its memory."""
         return self._arrival.session != self._link.session
 
     def _check(self, message: Message) -> None:

@@ -15,7 +15,7 @@ from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
 
 
 def launcher_of(context: Any, forks: ForkFallback) -> Callable[[WorkerSetup], Launcher]:
-    """What starts the workers of a loader: as its context says, or ``forks``."""
+    """Returns what makes a loader's launcher: the start method of its context, or ``forks``."""
     if context is None:
         return forks
     method = context.get_start_method()

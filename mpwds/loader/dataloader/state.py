@@ -96,7 +96,7 @@ class EpochRecord:
         return sum(self.completed.workers[worker] for worker in without)
 
     def positions(self, loader: DataLoader[Any]) -> list[Position]:
-        """Where the workers of an iterable dataset begin."""
+        """Start positions of the workers of an iterable dataset."""
         if not isinstance(loader.dataset, IterableDataset):
             return []
         states, counts = self.completed.states, self.completed.workers

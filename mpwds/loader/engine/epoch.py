@@ -224,7 +224,7 @@ class EpochIterator(Iteration):
         return worker
 
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
-        """Whether a message is a batch, which is counted as received, or its worker's end."""
+        """True if a message is a batch, which is counted as received, or its worker's end."""
         fields, progress = message.fields, self.progress.workers[worker.index]
         kind = fields["kind"]
         if kind == protocol.ERROR:

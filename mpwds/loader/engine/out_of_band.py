@@ -107,7 +107,7 @@ def put_together(item: Any) -> Any:
 
 
 def _nest_knows(kind: type) -> bool:
-    """Whether ``mpwds.nest`` sends instances of this type without pickling them."""
+    """True if ``mpwds.nest`` sends instances of this type without pickling them."""
     is_array = issubclass(kind, (np.generic, _tensor_class())) or hasattr(kind, "write_into")
     return is_array or fields_of(kind) is not None
 

@@ -43,7 +43,7 @@ class WorkerHandle(Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether something is kept for :meth:`flush`."""
+        """True if something is kept for :meth:`flush`."""
 
     def flush(self) -> None:
         """Sends what is kept, as far as there is room."""
@@ -71,7 +71,7 @@ class WorkerHandle(Protocol):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the worker lacks blocks that nobody holds but that devices may still read."""
+        """True if a device may still read blocks that the program has released."""
 
     def settle(self) -> None:
         """Waits until a device has read one of them; the next :meth:`receive` hands it back."""

@@ -76,7 +76,7 @@ class _DatasetPickler(Pickler):
 
 
 def _is_redefined(item: Any) -> bool:
-    """Whether a function or class has been replaced, in its module or notebook, by one with other code."""
+    """True if a function or class has been replaced, in its module or notebook, by one with other code."""
     now: Any = sys.modules.get(item.__module__)
     for name in item.__qualname__.split("."):
         now = getattr(now, name, None)

@@ -81,7 +81,7 @@ class ForkServer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the server has ended."""
+        """True if the server has ended."""
         poller = select.poll()  # one for each thread
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(0))

@@ -127,7 +127,7 @@ class ForkFallback:
 
 
 def cuda_is_initialized() -> bool:
-    """Whether this process uses CUDA."""
+    """True if this process uses CUDA."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())
 

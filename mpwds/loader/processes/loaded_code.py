@@ -30,7 +30,7 @@ class LoadedCode:
         self.has_changed()
 
     def has_changed(self) -> bool:
-        """Whether a module was loaded again, or its file has changed. New modules are added."""
+        """True if a module was loaded again, or its file has changed. New modules are added."""
         interactive = is_interactive()
         changed = False
         for name, module in sys.modules.copy().items():
@@ -48,7 +48,7 @@ def codes_of(modules: Iterable[str]) -> list[Code]:
 
 
 def is_interactive() -> bool:
-    """Whether the program is typed into Python, IPython or a notebook."""
+    """True if the program is typed into Python, IPython or a notebook."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 

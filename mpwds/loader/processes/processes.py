@@ -297,7 +297,7 @@ def hold_lifeline(descriptor: int) -> None:
 
 
 def holds_lifeline() -> bool:
-    """Whether this process ends with another one: it is a worker or a fork server."""
+    """True if this process ends with another one: it is a worker or a fork server."""
     return _holds_lifeline
 
 

@@ -209,12 +209,12 @@ class _Search:
 
 
 def _is_list(item: Any) -> bool:
-    """Whether an item is a list or a tuple other than a namedtuple."""
+    """True if an item is a list or a tuple other than a namedtuple."""
     return isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
 
 
 def _differ(items: Any) -> bool:
-    """Whether some items are arrays and not all are arrays of one kind, ``None`` aside."""
+    """True if some items are arrays and not all are arrays of one kind, ``None`` aside."""
     kinds = {
         (type(item), item.dtype, item.ndim) if _is_array(item) else None for item in items if item is not None
     }
@@ -268,7 +268,7 @@ def _step(item: Any, key: Any) -> str:
 
 
 def _is_array(item: Any) -> bool:
-    """Whether an item is an array or a tensor that has rows."""
+    """True if an item is an array or a tensor that has rows."""
     if type(item) is np.ndarray or _is_tensor(item):
         return bool(item.ndim)
     return False

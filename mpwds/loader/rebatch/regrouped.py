@@ -109,7 +109,7 @@ class _Alike(Derived[Any]):
         self.compares = True
 
     def can_be_pooled(self) -> bool:
-        """Whether there is a first batch, and all of its columns can be pooled."""
+        """True if there is a first batch, and all of its columns can be pooled."""
         try:
             self._kept.append(self._next())
         except StopIteration:

@@ -57,7 +57,7 @@ class RowMixer:
 
     @property
     def draining(self) -> bool:
-        """Whether the pool is being emptied because no more rows are given."""
+        """True if the pool is being emptied because no more rows are given."""
         return self._pool is not None and self._pool.order is not None
 
     def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:

@@ -137,7 +137,7 @@ class TakenBatches:
 
     @property
     def many(self) -> bool:
-        """Whether :meth:`keep_only` should be called."""
+        """True if :meth:`keep_only` should be called."""
         return len(self.addresses) > 2 * self._kept + _MANY_BATCHES
 
     def keep_only(self, held: Sequence[RowIds]) -> None:

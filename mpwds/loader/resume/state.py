@@ -169,7 +169,7 @@ def _lambdas_in(value: Any, depth: int = _DEPTH) -> str:
 
 
 def _facts_of_code(code: CodeType) -> tuple[Any, ...]:
-    """What a function does, without where it was written."""
+    """Describes the code of a function, without where it was written."""
     constants: list[Any] = []
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

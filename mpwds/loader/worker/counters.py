@@ -66,7 +66,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class WorkerReading:
-    """What a worker's processes, the last of them ``pid``, have counted since the loader was made.
+    """Counts of a worker's processes, the last of them ``pid``, since the loader was made.
 
     ``server`` is the URL of its server, which has not answered for ``lost_s`` seconds, 0 if it answers.
     """

@@ -101,7 +101,7 @@ class OwnElements(Iterator[Any]):
 
 
 def is_stateful(part: Any) -> bool:
-    """Whether a dataset, an iterator or a sampler has the methods that torchdata's loader asks for.
+    """True if a dataset, an iterator or a sampler has the methods that torchdata's loader asks for.
 
     They are ``state_dict()`` and ``load_state_dict(state)``. Those of mosaicml's StreamingDataset, which take
     other arguments, are not these.

@@ -59,7 +59,7 @@ class Commands:
         return None
 
     def stopped(self, generation: int) -> bool:
-        """Whether the running epoch was stopped; never waits."""
+        """True if the running epoch was stopped; never waits."""
         self._read_all()
         return self._start is not None or self._stopped >= generation
 

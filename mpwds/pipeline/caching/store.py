@@ -22,7 +22,7 @@ class Store(ABC):
 
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether these are all."""
+        """True if these are all."""
 
     @abstractmethod
     def get(self, position: int) -> tuple[Address, Any]:

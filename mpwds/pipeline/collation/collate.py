@@ -129,7 +129,7 @@ def defer(rows: Sequence[Any]) -> Any:
 
 
 def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
-    """Whether ``torch.stack(tensors, out=...)`` works for these CPU tensors of one shape.
+    """True if ``torch.stack(tensors, out=...)`` works for these CPU tensors of one shape.
 
     ``torch.stack`` resolves conjugated and negated tensors by itself.
     """

@@ -118,7 +118,7 @@ class AudioDecoder:
         return self._with_ffmpeg(data)
 
     def _is_for_soundfile(self, file: Any, data: Data) -> bool:
-        """Whether libsndfile knows the length. It decodes nothing beyond the length that it assumes."""
+        """True if libsndfile knows the length. It decodes nothing beyond the length that it assumes."""
         if file.format in _INEXACT:
             stated = file.format == "OGG" or mp3_length(data)[0] is not None
             return stated and file.frames <= _DENSEST * len(data) and not self.allow_partial

@@ -97,7 +97,7 @@ class ImageDecoder:
         return self.decode(data) if self.handles(key) else None
 
     def handles(self, key: str) -> bool:
-        """Whether a field of that name is decoded."""
+        """True if a field of that name is decoded."""
         return key.rpartition(".")[2].lower() in self.extensions
 
     def decode(self, data: Any) -> Any:

@@ -119,7 +119,7 @@ class IndexedDataset(DataPipeline):
 
     @property
     def map_style(self) -> bool:
-        """Whether torch's DataLoader, or its sampler, chooses the samples: if this dataset has no order."""
+        """True if torch's DataLoader, or its sampler, chooses the samples: if this dataset has no order."""
         return not self.source.shuffle
 
     def __len__(self) -> int:

@@ -303,7 +303,7 @@ def _domain(device: int) -> str:
 
 
 def _is_of_one_kernel(device: int) -> bool:
-    """Whether only this machine uses a file system, as far as its type tells."""
+    """True if only this machine uses a file system, as far as its type tells."""
     number = f" {os.major(device)}:{os.minor(device)} "
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()

@@ -115,6 +115,6 @@ class Iterated:
 
 
 def is_torch_iterable(dataset: Any) -> bool:
-    """Whether an object is a ``torch.utils.data.IterableDataset``; it may be an iterator, too."""
+    """True if an object is a ``torch.utils.data.IterableDataset``; it may be an iterator, too."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(dataset, data.IterableDataset)

@@ -353,7 +353,7 @@ def given_urls(urls: Urls) -> str | list[str]:
 
 
 def is_named(source: object, *endings: str) -> bool:
-    """Whether a source is a name with one of these endings; a query may follow it in a URL.
+    """True if a source is a name with one of these endings; a query may follow it in a URL.
 
     Example:
         >>> [is_named(url, ".json") for url in ("x.json", "https://host/x.json?version=1", "x?.json?")]

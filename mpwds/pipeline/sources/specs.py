@@ -56,7 +56,7 @@ class SpecSource:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether it has an option that only a mix of samples can honour."""
+        """True if it has an option that only a mix of samples can honour."""
         return self != self.of_shards()
 
     def of_shards(self) -> SpecSource:
@@ -87,7 +87,7 @@ class DatasetSpec:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether samples are mixed, so that each source is read on its own, rather than shards."""
+        """True if samples are mixed, so that each source is read on its own, rather than shards."""
         return any(source.mixes_samples for source in self.sources)
 
     def __str__(self) -> str:

@@ -239,14 +239,14 @@ class _Bucket:
         return held
 
     def has_room_for(self, size: float) -> bool:
-        """Whether the limits allow one more element of this size."""
+        """True if the limits allow one more element of this size."""
         count = len(self.held) + 1
         total = max(self.largest, size) * count if self.include_padding else self.total + size
         return count <= self.most and total <= self.max_total
 
     @property
     def is_full(self) -> bool:
-        """Whether the limits allow no further element with a size above 0."""
+        """True if the limits allow no further element with a size above 0."""
         return not self.has_room_for(0) or (not self.include_padding and self.total >= self.max_total)
 
 

@@ -52,7 +52,7 @@ def lock_shared(descriptor: int, timeout_s: float = 0.0) -> bool:
 
 
 def same_file(descriptor: int, path: str) -> bool:
-    """Whether the open file still has this name."""
+    """True if the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:

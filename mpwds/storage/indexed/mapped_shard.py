@@ -44,7 +44,7 @@ class MappedShard:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has lost its name, so that only this object keeps it on the disk."""
+        """True if the file has lost its name, so that only this object keeps it on the disk."""
         try:
             return not os.path.samestat(os.stat(self._path), self._status)
         except OSError:

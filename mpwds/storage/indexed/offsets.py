@@ -205,7 +205,7 @@ def _load(shard: Shard, path: str) -> Offsets | None:
 
 
 def _agree(offsets: Offsets, shard: Shard) -> bool:
-    """Whether the first and the last sample are where ``rows`` say. Without rows, headers are read anyway."""
+    """True if the first and the last sample are where ``rows`` say. Without rows, headers are read anyway."""
     starts, width = offsets.starts, offsets.row.size
     for index in {0, len(starts) - 2} if offsets.suffixes else ():
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK

@@ -106,7 +106,7 @@ class TarShards:
 
     @property
     def fetches_to_count(self) -> bool:
-        """Whether ``lengths`` would fetch shards, or their headers."""
+        """True if ``lengths`` would fetch shards, or their headers."""
         return self._lengths is None and not all(map(is_local, self.urls))
 
     def __len__(self) -> int:

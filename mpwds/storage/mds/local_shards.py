@@ -124,7 +124,7 @@ class LocalFile:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has lost its name, so that only this object keeps it on the disk."""
+        """True if the file has lost its name, so that only this object keeps it on the disk."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def __del__(self) -> None:

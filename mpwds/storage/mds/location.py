@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetLocation:
-    """Where a dataset is, and where its shards are read.
+    """The place of a dataset, and the folder in which its shards are read.
 
     Attributes:
         local: The folder in which shards are read.
@@ -121,7 +121,7 @@ class DatasetLocation:
         return self, name, data
 
     def url(self, name: str) -> str:
-        """Where the dataset's file of this name comes from."""
+        """Returns the path or URL of the dataset's file of this name."""
         return os.path.join(self.local if self.remote is None else self.remote, name)
 
     def fetch(self, name: str) -> bytes:

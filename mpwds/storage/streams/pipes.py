@@ -189,7 +189,7 @@ class _Command(io.RawIOBase):
         return self._descriptor
 
     def is_live(self) -> bool:
-        """Whether the command has not ended, and this process started it: not one that it was forked from."""
+        """True if the command has not ended, and this process started it: not one that it was forked from."""
         return self.status is None and self._pid == os.getpid()
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
@@ -274,7 +274,7 @@ class _Command(io.RawIOBase):
                     os.write(2, said)
 
     def _kill_with_us(self, on: bool) -> None:
-        """Whether the kernel sends SIGKILL to the group when this process's end of the lifeline closes."""
+        """True if the kernel sends SIGKILL to the group when this process's end of the lifeline closes."""
         flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
         fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
 
@@ -325,7 +325,7 @@ class _Output(_Command):
             super().close()
 
     def _is_at_end(self) -> bool:
-        """Whether a reader that stopped here, as tar's does, left nothing unread."""
+        """True if a reader that stopped here, as tar's does, left nothing unread."""
         return self.wait_ready(timeout_s=0) and not os.read(self._descriptor, 1)
 
     def _end(self) -> None:

@@ -49,13 +49,13 @@ class Interrupted(Exception):
 
 
 def is_passing(status: int) -> bool:
-    """Whether a server that answers with this status code may answer otherwise soon."""
+    """True if a server that answers with this status code may answer otherwise soon."""
     return status in (408, 425, 429) or (status >= 500 and status not in (501, 505))
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how long something is tried. Pauses double, and are shortened at random by up to a half.
+    """A policy: how often and how long to try. Pauses double, and are shortened at random by up to a half.
 
     Args:
         tries: Tries in all; 1 gives up at the first failure. A stream counts tries without progress.
@@ -127,7 +127,7 @@ class Version(NamedTuple):
 
     @property
     def is_recognisable(self) -> bool:
-        """Whether a change of the resource would show."""
+        """True if a change of the resource would show."""
         return self.etag is not None or self.modified is not None
 
     def difference(self, other: Version) -> str:

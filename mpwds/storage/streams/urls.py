@@ -37,7 +37,7 @@ def url_scheme(url: str) -> str:
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether a URL names a local file: a path, ``file:``, or ``ab:c.tar`` if such a file exists."""
+    """True if a URL names a local file: a path, ``file:``, or ``ab:c.tar`` if such a file exists."""
     name = as_str(url)
     return url_scheme(name) in ("", "file") or os.path.exists(name)
 
@@ -102,12 +102,12 @@ def too_short(name: str, end: int | None, offset: int) -> StreamError:
 
 
 def has_rules() -> bool:
-    """Whether the environment has rules that rewrite URLs."""
+    """True if the environment has rules that rewrite URLs."""
     return any(map(os.environ.get, REWRITE_VARIABLES))
 
 
 def verbose() -> bool:
-    """Whether ``GOPEN_VERBOSE`` asks for a line about every URL that is opened."""
+    """True if ``GOPEN_VERBOSE`` asks for a line about every URL that is opened."""
     return os.environ.get("GOPEN_VERBOSE", "0").strip() not in ("", "0")
 
 
@@ -132,7 +132,7 @@ def enforce_security(on: bool = True) -> None:
 
 
 def security_enforced() -> bool:
-    """Whether ``WDS_SECURE`` is set to anything but ``0``, ``false``, ``no``, ``off`` or nothing."""
+    """True if ``WDS_SECURE`` is set to anything but ``0``, ``false``, ``no``, ``off`` or nothing."""
     return os.environ.get(_SECURE_VARIABLE, "").strip().lower() not in _OFF
 
 

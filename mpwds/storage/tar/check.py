@@ -13,7 +13,7 @@ from mpwds.storage.tar.streams import PerhapsCut, compression_of
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a tar archive or a compressed file (gzip, zstd, bzip2, xz).
+    """True if a file begins like a tar archive or a compressed file (gzip, zstd, bzip2, xz).
 
     Source:
         ``webdataset.cache.check_tar_format``.
@@ -24,7 +24,7 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
 
 
 def is_whole_shard(fname: str | os.PathLike[str], detects_truncation: bool = True) -> bool:
-    """Whether a file is a tar archive, compressed or not, that can be read to its end.
+    """True if a file is a tar archive, compressed or not, that can be read to its end.
 
     Reads all headers, and decompresses a compressed archive, to find a download that broke off without an
     error (``pipe:curl ... || true``). An archive without an end mark counts as whole, unless the stream that

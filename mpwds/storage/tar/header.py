@@ -78,7 +78,7 @@ def back_sum(back: bytes) -> int:
 
 
 def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
-    """Whether a header's bytes add up to its checksum, whose own eight bytes count as spaces."""
+    """True if a header's bytes add up to its checksum, whose own eight bytes count as spaces."""
     expected = checksums[stored]
     if expected == (adler32(front) & 0xFFFF) + back_sum(back):
         return True
@@ -87,7 +87,7 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
 
 
 def begins_archive(block: bytes) -> bool:
-    """Whether an archive can start with this block: a header or zeros."""
+    """True if an archive can start with this block: a header or zeros."""
     if len(block) < BLOCK:
         return not any(block)
     return block == ZERO_BLOCK or has_valid_checksum(*LAYOUT.unpack(block))

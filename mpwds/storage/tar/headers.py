@@ -1,4 +1,4 @@
-"""What a header says of a member; and the members of an archive, found without reading their data."""
+"""Reads what a header states of a member, and finds the members of an archive without their data."""
 
 from __future__ import annotations
 

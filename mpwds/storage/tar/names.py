@@ -12,7 +12,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def is_meta(name: str) -> bool:
-    """Whether a member describes the shard: ``__meta__``, ``__meta__/x.json``."""
+    """True if a member describes the shard: ``__meta__``, ``__meta__/x.json``."""
     if not name.startswith("__"):
         return False
     top = name.partition("/")[0]

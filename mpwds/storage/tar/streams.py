@@ -130,7 +130,7 @@ class StreamInput:
 
 
 def detects_truncation(stream: object) -> bool:
-    """Whether a stream raises if it ends too early; streams of the user's own are taken to do so.
+    """True if a stream raises if it ends too early; streams of the user's own are taken to do so.
 
     Those of ``gopen`` have an attribute that says so. Pipes and devices do not raise.
     """

@@ -40,21 +40,21 @@ class Choice:
         return max((each.stop for each in self.ranges), default=sys.maxsize)
 
     def names(self, number: int, key: str) -> bool:
-        """Whether a sample is chosen, as far as its number and key say."""
+        """True if a sample is chosen, as far as its number and key say."""
         return (not self.ranges or any(number in each for each in self.ranges)) and _matches(key, self.keys)
 
     def wants(self, number: int, key: str, field: str) -> bool:
-        """Whether a field of a sample may be chosen."""
+        """True if a field of a sample may be chosen."""
         return bool(key) and self.takes(field) and self.names(number, key)
 
     def tests(self, number: int, key: str, field: str) -> bool:
-        """Whether a field must be read to choose the sample."""
+        """True if a field must be read to choose the sample."""
         if self.where is None or not key:
             return False
         return self.where.needs(field) and self.names(number, key)
 
     def takes(self, field: str) -> bool:
-        """Whether a field is chosen."""
+        """True if a field is chosen."""
         return _matches(field, self.fields)
 
     def members(self, sample: Sample) -> list[Member]:
@@ -62,7 +62,7 @@ class Choice:
         return [member for member in sample.members if self.takes(member.field)]
 
     def holds(self, sample: Sample) -> bool:
-        """Whether a sample is chosen."""
+        """True if a sample is chosen."""
         if not self.names(sample.number, sample.key):
             return False
         return self.where is None or self.where(sample.data(), sample.key)

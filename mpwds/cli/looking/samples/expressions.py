@@ -56,11 +56,11 @@ class Expression:
         return {name.partition(".")[0] for name in self._names if name != "key"}
 
     def needs(self, field: str) -> bool:
-        """Whether a field may be one of those that the expression names."""
+        """True if a field may be one of those that the expression names."""
         return any(name.partition(".")[0] == field.partition(".")[0] for name in self._names)
 
     def __call__(self, fields: Mapping[str, bytes], key: str = "") -> bool:
-        """Whether the condition holds for a sample's fields, which are given as bytes."""
+        """True if the condition holds for a sample's fields, which are given as bytes."""
         try:
             return bool(self._holds(_Fields(fields, key)))
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -65,7 +65,7 @@ class Sample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it surely has all its members."""
+        """True if it surely has all its members."""
         return not (self.interrupted or self.after_damage)
 
     def data(self) -> dict[str, bytes]:

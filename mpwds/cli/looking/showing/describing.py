@@ -1,4 +1,4 @@
-"""What fields hold: kinds, shapes and values, found without decoding images, sound and video."""
+"""Describes fields: kinds, shapes and values, found without decoding images, sound and video."""
 
 from __future__ import annotations
 

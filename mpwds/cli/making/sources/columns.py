@@ -250,7 +250,7 @@ def _part(column: str) -> str:
 
 
 def _is_media(value: Any) -> bool:
-    """Whether a value is a file as Hugging Face's datasets store it."""
+    """True if a value is a file as Hugging Face's datasets store it."""
     return isinstance(value, dict) and set(value) == {"bytes", "path"}
 
 

@@ -62,7 +62,7 @@ class Stream:
 
 
 def weigh(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int) -> list[int]:
-    """How many samples of each stream an epoch has, as in mosaicml-streaming. The streams get all weights.
+    """Counts the samples of each stream in an epoch, as mosaicml-streaming does. The streams get all weights.
 
     Args:
         streams: The streams.

@@ -72,7 +72,7 @@ def _parts_of(place: Any) -> list[str]:
 
 
 def _lies_in(places: list[str], file: str) -> bool:
-    """Whether an index is in a folder of a place; one here may be a copy of what is at a URL."""
+    """True if an index is in a folder of a place; one here may be a copy of what is at a URL."""
     comparable = [_normal(place) for place in places if is_local(place) == is_local(file)]
     return not comparable or os.path.dirname(os.path.dirname(_normal(file))) in comparable
 
