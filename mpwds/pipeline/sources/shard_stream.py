@@ -92,9 +92,9 @@ class ShardStream(Handled):
                 self._handle(error, place, None)
                 continue
             if item is not None:
-                offset, self._offset, element = item
-                following = offset + _nbytes(element) if self._offset is None else self._offset
-                self.counts.nbytes += following - offset
+                offset, following, element = item
+                self._offset = following
+                self.counts.nbytes += _nbytes(element) if following is None else following - offset
                 self._missing = False
                 return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
             self._shard = None
