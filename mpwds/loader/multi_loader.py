@@ -50,7 +50,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
     The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages behind the workers,
-    which run in this process, on the CPU; ``rebatched`` is the fast way to shuffle and batch anew. Where a
+    which run in this process, on the CPU; ``rebatched`` is the fast way to shuffle and batch again. Where a
     program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
     Workers start with the first epoch and stay until :meth:`close`, the end of a ``with`` block, the

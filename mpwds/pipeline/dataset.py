@@ -227,7 +227,7 @@ class DataPipeline(Fluent, IterableSource):
         """Sets the number of elements in an epoch. The source is repeated as often as needed.
 
         Counts the elements at the pipeline's end (batches, if it makes batches), after stages that are added
-        later too. Each worker counts by itself. Every epoch and every repetition starts the source anew, in
+        later too. Each worker counts by itself. Every epoch and every repetition starts the source again, in
         another order if it is shuffled. Changes this pipeline and returns it.
 
         Args:

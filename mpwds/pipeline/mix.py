@@ -285,7 +285,7 @@ class _Exact(_Order):
 
     An element may come as soon as its source's share reaches into it, and must have come once the share
     covers it. Of those that may come, the one with the earliest deadline is next. When a source drops out,
-    the order begins anew with the others.
+    the order begins again with the others.
     """
 
     def __init__(self, weights: Any) -> None:

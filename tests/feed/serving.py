@@ -47,7 +47,7 @@ def turned_away(url, because="no server is ready", **options):
 
 
 class ServerProcess:
-    """A server in a process of its own, on a port that it gets again when it is started anew.
+    """A server in a process of its own, on a port that it gets again when it is started again.
 
     ``within`` is a command that runs it: ``["ip", "netns", "exec", "name"]``.
     """

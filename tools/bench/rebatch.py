@@ -1,4 +1,4 @@
-"""Measures taking batches apart, shuffling their rows and batching them anew in the training process.
+"""Measures taking batches apart, shuffling their rows and batching them again in the training process.
 
     python tools/bench/rebatch.py             # all, about seven minutes
     python tools/bench/rebatch.py --quick     # a minute or two, less exact

@@ -1,4 +1,4 @@
-"""Samples as they lie in tar shards, to be copied whole: neither decoded nor packed anew."""
+"""Samples as they lie in tar shards, to be copied whole: neither decoded nor packed again."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RawSample:
         return data
 
     def renamed(self, key: str) -> RawSample:
-        """The same sample under another key. Its headers are written anew."""
+        """The same sample under another key. Its headers are written again."""
         written = io.BytesIO()
         with tarfile.open(fileobj=io.BytesIO(self.read()), errors="surrogateescape") as archive:
             for info in archive:

@@ -137,7 +137,7 @@ class _Run:
 
     epoch: int
     place: list[Any]
-    position: Position  # where its worker would begin anew
+    position: Position  # where its worker would begin again
     next: int  # the batch that comes next
     begun: bool = False  # its worker was told of it
     ended: bool = False

@@ -51,7 +51,7 @@ class Attempt:
     received: int = 0  # data messages
     received_nbytes: int = 0
     used_nbytes: int = 0
-    broken: bool = False  # messages were lost: the worker must start anew
+    broken: bool = False  # messages were lost: the worker must start again
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class Link:
         warned: Whether the user was told that it is lost.
         mismatches: Handshakes in a row that failed since keys do not match.
         say_after_s: How long it must be lost until the user is told next.
-        retry_at: When to connect anew, if nothing can be sent until then: ZeroMQ does not do so behind a
+        retry_at: When to connect again, if nothing can be sent until then: ZeroMQ does not do so behind a
             handshake that failed, or when another program has answered.
     """
 
@@ -208,7 +208,7 @@ class Link:
             self.refuse(
                 f"the server {self.url} came back with another dataset (fingerprint "
                 f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
-                "begin the epoch anew",
+                "begin the epoch again",
             )
             return
         self.session += 1  # first: memory that the training thread cannot map from now on is of the old one
@@ -261,7 +261,7 @@ class Link:
         self.lose(why)
 
     def lose(self, why: str) -> None:
-        """Ends the session: the parts of all slots must start anew."""
+        """Ends the session: the parts of all slots must start again."""
         self.is_up, self.why, self.lost_since = False, why, time.monotonic()
         self.break_all()
 

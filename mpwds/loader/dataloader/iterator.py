@@ -110,7 +110,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
-                "fork: iterate the loader anew here"
+                "fork: iterate the loader again here"
             )
         try:
             with self._one_thread:

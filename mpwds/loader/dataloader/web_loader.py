@@ -139,7 +139,7 @@ class WebLoader(Rebatching, DataPipeline):
         if delivered and not self.loader.in_order:
             raise ValueError(
                 "the epoch would have to be run again from its start, and with in_order=False batches come "
-                "in another order then: use in_order=True, or begin the epoch anew"
+                "in another order then: use in_order=True, or begin the epoch again"
             )
         begun = field(state_dict, "loader", dict)
         self.loader.load_state_dict(begun)

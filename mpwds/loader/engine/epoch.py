@@ -53,7 +53,7 @@ class Iteration(Iterator[Any]):
     Attributes:
         progress: Where the epoch begins, and then how far it is delivered.
         place: Worker and number of the batch that was delivered last.
-        closed: Why ``next()`` is an error, if the loader was closed, or iterated anew.
+        closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
     def __init__(self, owner: object, progress: EpochProgress, times: TrainerTimes) -> None:

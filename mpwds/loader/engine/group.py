@@ -182,7 +182,7 @@ class WorkerGroup:
     def _end_outdated(self) -> None:
         check_owner(self._owner, "loader")
         if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
-            text = "mpwds: the dataset, or code that it uses, has changed: its workers start anew"
+            text = "mpwds: the dataset, or code that it uses, has changed: its workers start again"
             print(text, file=sys.stderr)
             self.close()
 

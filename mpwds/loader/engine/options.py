@@ -17,7 +17,7 @@ OnWorkerDeath = Literal["raise", "restart"]
 StartMethod = Literal["spawn", "fork", "forkserver"]
 
 BLOCKS_OF_CONSUMER = 2
-"""Blocks that a plain ``for`` loop holds: the batch in use, and the next one until its name is bound anew."""
+"""Blocks that a plain ``for`` loop holds: the batch in use, and the next one until its name is rebound."""
 
 
 @dataclass(frozen=True)

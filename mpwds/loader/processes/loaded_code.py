@@ -14,7 +14,7 @@ _INSTALLED = tuple(
 )
 
 Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]
-"""A module's specification, which each load and reload makes anew, and its file's version."""
+"""A module's specification, which each load and reload makes again, and its file's version."""
 
 
 class LoadedCode:

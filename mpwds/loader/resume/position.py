@@ -47,7 +47,7 @@ class LoaderPosition:
         self._loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:
-        return LoaderPosition, ()  # a copy of a pipeline begins anew
+        return LoaderPosition, ()  # a copy of a pipeline begins again
 
     def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
         """Begins an epoch of a loader at a progress: by default where a state was loaded, or at its start."""

@@ -156,7 +156,7 @@ class StagesStream(Replayed):
             raise ValueError(
                 f"this epoch cannot be continued: it would have to be run again from its start ({reason}), "
                 "and with in_order=False elements come in another order then. Use in_order=True, or begin "
-                "the epoch anew"
+                "the epoch again"
             )
         warn(
             f"the stages behind the loader are continued by running the first {delivered} elements of the "

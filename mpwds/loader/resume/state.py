@@ -56,7 +56,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
         if before != now:
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
-                "it into a loader with the same arguments, or begin the epoch anew"
+                "it into a loader with the same arguments, or begin the epoch again"
             )
 
 

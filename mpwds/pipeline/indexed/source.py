@@ -204,7 +204,7 @@ class _IndexedStream:
         if state["samples"] != len(self._source):
             raise ValueError(
                 f"the state is of a dataset of {state['samples']} samples, this one has {len(self._source)}: "
-                "begin the epoch anew, or open the dataset as it was"
+                "begin the epoch again, or open the dataset as it was"
             )
         self._begin(state["cursor"])
 

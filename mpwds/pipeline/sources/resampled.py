@@ -32,12 +32,12 @@ class ResampledShards(IterableSource):
         seed: Determines the draws, together with the pipeline's seed.
         worker_seed: Returns a number for this worker, which replaces rank and worker in the draws.
         deterministic: If the object is iterated outside a pipeline: make the same draws each time. By
-            default every ``iter()`` then draws anew.
+            default every ``iter()`` then draws again.
         max_urls: Limit on the shards taken from an iterable.
         empty_check: Raise ``ValueError`` at once if there are no shards; otherwise, when a shard is drawn.
 
     Source:
-        ``webdataset.shardlists.ResampledShards``, which draws anew in a pipeline too unless
+        ``webdataset.shardlists.ResampledShards``, which draws again in a pipeline too unless
         ``deterministic``.
 
     Example:

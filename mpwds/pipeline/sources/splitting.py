@@ -95,7 +95,7 @@ class _Chosen(Derived[Any]):
             except SecurityError as error:
                 raise SecurityError(
                     f"a state names the shard {shown(address)}, which {self._stage} has not yielded in this "
-                    "run, and which runs a command: begin the epoch anew, without the state"
+                    "run, and which runs a command: begin the epoch again, without the state"
                 ) from error
         return {"url": address}
 

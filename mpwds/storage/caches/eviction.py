@@ -27,7 +27,7 @@ _LOCK_TIMEOUT_S = 60.0
 class Usage:
     """The bytes of all complete files in a cache directory, and when they were counted, by ``time.time()``.
 
-    They may be wrong: users add and remove files, and processes are killed. So they are counted anew before
+    They may be wrong: users add and remove files, and processes are killed. So they are counted again before
     anything is removed, every ten minutes, and when the note cannot be read.
     """
 

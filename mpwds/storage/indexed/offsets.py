@@ -13,7 +13,7 @@ The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-e
 
 Packed are tables of uint32: their columns of differences, one behind the other, compressed with zlib.
 
-A file that is damaged, or is of another shard, is made anew: by size, by version, or by the headers of the
+A file that is damaged, or is of another shard, is made again: by size, by version, or by the headers of the
 first and the last sample.
 """
 

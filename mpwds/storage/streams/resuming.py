@@ -182,7 +182,7 @@ def open_resuming(
 
     It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
     date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
-    process that opened the stream makes a connection of its own. Tries count anew after 64 KiB of progress.
+    process that opened the stream makes a connection of its own. Tries count again after 64 KiB of progress.
     The stream ends before the byte ``stop``, if it is given.
     """
     return io.BufferedReader(

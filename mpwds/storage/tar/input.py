@@ -21,7 +21,7 @@ OpenAt = Callable[[str, int], BinaryIO]
 _WINDOW_BYTES = 256 * 1024
 _LEAST_WINDOW_BYTES = 4 * 1024
 
-# glibc gives freed memory back to the system and then has it cleared anew for the next large member, 5 us for
+# glibc gives freed memory back to the system and has it cleared again for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
 bytes(16 * 1024 * 1024)
 

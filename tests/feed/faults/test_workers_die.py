@@ -49,7 +49,7 @@ def test_workers_killed_from_outside_lose_and_repeat_nothing(memory):
         with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned() as texts:
             moments = dict.fromkeys([1, 20, 40], lambda: kill_worker(server))
             assert delivered(loader, at(moments)) == undisturbed(2)[0]
-    assert 1 <= len(texts) <= 3  # one that was killed before it had begun anew counts once
+    assert 1 <= len(texts) <= 3  # one that was killed before it had begun again counts once
 
 
 @pytest.mark.slow

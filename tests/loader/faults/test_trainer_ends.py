@@ -155,7 +155,7 @@ TURNING = """
     number = int(sys.argv[1])
     for delay_s in map(float, sys.argv[2:]):
         running, told = os.pipe()
-        trainer = os.fork()  # each goes on without importing everything anew
+        trainer = os.fork()  # each goes on without importing everything again
         if trainer == 0:
             os.setsid()
             loader = make()

@@ -1,4 +1,4 @@
-"""A worker dies or fails, at each step of its life: the trainer hears it in its turn, and can begin anew."""
+"""A worker dies or fails, at each step of its life: the trainer hears it in its turn, and can begin again."""
 
 import os
 import signal

@@ -9,7 +9,7 @@ import jupyter_client
 import jupyter_core.utils
 import pytest
 
-LINE = "mpwds: the dataset, or code that it uses, has changed: its workers start anew\n"
+LINE = "mpwds: the dataset, or code that it uses, has changed: its workers start again\n"
 
 
 class Kernel:
