@@ -14,6 +14,7 @@ import mpwds
 from mpwds.feed.server import slot
 from mpwds.loader.processes.forkserver import ServerGone
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
+from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -62,7 +63,7 @@ def test_workers_without_a_shard_are_idle_with_one_warning(tmp_path):
     with served(dataset, workers=3) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
         with pytest.warns(RuntimeWarning, match="fewer shards than workers") as warned:
             assert [list(loader), list(loader)] == [[(7,)], [(7,)]]
-        assert [warning.filename for warning in warned] == [__file__]
+        assert files_of(warned) == [__file__]
 
 
 def test_a_loader_may_take_fewer_workers_than_the_servers_have():

@@ -19,6 +19,7 @@ from mpwds.sharedmem.lease import LeasedArena
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
 from tests.fake_cuda import FakeCuda, kept_to_the_rules
+from tests.warned import files_of
 
 
 class Pair:
@@ -261,7 +262,7 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is_with_one_warning(cuda):
         tensor = pair.send(7)
         pair.nbytes = 100_000
         larger = pair.send(8)
-    assert [warning.filename for warning in caught] == [__file__]
+    assert files_of(caught) == [__file__]
     assert (set(tensor.tolist()), set(larger.tolist())) == ({7}, {8})
     del larger
     assert (pair.free(), "fence" in cuda.events) == (2, False)

@@ -15,6 +15,7 @@ import torch
 
 import mpwds
 from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
+from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -246,7 +247,7 @@ def test_a_dataset_that_cannot_be_pickled_says_so_and_makes_the_workers_forks(it
     with mpwds.MultiLoader(generate, workers=2, persistent=False, start_method=None) as loader:
         with pytest.warns(RuntimeWarning, match=rf"{kind}, .* forks of this.* start_method='fork'") as warned:
             assert list(loader) == list(loader) == expected
-        assert [warning.filename for warning in warned] == [__file__]
+        assert files_of(warned) == [__file__]
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         with pytest.raises(TypeError, match=r"but CUDA is in use here"):
             list(loader)
