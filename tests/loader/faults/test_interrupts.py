@@ -14,7 +14,7 @@ import mpwds
 from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.sharedmem import interrupts
 from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, loader_of, pids_of
-from tests.loader.faults.processes import wait_until, wait_until_gone
+from tests.loader.faults.processes import wait_until_gone
 
 
 class Interrupts:
@@ -71,22 +71,20 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
 def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, make):
     running = program(
         """
-        import sys, time
+        import sys
         import mpwds
 
         class Slow:
             def __reduce__(self):
-                return time.sleep, (600,)
+                return exec, ("import time; print('unpickling', flush=True); time.sleep(600)",)
 
         items = mpwds.DataPipeline([Slow()])
         loader = eval("mpwds." + sys.argv[1])
-        print("go", flush=True)
         list(loader)
         """,
         make,
     )
-    assert running.line() == "go"
-    wait_until(running.descendants, "workers to be started")
+    assert running.line() == "unpickling"
     running.interrupt()
     status, _, errors = running.finish()
     assert (status, errors.count("Traceback")) == (-signal.SIGINT, 1)
