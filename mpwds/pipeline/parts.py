@@ -268,7 +268,8 @@ def _makes_a_stage(f: Any) -> bool:
     except Exception:  # no annotation, or one that only a type checker can resolve
         return False
     kinds = typing.get_args(result) or (result,)
-    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in kinds)
+    classes = (typing.get_origin(kind) or kind for kind in kinds)  # of dict[str, Any] in Python 3.10
+    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in classes)
 
 
 def culprit(part: Any) -> str | None:
