@@ -80,6 +80,22 @@ def as_json(state):
     return json.loads(json.dumps(state))
 
 
+def check_that_nothing_is_lost(make, switch):
+    """A loader that fails, and another with its state, deliver together what one that does not fail does."""
+    whole, got = plain(make()), []
+    switch.fail(at=57)
+    loader = make()
+    with pytest.raises(OSError, match="the file server is away"):
+        for element in loader:
+            got += plain([element])
+    state = as_json(loader.state_dict())
+    switch.mend()
+    loader = make()
+    loader.load_state_dict(state)
+    assert as_json(loader.state_dict()) == state
+    assert got + plain(loader) == whole
+
+
 @pytest.mark.filterwarnings("ignore:an epoch that was left early failed")  # where workers are ahead
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
@@ -186,18 +202,7 @@ def test_an_element_that_a_stage_in_the_trainer_fails_on_comes_again(kind, worke
     def make():
         return stages_that_check(kind, switch)(rows_of(DataPipeline(range(120)).batched(5), workers))
 
-    whole, got = plain(make()), []
-    switch.fail(at=57)
-    loader = make()
-    with pytest.raises(OSError, match="the file server is away"):
-        for element in loader:
-            got += plain([element])
-    state = as_json(loader.state_dict())
-    switch.mend()
-    loader = make()
-    loader.load_state_dict(state)
-    assert as_json(loader.state_dict()) == state
-    assert got + plain(loader) == whole
+    check_that_nothing_is_lost(make, switch)
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -246,14 +251,4 @@ def test_a_data_loader_delivers_what_an_iterable_dataset_failed_on(workers, swit
     def make():
         return torch_loader(DataLoader)(switch, workers)
 
-    whole, got = plain(make()), []
-    switch.fail(at=57)
-    loader = make()
-    with pytest.raises(OSError, match="the file server is away"):
-        for batch in loader:
-            got += plain([batch])
-    state = as_json(loader.state_dict())
-    switch.mend()
-    loader = make()
-    loader.load_state_dict(state)
-    assert got + plain(loader) == whole
+    check_that_nothing_is_lost(make, switch)
