@@ -22,10 +22,11 @@ def reraise_exception(error: Exception) -> NoReturn:
 
     Example:
         >>> from mpwds import DataPipeline
-        >>> list(DataPipeline(["1", "one"]).map(int, handler=reraise_exception))
-        Traceback (most recent call last):
-        ValueError: invalid literal for int() with base 10: 'one'
-        in map(int), on element 1
+        >>> try:
+        ...     list(DataPipeline(["1", "one"]).map(int, handler=reraise_exception))
+        ... except ValueError as error:
+        ...     print(error, *error.__notes__, sep=": ")
+        invalid literal for int() with base 10: 'one': in map(int), on element 1
     """
     try:
         raise error
