@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderPipeline
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
-from mpwds.loader.output.replacing import pinned
+from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker
 from mpwds.pipeline.parts import TorchIterable

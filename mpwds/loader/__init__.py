@@ -3,5 +3,5 @@
 Start with ``multi_loader.py``, the public class, and ``engine/protocol.py``, which says how trainer and
 workers talk. Then: ``engine`` runs an epoch, ``worker`` is what runs in a worker, ``processes`` starts and
 ends them, ``resume`` keeps the position. ``loader_pipeline.py`` adds stages in the trainer, ``rebatch`` row
-pools, ``ranks`` even epochs, ``output`` devices, ``stats`` figures, ``dataloader`` the interface of torch.
+pools, ``ranks`` even epochs, ``output.py`` devices, ``stats`` figures, ``dataloader`` the interface of torch.
 """

@@ -298,7 +298,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         with beginning(self, self._position, position) as epoch:
             if self.even is None or not self._is_even():
                 return begin(epoch)
-            from mpwds.loader.ranks.even_iterator import evened
+            from mpwds.loader.ranks.even import evened
 
             here = replace(Context.current(epoch), seed=self.seed)
             return evened(self.even, here, begin, count, position.handed_over(epoch), self.timeout)
@@ -310,7 +310,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         """True if the loader makes its epochs even on all ranks."""
         if self.even is None:
             return False
-        from mpwds.loader.ranks.agreement import world_size
+        from mpwds.loader.ranks.even import world_size
 
         return world_size() > 1
 

@@ -37,7 +37,7 @@ from mpwds.tracebacks import shorten
 
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
-    from mpwds.loader.output.delivery import Delivery
+    from mpwds.loader.output import OutputConverter
     from mpwds.sharedmem.pinning import Pinning
 
 
@@ -78,7 +78,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
-            NumPy's memory where jax can (see ``mpwds.loader.output.jax_arrays``).
+            NumPy's memory where jax can (see ``mpwds.loader.output``).
         seed: Overrides the dataset's seed. For datasets that are not pipelines of this package, it seeds
             ``random``, ``numpy.random`` and torch in each worker and epoch (``None`` counts as 0).
         persistent: Keep workers between epochs.
@@ -183,17 +183,19 @@ class MultiLoader(LoaderStages, TorchIterable):
             feed = importlib.import_module("mpwds.feed.trainer.remote_group")
             self._remote = self._remote or feed.beside(self.dataset, self._options)  # a copy has it
             self.workers += len(self._remote.slots)
-        self._delivery: Delivery | None = None
+        self._converter: OutputConverter | None = None
         if self.output == "jax" or self.device is not None or self.pin_memory:
-            from mpwds.loader.output.delivery import Delivery
+            from mpwds.loader.output import OutputConverter
 
-            self._delivery = Delivery(self.output, self.device, self.pin_memory, self.prefetch, self._cuda)
+            self._converter = OutputConverter(
+                self.output, self.device, self.pin_memory, self.prefetch, self._cuda
+            )
         if self.progress:
             from mpwds.loader.stats.progress_bar import require_tqdm
 
             require_tqdm()
         received: Output = "numpy" if self.output == "jax" else self.output
-        pinning = None if self._delivery is None else self._delivery.pinning
+        pinning = None if self._converter is None else self._converter.pinning
         self._epoch = 0
         self._position = LoaderPosition()
         self._iterations: WeakSet[Iteration] = WeakSet()
@@ -240,7 +242,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         return self._hand_out(batches)
 
     def _takes_ahead(self) -> bool:
-        to_device = self._delivery is not None and self._delivery.to_device is not None
+        to_device = self._converter is not None and self._converter.to_device is not None
         return to_device or self._is_even()
 
     def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
@@ -267,7 +269,7 @@ class MultiLoader(LoaderStages, TorchIterable):
         return iterator
 
     def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
-        return elements if self._delivery is None else self._delivery.handed_out(elements, staged)
+        return elements if self._converter is None else self._converter.converted(elements, staged)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -390,7 +392,7 @@ def make_setup(
     here = Context.current()
     blocks = options.prefetch + BLOCKS_OF_CONSUMER
     if options.even is not None and here.world_size > 1:
-        from mpwds.loader.ranks.agreement import MOST_AHEAD
+        from mpwds.loader.ranks.even import MOST_AHEAD
 
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)

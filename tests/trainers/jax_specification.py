@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import mpwds
-from mpwds.loader.output.jax_arrays import with_jax_arrays
+from mpwds.loader.output import with_jax_arrays
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.arena import Arena
 from mpwds.sharedmem.bell import Bell

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpwds import nest
 from mpwds.errors import WorkerDied
 from mpwds.feed.wire import Head, Place
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message, frame_of
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import LocalWorker
@@ -442,7 +442,7 @@ class Slot:
                 death.pid,
                 death.exitcode,
             )
-            fields = {"kind": protocol.ERROR, "generation": 0, **failures.describe(error)}
+            fields = {"kind": protocol.ERROR, "generation": 0, **protocol.describe_error(error)}
             return Message(fields, memoryview(b""), _without_pickle(fields))
         self.restarts += 1
         self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")

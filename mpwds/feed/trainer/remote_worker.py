@@ -21,7 +21,7 @@ from mpwds.feed.wire import Place, printed
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import LENGTHS, Message
 from mpwds.loader.engine.epoch import MOST_DEATHS
-from mpwds.loader.engine.failures import with_cause
+from mpwds.loader.engine.protocol import with_cause
 from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Reading

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
@@ -156,6 +156,6 @@ class TaskEpoch:
 
 
 def _revived(fields: dict[str, Any], worker: WorkerHandle) -> BaseException:
-    error = failures.revive(fields, worker.index, worker.pid)
+    error = protocol.revive_error(fields, worker.index, worker.pid)
     add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
     return error

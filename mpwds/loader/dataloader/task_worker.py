@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from mpwds.imports import after_import
 from mpwds.loader.dataloader import torch_collate
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position, made_fewer
@@ -144,7 +144,7 @@ class TaskWorker(Worker):
                     raise
                 except Exception as error:
                     fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sent}
-                    self.channel.send({**fields, **failures.describe(_not_an_end(error))})
+                    self.channel.send({**fields, **protocol.describe_error(_not_an_end(error))})
                 sent += 1
         end = {"kind": protocol.END, "generation": generation, "sent": sent, "idle": self.idle}
         self.channel.send(end)

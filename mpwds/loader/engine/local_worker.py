@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpwds.errors import WorkerDied, WorkerTimeout
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.processes import processes
@@ -151,7 +151,7 @@ class LocalWorker:
                 self._receiver.discard(message)
 
     def error(self, message: Message) -> BaseException:
-        return failures.revive(message.fields, self.index, self.pid)
+        return protocol.revive_error(message.fields, self.index, self.pid)
 
     @property
     def unsettled(self) -> bool:

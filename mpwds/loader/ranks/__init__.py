@@ -1,5 +1,5 @@
 """Epochs of equally many batches on several ranks.
 
-``lengths.py`` counts what each rank delivers, ``agreement.py`` agrees on a number, and ``even_iterator.py``
+``lengths.py`` counts what each rank delivers, ``even.py`` agrees on a number and
 delivers it.
 """

@@ -13,8 +13,17 @@ import numpy.typing as npt
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.rebatch.batch_schema import Schema, columns_of, infer_schema, leaves
-from mpwds.loader.rebatch.row_pool import RowMixer, RowPool
-from mpwds.loader.rebatch.rows import RowBuffers, Rows, TakenBatches, gather, row_ids_of, rows_like, rows_of
+from mpwds.loader.rebatch.rows import (
+    RowBuffers,
+    RowPool,
+    Rows,
+    ShuffleBuffer,
+    SourceBatches,
+    gather,
+    row_ids_of,
+    rows_like,
+    rows_of,
+)
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.filter import Configured, rows_in
@@ -76,9 +85,9 @@ class RebatchedStream:
         place = (seed, context.epoch, context.rank, context.worker, context.stage)
         entropy = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
         self._rng = np.random.default_rng(entropy)
-        self._mixer: RowMixer | None = None
+        self._mixer: ShuffleBuffer | None = None
         self._given: list[Rows] = []  # the rows of a batch that are not copied yet
-        self._taken = TakenBatches()
+        self._taken = SourceBatches()
         self._ended = False
         self._refused = ""  # why a batch that was taken from the source is not among the rows
         self._drop_last = stage.drop_last
@@ -136,13 +145,13 @@ class RebatchedStream:
         columns = columns_of(schema, batch)
         return schema, [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
 
-    def _made_mixer(self, schema: Schema, given: list[Rows]) -> RowMixer:
+    def _made_mixer(self, schema: Schema, given: list[Rows]) -> ShuffleBuffer:
         stage = self._stage
         buffers = RowBuffers(leaves(schema), int(stage.batchsize), stage.pin_memory)
         if stage.shuffle < 2:
-            return RowMixer(schema, buffers)
+            return ShuffleBuffer(schema, buffers)
         pool = RowPool(int(stage.shuffle), given, self._rng)
-        return RowMixer(schema, buffers, pool, min(int(stage.initial), pool.size))
+        return ShuffleBuffer(schema, buffers, pool, min(int(stage.initial), pool.size))
 
     def fetch(self, address: Any) -> Any:
         raise LookupError(
@@ -177,7 +186,7 @@ class RebatchedStream:
         self._rng.bit_generator.state = json.loads(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
-        self._taken = TakenBatches(state["numbers"], state["held"])
+        self._taken = SourceBatches(state["numbers"], state["held"])
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
         for number, address in sorted(self._taken.addresses.items(), key=lambda item: item[1]):

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from mpwds.imports import after_import
-from mpwds.loader.engine import failures, protocol
+from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, ChannelClosed
 from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
@@ -76,7 +76,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             setup = read_setup()
         except Exception as error:
             head = {"kind": protocol.ERROR, "generation": protocol.BEFORE_ANY}
-            channel.send({**head, **failures.describe(error)})
+            channel.send({**head, **protocol.describe_error(error)})
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
@@ -126,7 +126,7 @@ class Worker:
         except (ChannelClosed, SystemExit):
             raise
         except BaseException as error:
-            end.update(kind=protocol.ERROR, **failures.describe(error))
+            end.update(kind=protocol.ERROR, **protocol.describe_error(error))
         self.channel.send({**end, "idle": self.idle})
 
     def _context(self, epoch: int) -> Context:

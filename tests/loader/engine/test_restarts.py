@@ -14,7 +14,7 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
-from mpwds.loader.ranks import even_iterator
+from mpwds.loader.ranks import even
 from mpwds.loader.worker import worker
 
 LARGE = 5000
@@ -241,7 +241,7 @@ class Alike:
 
     rank = 0
 
-    def begin_talk(self):
+    def begin_round(self):
         return 1
 
     def largest(self, numbers, timeout):
@@ -252,7 +252,7 @@ class Alike:
 def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(even_iterator, "TorchRanks", Alike)
+    monkeypatch.setattr(even, "TorchRanks", Alike)
     dataset = numbers(120, LARGE).select(lambda array: True)  # so nobody knows how many there are
     with loader_of(dataset, even="drop") as loader:
         expected = values(loader)

@@ -14,7 +14,7 @@ class _Rank:
         self._barrier = barrier
         self._talks = itertools.count()
 
-    def begin_talk(self):
+    def begin_round(self):
         return next(self._talks)
 
     def largest(self, numbers, timeout):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
-from mpwds.loader.ranks.agreement import Agreement
-from mpwds.loader.ranks.even_iterator import EvenIterator, OwnPart
+from mpwds.loader.ranks.even import EvenIterator, LengthConsensus, RankShard
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -42,8 +41,8 @@ class Batches:
 
 
 def agreed_epoch(ranks, batches, even, window, epoch=0):
-    part = OwnPart(batches, even)
-    return EvenIterator(part, Agreement(ranks, part.look_ahead, even, epoch, None, window))
+    part = RankShard(batches, even)
+    return EvenIterator(part, LengthConsensus(ranks, part.look_ahead, even, epoch, None, window))
 
 
 def epochs_of_ranks(numbers, even, window):
@@ -175,8 +174,10 @@ def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
 
     def run(ranks):
         batches = Batches(ranks.rank, numbers[ranks.rank])
-        part = OwnPart(lambda number: itertools.islice(batches(number), 0 if number else before, None), even)
-        agreement = Agreement(ranks, part.look_ahead, even, 0, timeout=None)
+        part = RankShard(
+            lambda number: itertools.islice(batches(number), 0 if number else before, None), even
+        )
+        agreement = LengthConsensus(ranks, part.look_ahead, even, 0, timeout=None)
         return list(EvenIterator(part, agreement, delivered=before))
 
     target = 3 if even == "drop" else 6
@@ -188,14 +189,14 @@ def test_an_epoch_that_is_gone_on_with_ends_where_it_would_have(before, even):
 
 @pytest.mark.parametrize("really", [2, 4])
 def test_a_part_of_another_length_than_was_counted_is_an_error(really):
-    part = OwnPart(lambda number: iter(range(really)), "drop", counted=3)
+    part = RankShard(lambda number: iter(range(really)), "drop", counted=3)
     with pytest.raises(EvenEpochError, match="but 3 were counted"):
         list(EvenIterator(part, lambda delivered: 3 - delivered))
 
 
 def test_after_an_error_the_iteration_is_over():
     epoch = EvenIterator(
-        OwnPart(lambda number: iter("a"), "drop", counted=2), lambda delivered: 2 - delivered
+        RankShard(lambda number: iter("a"), "drop", counted=2), lambda delivered: 2 - delivered
     )
     assert next(epoch) == "a"
     with pytest.raises(EvenEpochError):
@@ -314,8 +315,8 @@ def test_one_rank_alone_iterates_as_ever():
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.ranks.agreement.world_size", lambda: 2)
-    monkeypatch.setattr("mpwds.loader.ranks.even_iterator.TorchRanks", lambda: first_rank)
+    monkeypatch.setattr("mpwds.loader.ranks.even.world_size", lambda: 2)
+    monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: first_rank)
     of_rank(0, 2, monkeypatch)
     large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
     options = {"workers": workers, "prefetch": prefetch, "output": "numpy", "start_method": "fork"}

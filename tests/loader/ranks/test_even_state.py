@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.ranks import even_iterator
+from mpwds.loader.ranks import even
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -20,7 +20,7 @@ class _LikeUs:
     def __init__(self):
         self._talks = 0
 
-    def begin_talk(self):
+    def begin_round(self):
         self._talks += 1
         return self._talks
 
@@ -32,7 +32,7 @@ class _LikeUs:
 def _two_ranks(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(even_iterator, "TorchRanks", _LikeUs)
+    monkeypatch.setattr(even, "TorchRanks", _LikeUs)
 
 
 def is_even(number):

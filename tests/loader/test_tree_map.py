@@ -1,9 +1,9 @@
-"""replaced: one kind of object exchanged, everything around it of its own class."""
+"""tree_map: one kind of object exchanged, everything around it of its own class."""
 
 import collections
 import dataclasses
 
-from mpwds.loader.output.replacing import replaced
+from mpwds.loader.output import tree_map
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -21,7 +21,7 @@ class Names(list):
 
 
 def doubled(item):
-    return replaced(item, float, lambda number: number * 2)
+    return tree_map(item, float, lambda number: number * 2)
 
 
 def test_containers_keep_their_class_and_order():

@@ -1,21 +1,167 @@
-"""How the ranks agree on a number of batches: by messages that also show whether they are in step."""
+"""Epochs of equally many batches on all ranks, which agree on the number by messages if need be."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import ctypes
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
+from mpwds.loader.ranks.lengths import CountOf, all_ranks
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import LengthUnknown
+from mpwds.pipeline.epochs import epoch_of_repetition
 from mpwds.warn import warn
+
+
+def evened(
+    even: Even,
+    here: Context,
+    start: Callable[[int], Iterator[Any]],
+    count: CountOf,
+    delivered: int,
+    timeout: float | None,
+) -> EvenIterator:
+    """Begins an even epoch of a loader, or of the stages behind it, for each of several ranks.
+
+    ``start`` begins an epoch by its number. ``delivered`` is the number of batches of a resumed epoch that
+    were delivered before, the same on all ranks.
+    """
+
+    def begin(number: int) -> Iterator[Any]:
+        return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
+
+    try:
+        counts = [count(rank, True) for rank in all_ranks(here)]
+    except LengthUnknown:
+        ranks = TorchRanks()
+    else:
+        target = target_of(even, counts)
+        own = counts[here.rank]
+        part = RankShard(begin, even if own < target else "drop", max(0, own - delivered))
+        return EvenIterator(part, lambda delivered: target - delivered, delivered)
+    part = RankShard(begin, even)
+    timeout = None if timeout is None else timeout * MOST_AHEAD
+    return EvenIterator(part, LengthConsensus(ranks, part.look_ahead, even, here.epoch, timeout), delivered)
+
+
+class EvenIterator(Iterator[Any]):
+    """The batches of an epoch, as many as all other ranks deliver.
+
+    ``grant`` is told how many batches were delivered, and returns how many more each rank delivers before it
+    is called again; 0 ends the epoch.
+    """
+
+    def __init__(self, part: RankShard, grant: Callable[[int], int], delivered: int = 0) -> None:
+        self._delivered = delivered
+        self._part = part
+        self._grant = grant
+        self._granted = 0
+        self._running = True
+
+    def __next__(self) -> Any:
+        if not self._running:
+            raise StopIteration
+        try:
+            if self._granted == 0:
+                self._granted = self._grant(self._delivered)
+            if self._granted == 0:
+                self._part.check_all_came()
+                raise StopIteration
+            batch = self._part.next()
+        except BaseException:
+            self._running = False
+            self._part.close()
+            raise
+        self._granted -= 1
+        self._delivered += 1
+        return batch
+
+
+class RankShard:
+    """A rank's part of an epoch. Some of its batches may be taken ahead of the training loop.
+
+    ``passes`` begins pass ``n`` through the part. Pass 0 is the epoch; the order of others should differ.
+    The last batch is followed by copies of it with ``"pad"``, by another pass with ``"wrap"``. ``counted`` is
+    how many batches it has, if that is known.
+    """
+
+    def __init__(
+        self, passes: Callable[[int], Iterator[Any]], even: Even, counted: int | None = None
+    ) -> None:
+        self._even = even
+        self._counted = counted
+        self._taken = 0
+        self._source: Iterator[Any] | None = passes(0)
+        self._again = _other_passes(passes)
+        self._ahead: deque[Any] = deque()
+        self._last: Any = None
+
+    def look_ahead(self, number: int) -> int:
+        """Takes batches ahead until there are ``number`` of them, or it ends; returns how many there are."""
+        while len(self._ahead) < number and self._source is not None:
+            try:
+                batch = next(self._source)
+            except StopIteration:
+                self._source = None
+                if self._counted is not None and self._taken != self._counted:
+                    raise self._miscounted("ended") from None
+                break
+            if self._taken == self._counted:
+                raise self._miscounted("continues")
+            self._taken += 1
+            self._ahead.append(batch)
+        return len(self._ahead)
+
+    def next(self) -> Any:
+        """Its next batch, or a repeated one behind the last, which ``counted`` or looking ahead tells."""
+        if self.look_ahead(1) == 0:
+            # When an epoch is resumed inside its padding, the last real batch is not known.
+            return next(self._again) if self._last is None else copy.deepcopy(self._last)
+        batch = self._ahead.popleft()
+        is_last = not self._ahead and (self._source is None or self._taken == self._counted)
+        if is_last and self._even == "pad":
+            self._last = copy.deepcopy(batch)  # the training loop may write into the batch itself
+        return batch
+
+    def check_all_came(self) -> None:
+        """Makes sure that no batch follows the last one that was counted, if that has been taken."""
+        if self._taken == self._counted:
+            self.look_ahead(len(self._ahead) + 1)
+
+    def close(self) -> None:
+        """Drops the batches that are left."""
+        self._source, self._again, self._last = None, iter(()), None
+        self._ahead.clear()
+
+    def _miscounted(self, what: str) -> EvenEpochError:
+        return EvenEpochError(
+            f"this rank's part of the epoch {what} after {self._taken} batches, but {self._counted} were "
+            "counted, and other ranks expect as many: the dataset has changed, or a rank's part of it was "
+            "empty"
+        )
+
+
+def _other_passes(passes: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    for number in itertools.count(1):
+        batches = passes(number)
+        try:
+            yield next(batches)
+        except StopIteration:
+            raise EvenEpochError(
+                f'even="wrap": pass {number} through this rank\'s part of the dataset gave no batch'
+            ) from None
+        yield from batches
+
 
 WINDOW = 4
 """Batches that ranks agree on at once: an agreement takes about as long as three threads take to wake up."""
@@ -27,12 +173,12 @@ _EVEN: tuple[Even, ...] = get_args(Even)
 _NOBODY = -1
 
 
-class Agreement:
+class LengthConsensus:
     """Grants batches as the ranks agree, window by window.
 
     Each rank takes up to ``window`` batches ahead of the training loop and tells the others how many it has.
-    They talk again when as many are delivered as all of them have. To pad, a rank takes one batch more, to
-    see whether the one before is its last.
+    They exchange numbers again after each has delivered as many as all of them have. To pad, a rank takes one
+    batch more, to see whether the one before is its last.
 
     Every message has the same length, and says how many messages its rank has sent and what its loader was
     asked to do. If a rank left an epoch early or has other arguments, all ranks see that in the first
@@ -54,7 +200,7 @@ class Agreement:
         self._window = window
         self._timeout = timeout
         self._terms = {"even": _EVEN.index(even), "epoch": epoch}
-        self._talk: int | None = None
+        self._round: int | None = None
         self._messages = 0
 
     def __call__(self, delivered: int) -> int:
@@ -73,9 +219,9 @@ class Agreement:
     def _tell(self, ready: int, failed: bool = False) -> tuple[int, int]:
         """Tells the ranks how many batches are ready here; returns the least and the most of all ranks."""
         ranks = self._ranks
-        if self._talk is None:
-            self._talk = ranks.begin_talk()
-        place = {"talk": self._talk, "message": self._messages, **self._terms}
+        if self._round is None:
+            self._round = ranks.begin_round()
+        place = {"round": self._round, "message": self._messages, **self._terms}
         self._messages += 1
         said = [*place.values(), ready]
         failing = ranks.rank if failed else _NOBODY
@@ -94,7 +240,7 @@ class Agreement:
         for name, (least, most) in ranges.items():
             if least == most:
                 continue
-            if name in ("talk", "message"):
+            if name in ("round", "message"):
                 raise EvenEpochError(
                     f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has "
                     "left an epoch early, or iterates another loader. All ranks have to iterate the same "
@@ -138,7 +284,7 @@ def world_size() -> int:
 class TorchRanks:
     """The ranks of ``torch.distributed``.
 
-    They talk in a gloo group of their own, on the processor, whatever the job does with its backend.
+    Messages go through a gloo group of their own, on the processor, whatever backend the job uses.
     """
 
     def __init__(self) -> None:
@@ -153,9 +299,9 @@ class TorchRanks:
         self._distributed = distributed
         self.rank: int = distributed.get_rank()
 
-    def begin_talk(self) -> int:
-        """The number of a new talk, the same on all ranks as long as all begin the same talks."""
-        return next(_talks)
+    def begin_round(self) -> int:
+        """The number of a new round of messages, the same on all ranks while all begin the same rounds."""
+        return next(_rounds)
 
     def largest(self, numbers: Sequence[int], timeout: float | None) -> list[int]:
         """The largest number that any rank passes, for each place; all ranks pass as many."""
@@ -186,12 +332,12 @@ class TorchRanks:
         return largest
 
 
-_talks = itertools.count()
+_rounds = itertools.count()
 _own: tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None = None
 
 
 def _own_group(distributed: Any, timeout: float | None) -> Any:
-    """The group for these talks. It lives as long as the default group."""
+    """The group for these messages. It lives as long as the default group."""
     global _own
     world = distributed.group.WORLD
     if _own is None or _own[0]() is not world:

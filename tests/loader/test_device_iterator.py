@@ -11,7 +11,7 @@ import torch
 
 import mpwds
 from mpwds.loader.engine.epoch import NOT_YET
-from mpwds.loader.output.delivery import DeviceIterator
+from mpwds.loader.output import DeviceIterator
 from mpwds.pipeline.dataset import DataPipeline
 from tests.fake_cuda import FakeAccess, loader_on
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import importlib.util
 import re
 import sys
@@ -9,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpwds.loader.engine.epoch import NOT_YET, OneThread
 from mpwds.loader.engine.options import FinalOutput
-from mpwds.loader.output import jax_arrays
-from mpwds.loader.output.replacing import pinned, replaced
 from mpwds.sharedmem.cuda import CopyStream, CudaAccess
 from mpwds.sharedmem.pinning import Pinning
 
 
-class Delivery:
+class OutputConverter:
     """Hands batches out as a loader's ``output``, ``device`` and ``pin_memory`` say.
 
     Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU, in memory that ``pinning`` has
@@ -48,13 +51,13 @@ class Delivery:
         self._output = output
         self._ahead = ahead
 
-    def handed_out(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
+    def converted(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
         ``staged``: they come from stages, which may have put their tensors into memory of their own.
         """
         if self._output == "jax":
-            return map(jax_arrays.with_jax_arrays, source)
+            return map(with_jax_arrays, source)
         if self.to_device is None:
             return map(self._pinned, source) if staged and self.pinning is not None else source
         runtime = self._access.runtime()
@@ -132,7 +135,7 @@ class DeviceIterator(Iterator[Any]):
         # then come behind its copies.
         with self._stream.selected():
             self._original[:] = [batch]
-            self._sent.append(_Sent(replaced(batch, self._tensor, copied), tensors, self._stream.mark()))
+            self._sent.append(_Sent(tree_map(batch, self._tensor, copied), tensors, self._stream.mark()))
 
     def __del__(self) -> None:
         if hasattr(self, "_finalizing") and self._original and not self._finalizing():
@@ -156,3 +159,89 @@ def _cuda_device(device: Any) -> str | None:
             "devices put .map(...) behind the loader, with a function that copies"
         )
     return name
+
+
+def with_jax_arrays(batch: Any) -> Any:
+    """A batch, any nesting of containers, with jax arrays on the CPU in place of its NumPy arrays.
+
+    jax takes over an array's memory (by DLPack) and holds it as long as an array or a computation needs it.
+    It copies arrays that are not contiguous or not aligned to 64 bytes, bfloat16 and, unless
+    ``jax_enable_x64`` is set, arrays of 64 bits, which become 32 as everywhere in jax. Arrays of objects,
+    text or times, which jax does not have, and NumPy scalars stay as they are.
+    """
+    return tree_map(batch, np.ndarray, _converter())
+
+
+@functools.cache
+def _converter() -> Callable[[Any], Any]:
+    import jax
+    import jax.dlpack
+    import jax.dtypes
+
+    cpu = jax.devices("cpu")[0]
+
+    def convert(array: Any) -> Any:
+        dtype = array.dtype
+        if dtype.kind not in "biufc" and dtype.name != "bfloat16":
+            return array
+        if not dtype.isnative:
+            array = array.astype(dtype.newbyteorder("="))
+        can_be_shared = (
+            dtype.kind in "biufc"
+            and jax.dtypes.canonicalize_dtype(dtype) == dtype
+            and array.flags.c_contiguous
+            and array.flags.writeable
+            and array.nbytes > 0
+            and array.ctypes.data % 64 == 0
+        )
+        return jax.dlpack.from_dlpack(array) if can_be_shared else jax.device_put(array, cpu)
+
+    return convert
+
+
+def tree_map(item: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """``item`` with ``function(x)`` in the place of each ``x`` of class ``kind`` in it.
+
+    Containers are dict, list, tuple, namedtuple, dataclass and subclasses of these. They are copied; the
+    other objects in them, keys included, stay as they are.
+
+    Example:
+        >>> tree_map({"a": [1.5, "b"], "c": (2.5, None)}, float, int)
+        {'a': [1, 'b'], 'c': (2, None)}
+    """
+    if isinstance(item, kind):
+        return function(item)
+    if isinstance(item, dict):
+        changed = {key: tree_map(value, kind, function) for key, value in item.items()}
+        if type(item) is dict:
+            return changed
+        like: Any = copy.copy(item)
+        like.update(changed)
+        return like
+    if isinstance(item, (list, tuple)):
+        values = [tree_map(value, kind, function) for value in item]
+        if type(item) is list:
+            return values
+        if isinstance(item, tuple):
+            return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+        like = copy.copy(item)
+        like[:] = values
+        return like
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        like = copy.copy(item)
+        for field in dataclasses.fields(item):
+            if hasattr(item, field.name):
+                # Frozen dataclasses too.
+                object.__setattr__(like, field.name, tree_map(getattr(item, field.name), kind, function))
+        return like
+    return item
+
+
+def pinned(element: Any) -> Any:
+    """``element`` with its CPU tensors copied into pinned memory; those that are pinned already stay."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return element
+    return tree_map(
+        element, torch.Tensor, lambda each: each.pin_memory() if each.device.type == "cpu" else each
+    )
