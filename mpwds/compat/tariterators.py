@@ -215,8 +215,8 @@ def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
         >>> base_plus_ext("train/0017.seg.PNG"), base_plus_ext("README")
         (('train/0017', 'seg.PNG'), (None, None))
     """
-    key, _ = split_name(f"./{path}")  # in a directory, names like __meta__ are not left out
-    return (key[2:], path[len(key) - 1 :]) if key else (None, None)
+    key, _ = split_name(path, allow_meta=True)
+    return (key, path[len(key) + 1 :]) if key else (None, None)
 
 
 def valid_sample(sample: Any) -> TypeGuard[dict[str, Any]]:

@@ -17,7 +17,7 @@ from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.header import BLOCK, GLOBAL
 from mpwds.storage.tar.headers import WINDOW_BYTES, find_all_members
-from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.names import group, split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.warn import warn
@@ -30,6 +30,8 @@ OBJECT_BYTES = 1000
 
 Extents = list[tuple[int, int]]
 """From where to where."""
+
+_Named = tuple["str | None", Entry]  # a member, and its extension if it belongs to a sample
 
 
 class Blocks(Protocol):
@@ -196,44 +198,45 @@ def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[
             count += 1
     except ShardError:
         found = _grouped(url, scan(url, lambda name: split_name(name)[1] in fields))
-        for key, entries in islice(found, count, None):
-            yield RawSample(key, blocks, _extents(entries), _data(entries, fields))
+        for key, members in islice(found, count, None):
+            yield RawSample(key, blocks, _extents(members), _data(members, fields))
 
 
 def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
     """The samples of an archive that has nothing else in it; ``ShardError`` if it has."""
     alien = ShardError(f"{blocks.url} has something between its samples, or not just zeros behind them")
-    key = ""
-    begin = end = 0
-    data: dict[str, bytes] = {}
-    for _, _, members in find_all_members(blocks):
-        for name, first, start, size in members:
-            found_key, extension = split_name(name)
-            if not found_key or first != end:
+    end = 0
+    last: RawSample | None = None
+    found = find_all_members(blocks)
+    files = ((name, place) for _, _, members in found for name, *place in members)
+    for key, members in group(files):
+        if last is not None:
+            yield last
+        begin = end
+        data: dict[str, bytes] = {}
+        for extension, (first, start, size) in members:
+            if extension is None or first != end:
                 raise alien
-            if found_key != key:
-                if key:
-                    yield RawSample(key, blocks, [(begin, end)], data)
-                key, begin, data = found_key, end, {}
             if extension in fields:
                 data[extension] = bytes(blocks.read(size, start))
             end = start + size + (-size & 511)
+        last = RawSample(key, blocks, [(begin, end)], data)
     zeros = blocks.end - end
     if not BLOCK <= zeros <= _MOST_ZEROS or bytes(blocks.read(zeros, end)).strip(b"\0"):
         raise alien
-    if key:
-        yield RawSample(key, blocks, [(begin, end)], data)
+    if last is not None:
+        yield last
 
 
 def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:
-    for key, entries in _grouped(url, scan(url, lambda name: True)):
-        for entry in entries:
+    for key, members in _grouped(url, scan(url, lambda name: True)):
+        for _, entry in members:
             if entry.size and entry.data is None:
                 raise ShardError(f"{entry.name} at offset {entry.offset} of {url} has data, but is no file")
-        data = b"".join(entry.blocks for entry in entries)
-        start = entries[0].offset
+        data = b"".join(entry.blocks for _, entry in members)
+        start = members[0][1].offset
         blocks = HeldBlocks(without_credentials(url), start, data)
-        yield RawSample(key, blocks, [(start, start + len(data))], _data(entries, fields))
+        yield RawSample(key, blocks, [(start, start + len(data))], _data(members, fields))
 
 
 def _plain_file(url: str) -> str | None:
@@ -248,32 +251,25 @@ def _plain_file(url: str) -> str | None:
         return path if compression_of(file.read(LOOK_BYTES)) is None else None
 
 
-def _grouped(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, list[Entry]]]:
+def _grouped(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, list[_Named]]]:
     """The samples' keys and members, with those that belong to no sample: see :class:`RawSample`."""
-    key = ""
-    members: list[Entry] = []
-    between: list[Entry] = []  # members of no sample since the last that has one
+    for key, members in group(_checked(url, found)):
+        if key:
+            yield key, members
+        else:
+            warn(f"{url} has members that belong to no sample, and no samples: they are left out")
+
+
+def _checked(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, Entry]]:
+    """The members with their names, which are empty for members that are no files."""
     for entry in found:
         if isinstance(entry, Damage):
             if not entry.reason.endswith(NO_END):
                 raise ShardError(entry.reason)
             warn(entry.reason)
-            continue
-        _check_global(entry, url)
-        found_key = split_name(entry.name)[0] if entry.is_file else ""
-        if not found_key:
-            between.append(entry)
-            continue
-        if found_key != key:
-            if key:
-                yield key, members
-            key, members = found_key, []
-        members += [*between, entry]
-        between = []
-    if key:
-        yield key, members + between
-    elif between:
-        warn(f"{url} has members that belong to no sample, and no samples: they are left out")
+        else:
+            _check_global(entry, url)
+            yield entry.name if entry.is_file else "", entry
 
 
 def _check_global(entry: Entry, url: str) -> None:
@@ -286,9 +282,9 @@ def _check_global(entry: Entry, url: str) -> None:
         )
 
 
-def _extents(entries: list[Entry]) -> Extents:
+def _extents(members: list[_Named]) -> Extents:
     extents: Extents = []
-    for entry in entries:
+    for _, entry in members:
         stop = entry.offset + len(entry.header) + entry.size + (-entry.size & 511)
         if extents and extents[-1][1] == entry.offset:
             extents[-1] = (extents[-1][0], stop)
@@ -297,11 +293,9 @@ def _extents(entries: list[Entry]) -> Extents:
     return extents
 
 
-def _data(entries: list[Entry], fields: Collection[str]) -> dict[str, bytes]:
-    if not fields:
-        return {}
-    data = {split_name(entry.name)[1]: entry.data for entry in entries if entry.is_file}
-    return {name: value for name, value in data.items() if value is not None and name in fields}
+def _data(members: list[_Named], fields: Collection[str]) -> dict[str, bytes]:
+    wanted = ((name, entry.data) for name, entry in members if name in fields)
+    return {name: data for name, data in wanted if name is not None and data is not None}
 
 
 def fill(target: memoryview, descriptor: int, position: int, url: str) -> None:

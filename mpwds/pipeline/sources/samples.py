@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from mpwds.errors import ShardError
@@ -20,7 +21,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_entries, read_members
 from mpwds.storage.tar.input import OpenAt
-from mpwds.storage.tar.names import is_meta, key_and_extension, split_name
+from mpwds.storage.tar.names import is_meta, split_name
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 Sample = dict[str, Any]
 
 _KNOWN_LIMIT = 1 << 14
-_NO_EXTENSION = "/"
 
 
 def tarfile_to_samples(
@@ -233,29 +233,20 @@ def read_samples(
     """
     choose, split = None, split_name
     if select is not None or rename is not None:
-        choose, split = _chooser(url, select, rename, on_error), _split
+        choose = _chooser(url, select, rename, on_error)
+        split = partial(split_name, allow_meta=True)  # names in the archive only say that
     sample: Sample = {}
     key: str | None = None
     start = 0
-    dotted = ""  # the last key that had dots in it
-    beginning: str | tuple[str, ...] = ()  # the beginning of its members' names
     with closing(read_entries(url, offset, open, choose, True, max_decompressed_bytes)) as entries:
         for name, member_offset, data in entries:
-            # The key usually ends at the first dot. But that dot may be in a directory's name or begin the
-            # name of a hidden file, and names like __meta__ belong to no sample.
-            found, dot, rest = name.partition(".")
-            suffix = _NO_EXTENSION
-            if dot and name[0] != "_" and (found == key or found[-1:] > "/"):
-                suffix = _extensions[rest]
-            if suffix is _NO_EXTENSION:
-                if name.startswith(beginning):
-                    found, suffix = dotted, _extensions[name[len(dotted) + 1 :]]
-                if suffix is _NO_EXTENSION:
-                    found, suffix = split(name)
-                    if not found:
-                        continue
-                    if "." in found and found[0] != "_":
-                        dotted, beginning = found, f"{found}."
+            # The common case of split_name, whose call would take 0.2 us of a member's 1 us.
+            found, _, rest = name.partition(".")
+            suffix = _extensions[rest] if found[-1:] > "/" and name[0] != "_" else None
+            if suffix is None:
+                found, suffix = split(name)
+                if not found:
+                    continue
             if found != key:
                 if sample:
                     yield start, member_offset, sample
@@ -275,18 +266,15 @@ def read_samples(
         yield start, None, sample
 
 
-def _split(name: str) -> tuple[str, str]:
-    key, extension = key_and_extension(name)
-    return key, extension.lower()
+class _Extensions(dict[str, "str | None"]):
+    """Maps what follows a name's first dot to the extension; to ``None`` if that dot does not end the key."""
 
-
-class _Extensions(dict[str, str]):
-    """Maps what follows a name's first dot to the extension; none if that dot is in a directory's name."""
-
-    def __missing__(self, rest: str) -> str:
+    def __missing__(self, rest: str) -> str | None:
+        if not rest or "/" in rest:
+            return None
         if len(self) >= _KNOWN_LIMIT:
             self.clear()
-        extension = self[rest] = _NO_EXTENSION if "/" in rest else rest.lower()
+        extension = self[rest] = rest.lower()
         return extension
 
 

@@ -23,7 +23,7 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, url_scheme
 from mpwds.storage.tar.entries import read_entries
 from mpwds.storage.tar.header import BLOCK
-from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.names import group
 from mpwds.storage.tar.streams import LOOK_BYTES, compression_of, detects_truncation
 from mpwds.storage.writing.destinations import open_destination, write_whole
 
@@ -128,14 +128,12 @@ def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
     :func:`create_description`.
     """
     starts = array("I")
-    last_key = ""
     with gopen(url) as stream:
         hashed = _Hashed(stream)
-        for name, offset, _ in read_entries(url, 0, lambda url, offset: cast(BinaryIO, hashed)):
-            key, _ = split_name(name)
-            if key and key != last_key:
-                starts.append(offset // BLOCK)
-                last_key = key
+        entries = read_entries(url, 0, lambda url, offset: cast(BinaryIO, hashed))
+        for key, members in group((name, offset) for name, offset, _ in entries):
+            if key:
+                starts.append(next(offset for extension, offset in members if extension is not None) // BLOCK)
         hashed.read_rest()
     entry: dict[str, Any] = {
         "url": url,

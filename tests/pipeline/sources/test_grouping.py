@@ -11,7 +11,7 @@ from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.samples import read_samples
-from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.names import group, split_name
 
 names = st.text("a./_B", max_size=10)
 
@@ -93,6 +93,9 @@ def test_any_members_are_grouped_as_webdataset_groups_them(members):
     read = samples("x.tar", open=lambda url, offset: io.BytesIO(data), on_error=errors.append)
     assert read == list(group_by_keys(iter(files), handler=lambda error: True))
     assert len(read) + len(errors) <= len(members)
+    named = group(zip(members, members, strict=True))
+    grouped = [(key, [each for each in dict(found) if each is not None]) for key, found in named if key]
+    assert grouped == [(sample["__key__"], list(sample)[2:]) for sample in read]
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,6 +106,15 @@ def test_names_split_as_webdataset_splits_them(name):
         assert split_name(name) == ("", "")
     else:
         assert split_name(name) == (key, suffix.lower())
+
+
+def test_members_of_no_sample_go_with_the_sample_after_them_or_the_last():
+    named = [(name, name) for name in ("README", "a.x", "LICENSE", "a.y", "__meta__/x", "b.x", "c")]
+    assert [(key, [name for _, name in members]) for key, members in group(named)] == [
+        ("a", ["README", "a.x", "LICENSE", "a.y"]),
+        ("b", ["__meta__/x", "b.x", "c"]),
+    ]
+    assert list(group([("README", 1)])) == [("", [(None, 1)])]
 
 
 def test_each_sample_comes_with_its_offset_and_that_of_the_next(shard):
