@@ -69,9 +69,6 @@ from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
 from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
-from mpwds.loader.stats.stats import LoaderStats as LoaderStats
-from mpwds.loader.stats.stats import StageStats as StageStats
-from mpwds.loader.stats.stats import WorkerStats as WorkerStats
 from mpwds.pipeline.caching.db_cache import DBCache as DBCache
 from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.lmdb_cached import lmdb_cached as lmdb_cached
@@ -163,6 +160,9 @@ from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
+from mpwds.stats.report import LoaderStats as LoaderStats
+from mpwds.stats.report import StageStats as StageStats
+from mpwds.stats.report import WorkerStats as WorkerStats
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
 from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
 from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter

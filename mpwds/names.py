@@ -17,7 +17,7 @@ NAMES = {
     "mpwds.feed.trainer.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
-    "mpwds.loader.stats.stats": "LoaderStats",
+    "mpwds.stats.report": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",
     "mpwds.pipeline.collation.padded": "padded",
     "mpwds.pipeline.dataset": "DataPipeline",
@@ -58,7 +58,7 @@ FURTHER_NAMES = {
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
         "StreamNotFound TenbinError WorkerTraceback"
     ),
-    "mpwds.loader.stats.stats": "StageStats WorkerStats",
+    "mpwds.stats.report": "StageStats WorkerStats",
     "mpwds.pipeline.caching.db_cache": "DBCache",
     "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.samples import Sample
 
-    from mpwds.loader.stats.stats import LoaderStats, StageStats
+    from mpwds.stats.report import LoaderStats, StageStats
 
 LOOPBACK = "127.0.0.1"
 

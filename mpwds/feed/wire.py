@@ -18,7 +18,7 @@ import msgpack
 
 from mpwds import nest
 from mpwds.errors import EnvelopeError, MpwdsError
-from mpwds.loader.worker.counters import Reading, StageReading
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot, plain_values
 from mpwds.viewing.wording import printable
 
 VERSION = 1
@@ -184,7 +184,7 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
     REFUSED: {"why": _text},
     NOTICE: {"text": _text},
     GOODBYE: {"server": _line},
-    PONG: {"known": _flag, "server": _line, "number": _natural, "slots": _table, "readings": _map},
+    PONG: {"known": _flag, "server": _line, "number": _natural, "slots": _table, "counters": _map},
     COUNTED: {"request": _natural, "count": _count},
     STATUS_IS: {"request": _natural, "status": _map},
     PEEKED: {"request": _natural, "message": _bytes, "arrays": _bytes},
@@ -300,37 +300,30 @@ def notice_lost_machines(socket: Any, silence_s: float) -> None:
     socket.tcp_maxrt = int(silence_s * 1000)  # of data that is not acknowledged
 
 
-def plain_reading(reading: Reading) -> dict[str, Any]:
+def pack_counters(counters: CounterSnapshot) -> dict[str, Any]:
     """A worker's counters as a map; a stage is the list of its values."""
-    stages = {name: list(vars(stage).values()) for name, stage in reading.stages.items()}
-    own = {"other": list(vars(reading.other).values()), "writing": list(vars(reading.writing).values())}
-    return {**vars(reading), **own, "stages": stages, "skipped": dict(reading.skipped)}
+    stages = {name: list(vars(stage).values()) for name, stage in counters.stages.items()}
+    own = {"other": list(vars(counters.other).values()), "writing": list(vars(counters.writing).values())}
+    return {**vars(counters), **own, "stages": stages, "skipped": dict(counters.skipped)}
 
 
-def reading_of(fields: Any) -> Reading:
-    """The counters that :func:`plain_reading` packed."""
+def unpack_counters(fields: Any) -> CounterSnapshot:
+    """The counters that :func:`pack_counters` packed; ``Malformed`` if they are damaged."""
     try:
-        stages = {str(name): _stage(stage) for name, stage in fields["stages"].items()}
-        skipped = {str(kind): int(number) for kind, number in fields["skipped"].items()}
-        counters = {name: int(fields[name]) for name in _COUNTERS}
-        return Reading(
-            **counters,
+        return CounterSnapshot(
+            **plain_values(CounterSnapshot, fields),
             other=_stage(fields["other"]),
             writing=_stage(fields["writing"]),
-            stages=stages,
-            skipped=skipped,
-            shard=str(fields["shard"]),
+            stages={str(name): _stage(stage) for name, stage in fields["stages"].items()},
+            skipped={str(kind): int(number) for kind, number in fields["skipped"].items()},
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise Malformed(f"a worker's counters are damaged: {error}") from error
 
 
-_COUNTERS = ("active_ns", "waiting_ns", "batches", "samples", "nbytes", "cpu_ns", "queued_ns")
-
-
-def _stage(values: Any) -> StageReading:
+def _stage(values: Any) -> StageSnapshot:
     time_ns, elements, storage, nbytes = values
-    return StageReading(int(time_ns), int(elements), bool(storage), int(nbytes))
+    return StageSnapshot(int(time_ns), int(elements), bool(storage), int(nbytes))
 
 
 def machine() -> str:

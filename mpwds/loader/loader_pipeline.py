@@ -16,20 +16,19 @@ from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, e
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable, beginning
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
-from mpwds.loader.stats.collector import Since, StatsCollector
-from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.parts import in_any_order
 from mpwds.pipeline.stream import Stage, Stream
+from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn_if_dropped
 
 if TYPE_CHECKING:
     from mpwds.loader.resume.resumable_stream import StagesStream
-    from mpwds.loader.stats.stats import LoaderStats
+    from mpwds.stats.report import LoaderStats
 
 _TIME_EVERY_NS = 100_000
 
@@ -322,7 +321,7 @@ class StagesIterator(Iterator[Any]):
     of a millisecond, at random distances, and stands for those since the one before.
     """
 
-    def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], TrainerTimes]) -> None:
+    def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], ConsumerTimer]) -> None:
         self._elements = elements
         self._clock = clock
         self._lock = threading.Lock()

@@ -23,8 +23,6 @@ from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.stats.collector import StatsCollector
-from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
@@ -33,6 +31,7 @@ from mpwds.pipeline.parts import TorchIterable, in_any_order
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
+from mpwds.stats.collector import ConsumerTimer, StatsCollector
 from mpwds.tracebacks import shorten
 
 # Features are imported where they are asked for: a plain loader starts without them.
@@ -191,7 +190,7 @@ class MultiLoader(LoaderStages, TorchIterable):
                 self.output, self.device, self.pin_memory, self.prefetch, self._cuda
             )
         if self.progress:
-            from mpwds.loader.stats.progress_bar import require_tqdm
+            from mpwds.stats.progress_bar import require_tqdm
 
             require_tqdm()
         received: Output = "numpy" if self.output == "jax" else self.output
@@ -206,7 +205,7 @@ class MultiLoader(LoaderStages, TorchIterable):
 
             self._in_process = InProcess(self.dataset, received, pinning)
         self._statistics = StatsCollector(
-            self._group.readings if self._in_process is None else self._in_process.readings,
+            self._group.snapshots if self._in_process is None else self._in_process.snapshots,
             self._group.private_copies,
             in_order=self.in_order,
             in_process=self.workers == 0,
@@ -367,12 +366,12 @@ class MultiLoader(LoaderStages, TorchIterable):
     def _as_called(self) -> str:
         return f"MultiLoader({self.dataset!r}, workers={self.workers})"
 
-    def _times(self) -> TrainerTimes:
+    def _times(self) -> ConsumerTimer:
         if not self.progress:
-            return TrainerTimes()
-        from mpwds.loader.stats.progress_bar import ShownTimes
+            return ConsumerTimer()
+        from mpwds.stats.progress_bar import ShownTimer
 
-        return ShownTimes(self)
+        return ShownTimer(self)
 
 
 def make_copy(

@@ -1,8 +1,11 @@
-"""How figures are written, the same in the terminal, on pictures and on the page."""
+"""How figures and tables are written, the same in the terminal, in notebooks, on pictures and on the page."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 
 
 def number(value: float | None) -> str:
@@ -33,10 +36,21 @@ def counted(number: int, what: str) -> str:
     """A number of things.
 
     Example:
-        >>> counted(1, "shard"), counted(2000, "sample")
-        ('1 shard', '2,000 samples')
+        >>> counted(1, "shard"), counted(2000, "sample"), counted(0, "batch")
+        ('1 shard', '2,000 samples', '0 batches')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+def per(amount: float, total: float) -> float:
+    """A share or a rate; 0 of nothing, and of a time that is not known.
+
+    Example:
+        >>> per(3, 4), per(3, 0), per(3, float("nan"))
+        (0.75, 0.0, 0.0)
+    """
+    return amount / total if total > 0 and math.isfinite(total) else 0.0
 
 
 def rate(per_s: float) -> str:
@@ -102,3 +116,52 @@ def printable(text: str, keep: str = "") -> str:
         'label�[2J'
     """
     return "".join(each if each.isprintable() or each in keep else "�" for each in text)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text: the first ``left`` columns are words, the others figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    left: int
+    rows: tuple[tuple[str, ...], ...]
+
+
+def as_text(parts: Sequence[str | Table]) -> str:
+    """Lines of text, and tables in columns of one width: words are aligned left, figures right.
+
+    Example:
+        >>> print(as_text(["two workers:", Table("", ("worker", "batches"), 1, (("0", "9"), ("1", "12")))]))
+        two workers:
+        worker  batches
+        0             9
+        1            12
+    """
+    return "\n".join(line for part in parts for line in _lines(part))
+
+
+def _lines(part: str | Table) -> list[str]:
+    if isinstance(part, str):
+        return [part]
+    cells = [row for row in (part.columns, *part.rows) if row]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        words = [cell.ljust(width) for cell, width in zip(row[: part.left], widths, strict=False)]
+        figures = zip(row[part.left :], widths[part.left :], strict=True)
+        lines.append("  ".join([*words, *(cell.rjust(width) for cell, width in figures)]).rstrip())
+    return lines
+
+
+def as_html(parts: Sequence[str | Table]) -> str:
+    """The same for a notebook."""
+    return "".join(map(_html, parts))
+
+
+def _html(part: str | Table) -> str:
+    if isinstance(part, str):
+        return f"<div>{escape(part)}</div>"
+    cells = [[f"<td>{escape(cell)}</td>" for cell in row] for row in part.rows]
+    head = [f"<th>{escape(name)}</th>" for name in part.columns]
+    return f"<table><tr>{'</tr><tr>'.join(map(''.join, [head, *cells]))}</tr></table>"

@@ -60,7 +60,7 @@ REPLIES = {
     wire.REFUSED: {"why": "no"},
     wire.NOTICE: {"text": "a worker died"},
     wire.GOODBYE: {"server": "0123"},
-    wire.PONG: {"known": True, "server": "0123", "number": 1, "slots": [[0, 1, 0]], "readings": {}},
+    wire.PONG: {"known": True, "server": "0123", "number": 1, "slots": [[0, 1, 0]], "counters": {}},
     wire.COUNTED: {"request": 1, "count": 7},
     wire.STATUS_IS: {"request": 1, "status": {}},
     wire.PEEKED: {"request": 1, "message": b"", "arrays": b""},

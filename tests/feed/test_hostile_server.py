@@ -17,6 +17,7 @@ from mpwds.errors import MpwdsError, ServerLost, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.wire import Head
 from mpwds.loader.engine.channel import frame_of
+from mpwds.stats.snapshot import CounterSnapshot
 from tests.feed.messages import WELCOME
 from tests.feed.serving import turned_away
 
@@ -70,7 +71,7 @@ class HostileServer:
         if fields["kind"] == wire.HELLO:
             yield [wire.pack(wire.WELCOME, **{**WELCOME, "workers": 1, **self._welcome})]
         elif fields["kind"] == wire.PING:
-            pong = {"known": True, "server": WELCOME["server"], "number": 0, "slots": [], "readings": {}}
+            pong = {"known": True, "server": WELCOME["server"], "number": 0, "slots": [], "counters": {}}
             yield [wire.pack(wire.PONG, **{**pong, **self._pong})]
         elif fields["kind"] == wire.COUNT:
             yield [wire.pack(wire.COUNTED, request=fields["request"], count="it is hostile")]
@@ -209,14 +210,14 @@ def test_text_of_a_server_does_nothing_to_a_terminal(caplog):
         assert all(each.isprintable() or each in "\n\t" for each in text)
 
 
-@pytest.mark.parametrize("kind", ["status", "readings"])
+@pytest.mark.parametrize("kind", ["status", "counters"])
 def test_fields_that_are_nested_too_deeply_are_malformed(kind):
     nested = 7
     for _ in range(40):
         nested = {"x": [nested]}
     replies = {
         "status": wire.pack(wire.STATUS_IS, request=1, status=nested),
-        "readings": wire.pack(wire.PONG, known=True, server="", number=0, slots=[], readings=nested),
+        "counters": wire.pack(wire.PONG, known=True, server="", number=0, slots=[], counters=nested),
     }
     with pytest.raises(wire.Malformed, match="nested more than"):
         wire.unpack_reply(replies[kind])
@@ -396,14 +397,18 @@ def test_a_handover_that_leads_nowhere_is_not_used(name):
     assert read(data(batch(), END), welcome={"handover": name}) == [7]
 
 
+COUNTERS = wire.pack_counters(CounterSnapshot())
+
+
 @pytest.mark.parametrize(
     "pong",
     [
         {"slots": [[0, 1]]},
         {"slots": [[0, [], 0]]},
-        {"readings": {0: 7}},
-        {"readings": {0: [1, 0, {}]}},
-        {"readings": {0: [1, 0, {"active_ns": float("inf"), "stages": {}, "skipped": {"x": float("inf")}}]}},
+        {"counters": {0: 7}},
+        {"counters": {0: {}}},
+        {"counters": {0: {**COUNTERS, "active_ns": float("inf")}}},
+        {"counters": {0: {**COUNTERS, "skipped": {"x": float("inf")}}}},
     ],
 )
 def test_damaged_counters_are_dropped_and_the_trainer_goes_on(pong):
@@ -412,7 +417,7 @@ def test_damaged_counters_are_dropped_and_the_trainer_goes_on(pong):
     def answer(slot, attempt):
         yield from data(batch())(slot, attempt)
         received.append(attempt)
-        whole = {"known": True, "server": WELCOME["server"], "number": 1, "slots": [], "readings": {}}
+        whole = {"known": True, "server": WELCOME["server"], "number": 1, "slots": [], "counters": {}}
         yield [wire.pack(wire.PONG, **{**whole, **pong})]
         yield from data(END, number=1)(slot, attempt)
 

@@ -7,10 +7,10 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.loader_pipeline import StagesIterator
-from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.stats.collector import ConsumerTimer
 
 
-class Weights(TrainerTimes):
+class Weights(ConsumerTimer):
     """Notes how many elements each that is timed stands for."""
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Weights(TrainerTimes):
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20_000])
 def test_the_elements_are_the_same(count):
-    assert list(StagesIterator(iter(range(count)), TrainerTimes)) == list(range(count))
+    assert list(StagesIterator(iter(range(count)), ConsumerTimer)) == list(range(count))
 
 
 def test_of_small_elements_some_are_timed_and_stand_for_all():
@@ -39,7 +39,7 @@ def test_an_error_of_a_stage_passes_through():
         yield 1
         raise ZeroDivisionError
 
-    elements = StagesIterator(failing(), TrainerTimes)
+    elements = StagesIterator(failing(), ConsumerTimer)
     assert next(elements) == 1
     with pytest.raises(ZeroDivisionError):
         next(elements)
@@ -127,14 +127,14 @@ def test_a_value_error_of_the_program_stays_what_it_is():
         yield 1
         raise ValueError("generator already executing")
 
-    elements = StagesIterator(failing(), TrainerTimes)
+    elements = StagesIterator(failing(), ConsumerTimer)
     assert next(elements) == 1
     with pytest.raises(ValueError, match="generator already executing"):
         next(elements)
 
 
 def test_an_iteration_that_was_closed_is_at_its_end():
-    elements = StagesIterator((number for number in NUMBERS), TrainerTimes)
+    elements = StagesIterator((number for number in NUMBERS), ConsumerTimer)
     assert next(elements) == 0
     elements.close()
     assert list(elements) == []

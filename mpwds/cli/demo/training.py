@@ -15,8 +15,8 @@ import mpwds
 if TYPE_CHECKING:
     import torch
 
-    from mpwds.loader.stats.stats import LoaderStats
     from mpwds.pipeline.dataset import DataPipeline
+    from mpwds.stats.report import LoaderStats
 
 SEED = 0  # two runs of the demo give the same figures
 SHUFFLED_SAMPLES = 1000  # in each worker's shuffle buffer

@@ -69,7 +69,7 @@ def _next(watched: Watched, interval_s: float) -> Figures:
 
 def _print_next(watched: Watched, interval_s: float, as_json: bool) -> None:
     from mpwds.cli.feed import tables
-    from mpwds.loader.stats.stats import no_answer
+    from mpwds.stats.diagnosis import no_answer
 
     figures = _next(watched, interval_s)
     if figures.lost:

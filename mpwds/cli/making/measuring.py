@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.loader.stats.stats import LoaderStats, idle_share, verdict_of_workers
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.webdataset import WebDataset
+from mpwds.stats.diagnosis import diagnose_workers, idle_share
+from mpwds.stats.report import LoaderStats
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path
 
@@ -45,7 +46,7 @@ class Run(NamedTuple):
     @property
     def verdict(self) -> str:
         """What bounds the workers."""
-        return verdict_of_workers(self.stats, idle_share(self.stats))
+        return diagnose_workers(self.stats, idle_share(self.stats))
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""

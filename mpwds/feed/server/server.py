@@ -253,7 +253,7 @@ class Server:
             self._peekers.append((identity, fields["request"]))
         elif session is None:
             if kind == wire.PING:
-                unknown = {"known": False, "slots": [], "readings": {}}
+                unknown = {"known": False, "slots": [], "counters": {}}
                 self._router.reply(identity, wire.PONG, server=self._id, number=fields["number"], **unknown)
             elif kind != wire.BYE:
                 self._router.drop(
@@ -304,11 +304,8 @@ class Server:
         self, identity: bytes, party: Party, number: int = 0, sent: Sequence[list[int]] = ()
     ) -> None:
         """Answers a ping, or tells the counters alone: ping 0 was never sent, so it asks for no messages."""
-        readings = {}
-        for slot in party.slots.values():
-            pid = 0 if slot.worker is None else slot.worker.pid
-            readings[slot.number] = [pid, slot.restarts, wire.plain_reading(slot.reading())]
-        answer = {"known": True, "slots": list(sent), "readings": readings}
+        counters = {slot.number: wire.pack_counters(slot.snapshot()) for slot in party.slots.values()}
+        answer = {"known": True, "slots": list(sent), "counters": counters}
         self._router.reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:

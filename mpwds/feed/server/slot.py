@@ -6,7 +6,7 @@ import functools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mpwds import nest
@@ -19,9 +19,9 @@ from mpwds.loader.engine.local_worker import LocalWorker
 from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.private import PrivateCopies
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 _BUNDLE_NBYTES = 64 << 10
 """Small batches that have piled up travel in one message, which costs as much as one of them would."""
@@ -122,15 +122,6 @@ class _ServedWorker(LocalWorker):
         return self._channel.receive_frames(prefix, most_nbytes)
 
 
-class Totals(NamedTuple):
-    """What the workers of one number have done since the server started."""
-
-    assigned_s: float = 0.0  # in which a trainer had them
-    batches: int = 0
-    restarts: int = 0
-    reading: Reading = Reading()
-
-
 @dataclass
 class _Run:
     """A part of an epoch that a worker makes."""
@@ -166,15 +157,13 @@ class Slot:
         blocks: int,
         expected: Callable[[], int] = lambda: 1,
         hand_over: Callable[[int, int, int], None] | None = None,
-        before: Totals | None = None,
+        before: CounterSnapshot | None = None,
     ) -> None:
         self.number = number
         self.number_here = number_here
         self.ended: float | None = None
         self.members: dict[bytes, Member] = {}
         self.worker: _ServedWorker | None = None
-        self.restarts = 0
-        self.batches = 0
         self.last_epoch = 0
         self.notices: deque[str] = deque()
         self.peeked: Callable[[Message, bytes], None] | None = None
@@ -189,29 +178,25 @@ class Slot:
         self._pending: Message | None = None
         self._absent: dict[bytes, float] = {}  # since when the others wait for trainers that have not begun
         self._segments: list[bytes] = []
-        self._reading_before = Reading()
+        self._dead = NOTHING_COUNTED
         self._began = time.monotonic()
-        self._before = before or Totals()
+        self._before = before or NOTHING_COUNTED
 
     @property
     def epoch(self) -> int | None:
         """The epoch that its worker is in the middle of."""
         return None if self._run is None else self._run.epoch
 
-    def reading(self) -> Reading:
+    def snapshot(self) -> CounterSnapshot:
         """The counters of its workers, also of those that have died."""
-        before, worker = self._reading_before, self.worker  # together: other threads ask, too
-        return before if worker is None else before + worker.reading()
+        before, worker = self._dead, self.worker  # together: other threads ask, too
+        return before if worker is None else before + worker.snapshot()
 
-    def totals(self) -> Totals:
-        """What it has done, and those of its number before it."""
-        before, until = self._before, time.monotonic() if self.ended is None else self.ended
-        return Totals(
-            before.assigned_s + until - self._began,
-            before.batches + self.batches,
-            before.restarts + self.restarts,
-            before.reading + self.reading(),
-        )
+    def totals(self) -> CounterSnapshot:
+        """What it has counted, and those of its number before it."""
+        until = time.monotonic() if self.ended is None else self.ended
+        assigned_ns = int((until - self._began) * 1e9)
+        return self._before + replace(self.snapshot(), assigned_ns=assigned_ns)
 
     def start(self, client: bytes, start: dict[str, Any]) -> None:
         """A trainer asks for a part, in place of what it asked for before.
@@ -326,7 +311,6 @@ class Slot:
         fields = message.fields
         if fields["kind"] == protocol.BATCH:
             run.next = fields["sequence"] + 1
-            self.batches += 1
             if isinstance(fields.get("state"), bytes):
                 run.position = Position(0, fields["state"], run.next)
             if self.peeked is not None and self.worker is not None:
@@ -346,7 +330,6 @@ class Slot:
         first, most_nbytes = run.next, min(_BUNDLE_NBYTES, member.window - member.outstanding - nbytes)
         frames, batches = self.worker.receive_frames(_SMALL_BATCH, most_nbytes)
         run.next += batches
-        self.batches += batches
         return (first, frames) if frames else None
 
     def _parts(self, message: Message) -> memoryview:
@@ -444,13 +427,13 @@ class Slot:
             )
             fields = {"kind": protocol.ERROR, "generation": 0, **protocol.describe_error(error)}
             return Message(fields, memoryview(b""), _without_pickle(fields))
-        self.restarts += 1
+        self._dead += CounterSnapshot(restarts=1)
         self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")
         return None
 
     def _let_go(self) -> _ServedWorker | None:
-        reading, worker = self.reading(), self.worker
-        self._reading_before, self.worker = reading, None
+        snapshot, worker = self.snapshot(), self.worker
+        self._dead, self.worker = snapshot, None
         if worker is not None:
             worker.disconnect()
         return worker

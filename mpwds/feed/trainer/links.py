@@ -17,8 +17,8 @@ from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
 from mpwds.feed.handover import Taker
 from mpwds.loader.engine.receiving import BatchReceiver
-from mpwds.loader.worker.counters import Reading
 from mpwds.sharedmem.bell import Bell
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -67,10 +67,8 @@ class Inbox:
     failure: MpwdsError | None = None
     window: int = 0  # the largest that the server was told
     awaited: bool = False
-    pid: int = 0
-    restarts: int = 0
-    reading: Reading = field(default_factory=Reading)
-    before: tuple[int, Reading] = (0, Reading())  # restarts and counters of earlier sessions
+    counters: CounterSnapshot = NOTHING_COUNTED
+    before: CounterSnapshot = NOTHING_COUNTED  # of earlier sessions
     messages: deque[Arrival] = field(default_factory=deque)
     bell: Bell = field(default_factory=Bell)
     receiver: BatchReceiver | None = None
@@ -219,7 +217,7 @@ class Link:
                 self.taker = Taker(str(welcome["handover"]), self.identity)
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for inbox in tuple(self.inboxes.values()):
-            inbox.before = inbox.restarts, inbox.reading
+            inbox.before = inbox.counters
         if self.warned and self.lost_since is not None:
             away_s = time.monotonic() - self.lost_since
             self.notices.append(f"the server {self.url} is back after {away_s:.1f} s, and its workers go on")
@@ -243,10 +241,8 @@ class Link:
             lost = attempt.received < number if known == attempt.number else pong["number"] >= attempt.ping
             if lost and not attempt.broken and attempt.number:
                 self.miss(inbox, attempt)
-            if inbox.slot in pong["readings"]:
-                inbox.pid, restarts, reading = pong["readings"][inbox.slot]
-                inbox.restarts = inbox.before[0] + restarts
-                inbox.reading = inbox.before[1] + wire.reading_of(reading)
+            if inbox.slot in pong["counters"]:
+                inbox.counters = inbox.before + wire.unpack_counters(pong["counters"][inbox.slot])
 
     def miss(self, inbox: Inbox, attempt: Attempt) -> None:
         """Messages were lost. If blocks are lost with them, only a new session helps."""

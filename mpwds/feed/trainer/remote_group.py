@@ -22,7 +22,6 @@ from mpwds.loader.engine.receiving import Output
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker.counters import WorkerReading
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.pinning import Pinning
@@ -207,12 +206,6 @@ class RemoteGroup(WorkerGroup):
         super().close()
         if os.getpid() == self._owner:
             self._remote.close()
-
-    def _read(self, worker: WorkerHandle) -> WorkerReading:
-        if not isinstance(worker, RemoteWorker):
-            return super()._read(worker)
-        self.restarts[worker.index] += worker.new_restarts()
-        return replace(super()._read(worker), server=worker.server, lost_s=worker.lost_s)
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         if index < self._local:

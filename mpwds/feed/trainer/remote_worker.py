@@ -10,6 +10,7 @@ import select
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from mpwds import errors
@@ -24,12 +25,12 @@ from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.protocol import with_cause
 from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker.counters import Reading
 from mpwds.nest import unpack
 from mpwds.pipeline.notes import add_note
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.bell import Bell
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 from mpwds.warn import warn
 
 OnServerLoss = Literal["wait", "move", "raise"]
@@ -84,25 +85,13 @@ class RemoteWorker:
         self._largest_nbytes = 0  # of a batch
         self._window = _LEAST_WINDOW
         self._acknowledge_at = 0  # bytes used
-        self._earlier = Reading()  # of other slots
-        self._told_restarts = 0
+        self._earlier = NOTHING_COUNTED  # of other slots
         self._losses = (0, 0)  # how often in a row before which batch
 
     @property
     def pid(self) -> int:
         """The process id on the server; 0 before it is known."""
-        return self._inbox.pid
-
-    @property
-    def server(self) -> str:
-        """The URL of its server, or of the one that took over its part."""
-        return self._link.url
-
-    @property
-    def lost_s(self) -> float:
-        """Seconds since its server was lost; 0 while it answers."""
-        since = self._link.lost_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._inbox.counters.pid
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         self._runs = False
@@ -206,13 +195,10 @@ class RemoteWorker:
             pid=self.pid,
         )
 
-    def reading(self) -> Reading:
-        return self._earlier + self._inbox.reading
-
-    def new_restarts(self) -> int:
-        """How often its process was started again since this was last called."""
-        told, self._told_restarts = self._told_restarts, self._inbox.restarts
-        return self._told_restarts - told
+    def snapshot(self) -> CounterSnapshot:
+        since, counters = self._link.lost_since, self._earlier + self._inbox.counters
+        lost_s = 0.0 if since is None else time.monotonic() - since
+        return replace(counters, server=self._link.url, lost_s=lost_s)
 
     def disconnect(self) -> None:
         self.stop(self._generation)
@@ -400,10 +386,9 @@ class RemoteWorker:
         return True
 
     def _change_to(self, link: Link, slot: int) -> None:
-        reading = self.reading()
+        so_far = self._earlier + self._inbox.counters
         self._link, self._inbox = link, link.inbox(slot)
-        self._earlier = reading - self._inbox.reading
-        self._told_restarts = self._inbox.restarts
+        self._earlier = so_far - self._inbox.counters
 
     def _wait_for_server(self) -> None:
         link = self._link

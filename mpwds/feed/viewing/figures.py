@@ -11,15 +11,13 @@ from typing import Any
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import wire
-from mpwds.loader.stats.stats import (
+from mpwds.stats.diagnosis import diagnose_workers, no_answer
+from mpwds.stats.report import (
     LoaderStats,
     StageStats,
     WorkerStats,
-    no_answer,
-    verdict_of_workers,
     worker_stats,
 )
-from mpwds.loader.worker.counters import WorkerReading
 from mpwds.viewing.wording import duration
 
 Status = Mapping[str, Any]
@@ -279,17 +277,15 @@ def _read(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
         lost_s=lost_s,
     )
-    skipped = sum((Counter(worker["reading"]["skipped"]) for worker in now["workers"]), Counter[str]())
+    skipped = sum((Counter(worker["counters"]["skipped"]) for worker in now["workers"]), Counter[str]())
     return _Part(server, workers, clients, seconds, stats.cores, skipped)
 
 
 def _worker(server: str, before: Status | None, now: Status, seconds: float) -> WorkerFigures:
-    reading, restarts, assigned_s = wire.reading_of(now["reading"]), int(now["restarts"]), now["assigned_s"]
-    if before is not None:
-        reading, assigned_s = reading - wire.reading_of(before["reading"]), assigned_s - before["assigned_s"]
-        restarts -= before["restarts"]
-    stats = worker_stats(WorkerReading(int(now["worker"]), int(now["pid"]), reading, restarts, server))
-    assigned_s = max(float(assigned_s), stats.active_s)
+    total = wire.unpack_counters(now["counters"])
+    counters = total if before is None else total - wire.unpack_counters(before["counters"])
+    stats = worker_stats(int(now["worker"]), replace(counters, pid=int(now["pid"]), server=server))
+    assigned_s = max(counters.assigned_ns / 1e9, stats.active_s)
     return WorkerFigures(
         **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
         state=str(now["state"]),
@@ -299,7 +295,7 @@ def _worker(server: str, before: Status | None, now: Status, seconds: float) -> 
         waiting_share=_per(assigned_s - stats.working_s, assigned_s),
         queued_bytes=int(now["unacknowledged_bytes"]),
         window_bytes=int(now["window_bytes"]),
-        restarts=int(now["restarts"]),
+        restarts=total.restarts,
         stats=stats,
     )
 
@@ -364,7 +360,7 @@ def _verdict(
         return "the servers have different datasets: see what bounds each of them, and its stages by itself"
     trainers = {tuple(sorted(worker.client.split(", "))) for worker in workers}
     stats = replace(stats, workers=tuple(worker.stats for worker in workers))
-    verdict = verdict_of_workers(stats, _waiting_share(workers), len(trainers) == 1, some_are_lost)
+    verdict = diagnose_workers(stats, _waiting_share(workers), len(trainers) == 1, some_are_lost)
     return verdict if attended else f"{verdict}; now no trainer is connected"
 
 

@@ -21,7 +21,7 @@ from mpwds.feed import keys
 from mpwds.feed.viewing import rows
 from mpwds.feed.viewing.figures import Figures
 from mpwds.feed.viewing.watching import Watched
-from mpwds.loader.stats.stats import no_answer
+from mpwds.stats.diagnosis import no_answer
 from mpwds.viewing.pictures import Pictures, pictures, tile
 from mpwds.viewing.tensors import TensorStatistics
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpwds.feed.viewing.figures import ClientFigures, Figures, WorkerFigures
-from mpwds.loader.stats.stats import StageStats
+from mpwds.stats.report import StageStats
 from mpwds.viewing.tensors import TensorFigures
 from mpwds.viewing.wording import counted, duration, number, rate, shape_text, size, three_digits
 

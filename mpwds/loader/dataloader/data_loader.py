@@ -17,15 +17,15 @@ from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
 from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
-from mpwds.loader.stats.collector import Since
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
+from mpwds.stats.collector import Since
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
-    from mpwds.loader.stats.stats import LoaderStats
+    from mpwds.stats.report import LoaderStats
 
 T_co = TypeVar("T_co", covariant=True)
 

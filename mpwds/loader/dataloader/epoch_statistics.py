@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.stats.collector import Since, StatsCollector
-from mpwds.loader.stats.trainer_times import TrainerTimes
-from mpwds.loader.worker.counters import Reading, StageReading, WorkerReading
 from mpwds.pipeline.filter import attribute, rows_in
+from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 
 if TYPE_CHECKING:
-    from mpwds.loader.stats.stats import LoaderStats
+    from mpwds.stats.report import LoaderStats
 
 
 class EpochStatistics:
@@ -24,21 +22,21 @@ class EpochStatistics:
         # The collector refers to this weakly: a cycle would keep workers until the garbage collector runs.
         this = weakref.proxy(self)
         self._statistics = StatsCollector(
-            lambda: this._readings(), lambda: this._private_copies(), in_order=True, in_process=False
+            lambda: this._snapshots(), lambda: this._private_copies(), in_order=True, in_process=False
         )
         self._epochs = 0
         self._counting: WorkerGroup | LocalCounts = LocalCounts()
-        self._earlier: dict[int, WorkerReading] = {}
+        self._earlier: dict[int, CounterSnapshot] = {}
         self._earlier_copies = 0
 
-    def begin(self, counting: WorkerGroup | LocalCounts, *, in_order: bool) -> TrainerTimes:
+    def begin(self, counting: WorkerGroup | LocalCounts, *, in_order: bool) -> ConsumerTimer:
         """Begins an epoch, before its workers do, and returns the clock for its iterator."""
         if counting is not self._counting:
             self._earlier_copies = self._private_copies()
-            self._earlier = {reading.index: reading for reading in self._readings()}
+            self._earlier = self._snapshots()
             self._counting = counting
         self._statistics.in_order, self._statistics.in_process = in_order, isinstance(counting, LocalCounts)
-        times = TrainerTimes()
+        times = ConsumerTimer()
         self._statistics.begin(self._epochs, times)
         self._epochs += 1
         return times
@@ -46,13 +44,11 @@ class EpochStatistics:
     def stats(self, since: Since) -> LoaderStats:
         return self._statistics.stats(since)
 
-    def _readings(self) -> list[WorkerReading]:
-        readings = dict(self._earlier)
-        for now in self._counting.readings():
-            if (before := self._earlier.get(now.index)) is not None:
-                now = replace(now, reading=before.reading + now.reading)
-            readings[now.index] = now
-        return [readings[index] for index in sorted(readings)]
+    def _snapshots(self) -> dict[int, CounterSnapshot]:
+        found = dict(self._earlier)
+        for index, now in self._counting.snapshots().items():
+            found[index] = found[index] + now if index in found else now
+        return found
 
     def _private_copies(self) -> int:
         return self._earlier_copies + self._counting.private_copies()
@@ -72,10 +68,10 @@ class LocalCounts:
         self.nbytes += nbytes
         return samples, nbytes
 
-    def readings(self) -> list[WorkerReading]:
-        other = StageReading(self.active_ns)
-        reading = Reading(self.active_ns, 0, self.batches, self.samples, self.nbytes, other=other)
-        return [WorkerReading(0, os.getpid(), reading)]
+    def snapshots(self) -> dict[int, CounterSnapshot]:
+        work = StageSnapshot(self.active_ns)
+        counts = (self.active_ns, 0, self.batches, self.samples, self.nbytes)
+        return {0: CounterSnapshot(*counts, other=work, pid=os.getpid())}
 
     def private_copies(self) -> int:
         return 0

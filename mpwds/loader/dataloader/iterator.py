@@ -25,13 +25,13 @@ from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
-from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.parts import IterableSource
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.stats.collector import ConsumerTimer
 from mpwds.tracebacks import shorten
 
 
@@ -45,7 +45,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     def __init__(
         self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: ForkFallback
     ) -> None:
-        self._times = TrainerTimes()
+        self._times = ConsumerTimer()
         if not loader.prefetch_factor:
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         super().__init__(loader)

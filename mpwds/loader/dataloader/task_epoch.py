@@ -16,8 +16,8 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
-from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.pipeline.notes import add_note
+from mpwds.stats.collector import ConsumerTimer
 
 Answer = tuple[Any, list[BaseException]]
 """A batch, or in the list the task's exception. Pop it to raise it: if the frame that raises it held it as
@@ -42,7 +42,7 @@ class TaskEpoch:
         indices: Iterator[Any],
         group: WorkerGroup,
         epoch: int,
-        times: TrainerTimes,
+        times: ConsumerTimer,
     ) -> None:
         workers, generation = group.begin_epoch(epoch, record.positions(loader))
         completed, indices = record.completed, record.drawn(loader, indices)

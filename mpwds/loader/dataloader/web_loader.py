@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.rebatch.regrouped import regrouped
 from mpwds.loader.resume.state import VERSION, check, described_stages, field
-from mpwds.loader.stats.collector import Since
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import IteratorStream, skip
 from mpwds.pipeline.stream import Stage
+from mpwds.stats.collector import Since
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
-    from mpwds.loader.stats.stats import LoaderStats
+    from mpwds.stats.report import LoaderStats
 
 
 class WebLoader(Rebatching, DataPipeline):

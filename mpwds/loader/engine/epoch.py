@@ -17,8 +17,8 @@ from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
-from mpwds.loader.stats.trainer_times import TrainerTimes
 from mpwds.sharedmem import interrupts
+from mpwds.stats.collector import ConsumerTimer
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
@@ -56,7 +56,7 @@ class Iteration(Iterator[Any]):
         closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
-    def __init__(self, owner: object, progress: EpochProgress, times: TrainerTimes) -> None:
+    def __init__(self, owner: object, progress: EpochProgress, times: ConsumerTimer) -> None:
         self._owner = owner
         self.progress = progress
         self._times = times
@@ -99,7 +99,7 @@ class EpochIterator(Iteration):
         self,
         owner: object,
         progress: EpochProgress,
-        times: TrainerTimes,
+        times: ConsumerTimer,
         group: WorkerGroup,
         options: LoaderOptions,
         *,
@@ -217,9 +217,10 @@ class EpochIterator(Iteration):
         worker = self._group.restart(index)
         worker.start(self.progress.epoch, self._generation, progress.position(progress.received))
         order = " and the order is unchanged" if self._in_order else ""
+        restarts = self._group.snapshots()[index].restarts
         warn(
-            f"{death}. A new process (pid {worker.pid}, restart {self._group.restarts[index]}) took its "
-            f"place: no batch is lost or delivered twice{order}"
+            f"{death}. A new process (pid {worker.pid}, restart {restarts}) took its place: no batch is lost "
+            f"or delivered twice{order}"
         )
         return worker
 

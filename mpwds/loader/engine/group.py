@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mpwds.loader.engine import protocol
@@ -20,10 +19,10 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker.counters import Reading, WorkerReading
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.sharedmem.private import PrivateCopies
+from mpwds.stats.snapshot import CounterSnapshot
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
@@ -56,9 +55,8 @@ class WorkerGroup:
         self._make_receiver = functools.partial(
             BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
         )
-        self.restarts: Counter[int] = Counter()  # how often each worker was started again within an epoch
         self._fingerprint: bytes | None = None
-        self._ended: dict[int, WorkerReading] = {}
+        self._ended: dict[int, CounterSnapshot] = {}
         self._warned_of_idle = False
 
     @property
@@ -73,10 +71,9 @@ class WorkerGroup:
         """Batches that were copied out of shared memory since the group was made."""
         return self._copies.made
 
-    def readings(self) -> list[WorkerReading]:
-        """The counters of all workers since the group was made, also of those that have ended."""
-        readings = {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
-        return [readings[index] for index in sorted(readings)]
+    def snapshots(self) -> dict[int, CounterSnapshot]:
+        """What all workers have counted since the group was made, also those that have ended."""
+        return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:
         """Starts an epoch in all workers, each at its position; returns them, and the epoch's generation.
@@ -103,8 +100,7 @@ class WorkerGroup:
             dead.disconnect()
             processes.end_all([dead], protocol.GRACE_S)
             worker = self._workers[index] = self._make_worker(index, self._launcher)
-            self._ended[index] = self._read(dead)
-            self.restarts[index] += 1
+            self._ended[index] = self._read(dead) + CounterSnapshot(restarts=1)
             dead.release()
         return worker
 
@@ -159,8 +155,8 @@ class WorkerGroup:
         if os.getpid() != self._owner:
             return
         with processes.interrupts_deferred():
-            ended = {reading.index: reading for reading in self.readings()}
-            workers, self._workers, self._ended = self._workers, [], ended
+            self._ended = self.snapshots()
+            workers, self._workers = self._workers, []
             for worker in workers:
                 worker.disconnect()
             processes.end_all(workers, protocol.GRACE_S)
@@ -174,10 +170,9 @@ class WorkerGroup:
         # The consumer may hold all blocks but one, so that the worker has one to write to.
         return LocalWorker(index, launcher, functools.partial(self._make_receiver, keep=self._blocks - 1))
 
-    def _read(self, worker: WorkerHandle) -> WorkerReading:
-        index = worker.index
-        before = self._ended[index].reading if index in self._ended else Reading()
-        return WorkerReading(index, worker.pid, before + worker.reading(), self.restarts[index])
+    def _read(self, worker: WorkerHandle) -> CounterSnapshot:
+        before, now = self._ended.get(worker.index), worker.snapshot()
+        return now if before is None else before + now
 
     def _end_outdated(self) -> None:
         check_owner(self._owner, "loader")

@@ -19,9 +19,10 @@ from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker.counters import Reading, StatusPage, stage_in
+from mpwds.loader.worker.counters import StatusPage, stage_in
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.bell import Bell
+from mpwds.stats.snapshot import CounterSnapshot
 from mpwds.warn import warn
 
 _EXIT_WAIT_S = 1.0
@@ -157,8 +158,8 @@ class LocalWorker:
     def unsettled(self) -> bool:
         return self._receiver.unsettled
 
-    def reading(self) -> Reading:
-        return self._status.counters.read()
+    def snapshot(self) -> CounterSnapshot:
+        return self._status.counters.read(self.pid)
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         what, slow = "delivered nothing for", "a batch"
@@ -219,5 +220,5 @@ class LocalWorker:
         )
 
     def _last_shard(self) -> str:
-        shard = self.reading().shard
+        shard = self.snapshot().shard
         return f", while it read {shard}" if shard else ""

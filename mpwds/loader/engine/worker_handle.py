@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from mpwds.errors import WorkerTimeout
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.resume.progress import START, Position
-from mpwds.loader.worker.counters import Reading
+from mpwds.stats.snapshot import CounterSnapshot
 
 
 class WorkerHandle(Protocol):
@@ -79,7 +79,7 @@ class WorkerHandle(Protocol):
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""
 
-    def reading(self) -> Reading:
+    def snapshot(self) -> CounterSnapshot:
         """The worker's counters; readable until :meth:`release`, also after its death."""
 
     def disconnect(self) -> None:

@@ -8,81 +8,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mpwds.sharedmem import segment
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 
 OTHER, WRITING = range(2)
 """Stages that always exist: the work outside stages, and writing batches into shared memory."""
-
-THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
-"""What they are called in statistics and errors."""
 
 _FURTHER = b"further ones"
 """Name of the last entry, which stands for all that do not fit."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5
-
-
-@dataclass(frozen=True)
-class StageReading:
-    """A stage's estimated time, its elements, whether it reads storage, and the bytes that it read there."""
-
-    time_ns: int = 0
-    elements: int = 0
-    storage: bool = False
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A worker's counters at some moment, and the shard that it read last.
-
-    Readings can be added, and an earlier one subtracted.
-    """
-
-    active_ns: int = 0
-    waiting_ns: int = 0
-    batches: int = 0
-    samples: int = 0
-    nbytes: int = 0
-    cpu_ns: int = 0
-    queued_ns: int = 0
-    other: StageReading = StageReading()
-    writing: StageReading = StageReading()
-    stages: Mapping[str, StageReading] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    shard: str = ""
-
-    def __add__(self, more: Reading) -> Reading:
-        return Reading(**_combined(vars(self), vars(more), 1))
-
-    def __sub__(self, before: Reading) -> Reading:
-        return Reading(**_combined(vars(self), vars(before), -1))
-
-
-@dataclass(frozen=True)
-class WorkerReading:
-    """Counts of a worker's processes, the last of them ``pid``, since the loader was made.
-
-    ``server`` is the URL of its server, which has not answered for ``lost_s`` seconds, 0 if it answers.
-    """
-
-    index: int
-    pid: int
-    reading: Reading
-    restarts: int = 0
-    server: str = ""
-    lost_s: float = 0.0
-
-    def since(self, before: WorkerReading | None) -> WorkerReading:
-        if before is None:
-            return self
-        reading, restarts = self.reading - before.reading, self.restarts - before.restarts
-        return replace(self, reading=reading, restarts=restarts)
 
 
 class StageCounters(ctypes.Structure):
@@ -96,8 +33,8 @@ class StageCounters(ctypes.Structure):
         ("name", ctypes.c_char * 104),
     )
 
-    def read(self) -> StageReading:
-        return StageReading(self.time_ns, self.elements, bool(self.storage), self.nbytes)
+    def read(self) -> StageSnapshot:
+        return StageSnapshot(self.time_ns, self.elements, bool(self.storage), self.nbytes)
 
 
 class _Skipped(ctypes.Structure):
@@ -147,11 +84,11 @@ class Counters(ctypes.Structure):
         skipped.name = name
         skipped.elements += 1
 
-    def read(self) -> Reading:
+    def read(self, pid: int = 0) -> CounterSnapshot:
         now_ns = time.monotonic_ns()
         active_ns, waiting_ns = self.active_ns, self.waiting_ns
         named = self.stages[WRITING + 1 : self.described]
-        return Reading(
+        return CounterSnapshot(
             active_ns=active_ns if active_ns >= 0 else active_ns + now_ns,
             waiting_ns=waiting_ns if waiting_ns >= 0 else waiting_ns + now_ns,
             batches=self.batches,
@@ -164,6 +101,7 @@ class Counters(ctypes.Structure):
             stages=_told_apart([(_decoded(stage.name), stage.read()) for stage in named]),
             skipped={_decoded(kind.name): kind.elements for kind in self.kinds if kind.elements},
             shard=_decoded(self.shard),
+            pid=pid,
         )
 
 
@@ -229,28 +167,12 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "ignore")
 
 
-def _told_apart(stages: list[tuple[str, StageReading]]) -> dict[str, StageReading]:
+def _told_apart(stages: list[tuple[str, StageSnapshot]]) -> dict[str, StageSnapshot]:
     """The stages by name; the second of two that print alike is called ``map(crop) #2``."""
-    named: dict[str, StageReading] = {}
+    named: dict[str, StageSnapshot] = {}
     for name, reading in stages:
         unique, number = name, 2
         while unique in named:
             unique, number = f"{name} #{number}", number + 1
         named[unique] = reading
     return named
-
-
-def _combined(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> dict[str, Any]:
-    """Adds or subtracts values of the same name; what one side lacks counts as zero there."""
-    zeros = {name: type(value)() for name, value in {**one, **other}.items()}
-    return {name: _sum(one.get(name, zero), other.get(name, zero), sign) for name, zero in zeros.items()}
-
-
-def _sum(one: Any, other: Any, sign: int) -> Any:
-    if isinstance(one, (bool, str)):
-        return other or one if sign > 0 else one or other
-    if isinstance(one, int):
-        return one + sign * other
-    if isinstance(one, StageReading):
-        return StageReading(**_combined(vars(one), vars(other), sign))
-    return {name: value for name, value in _combined(one, other, sign).items() if value != 0}

@@ -13,8 +13,7 @@ from mpwds import nest, tenbin
 from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.engine.receiving import Output, view
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
-from mpwds.loader.stats.trainer_times import TrainerTimes
-from mpwds.loader.worker.counters import Counters, WorkerReading
+from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker import WorkerIterator
@@ -22,6 +21,8 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.stats.collector import ConsumerTimer
+from mpwds.stats.snapshot import CounterSnapshot
 
 
 class InProcess:
@@ -34,8 +35,8 @@ class InProcess:
         self._counters = Counters()
         self.meter = Meter(self._counters, dataset, counts_cpu=False)
 
-    def readings(self) -> list[WorkerReading]:
-        return [WorkerReading(0, os.getpid(), self._counters.read())]
+    def snapshots(self) -> dict[int, CounterSnapshot]:
+        return {0: self._counters.read(os.getpid())}
 
 
 class LocalIterator(Iteration):
@@ -46,7 +47,7 @@ class LocalIterator(Iteration):
     """
 
     def __init__(
-        self, owner: object, progress: EpochProgress, times: TrainerTimes, local: InProcess, context: Context
+        self, owner: object, progress: EpochProgress, times: ConsumerTimer, local: InProcess, context: Context
     ) -> None:
         super().__init__(owner, progress, times)
         self._meter, self._output, self._pinning = local.meter, local.output, local.pinning

@@ -22,6 +22,7 @@ from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Derived, Stream
+from mpwds.stats.snapshot import stage_name
 
 _BUDGET = 0.01
 _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
@@ -139,7 +140,7 @@ class Meter:
         """Times a part of a pipeline and counts what its error handler leaves out: see ``Context.watch``."""
         if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
             return stream
-        name = name_of(part)
+        name = stage_name(part)
         stage = self._stage(context.stage, name, getattr(part, "reads_shards", False))
         if hasattr(stream, "on_skipped"):
             stream.on_skipped = functools.partial(self._skipped, name)
@@ -234,14 +235,6 @@ class _Stage:
         self.time_ns = 0
         code = _Watched.__next__.__code__.replace(co_name=f"stage {name}")
         self.stream_class = type("_Watched", (_Watched,), {"__next__": FunctionType(code, globals())})
-
-
-def name_of(part: Any) -> str:
-    """How a part of a pipeline prints, in one line that is the same in all workers."""
-    kind: Any = type(part)
-    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
-        return str(kind.__name__)
-    return str(part).partition("\n")[0]
 
 
 def _queued_ns() -> int:

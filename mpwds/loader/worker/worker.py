@@ -24,7 +24,7 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
-from mpwds.loader.worker.counters import STACK_SIGNAL, WRITING_BATCHES, StatusPage
+from mpwds.loader.worker.counters import STACK_SIGNAL, StatusPage
 from mpwds.loader.worker.elements import OwnElements, elements, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
@@ -36,6 +36,7 @@ from mpwds.pipeline.parts import culprit, iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.sharedmem.bell import Bell
+from mpwds.stats.snapshot import WRITING_BATCHES
 
 _STOP_CHECK_S = 0.005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -42,7 +42,7 @@ class Members:
 
 
 def batches_made(server):
-    return sum(worker["batches"] for worker in status(server)["workers"])
+    return sum(worker["counters"]["batches"] for worker in status(server)["workers"])
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])

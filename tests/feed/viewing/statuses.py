@@ -23,6 +23,11 @@ def reading(seconds, waiting_s=0.0, batches=0, **more):
             "decode('rgb8')": stage(0.7 * working_s, 64 * batches),
         },
         "skipped": {},
+        "restarts": 0,
+        "assigned_ns": int(seconds * 1e9),
+        "pid": 0,
+        "server": "",
+        "lost_s": 0.0,
         "shard": "s3://data/train-000017.tar",
         **more,
     }
@@ -35,12 +40,9 @@ def worker(number, reading, **more):
         "client": "gpu1:77",
         "state": "running",
         "epoch": 3,
-        "assigned_s": reading["active_ns"] / 1e9,
-        "batches": reading["batches"],
-        "restarts": 0,
         "unacknowledged_bytes": 500_000,
         "window_bytes": 2_000_000,
-        "reading": reading,
+        "counters": reading,
         **more,
     }
 

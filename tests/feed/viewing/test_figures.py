@@ -162,10 +162,8 @@ def test_a_verdict_is_about_the_work_between_the_readings_also_when_they_came_be
 
 def test_the_waiting_share_is_the_one_that_the_verdict_names():
     """Also of workers without an epoch, and of others that no trainer had for a part of the time."""
-    in_epochs = [
-        worker(n, reading(4, batches=40), assigned_s=assigned_s) for n, assigned_s in enumerate((10, 6))
-    ]
-    free = worker(2, reading(0), assigned_s=0.0, state="free")
+    in_epochs = [worker(n, reading(4, batches=40, assigned_ns=s * 10**9)) for n, s in enumerate((10, 6))]
+    free = worker(2, reading(0), state="free")
     found = figures([status(90, [])], [status(100, [*in_epochs, free])])
     assert (found.waiting_share, found.servers[0].verdict) == (0.5, found.verdict)
     assert found.verdict.startswith("workers wait 50% of the time: the trainers, or the network to them")
@@ -216,7 +214,7 @@ def test_workers_that_wait_are_not_said_to_wait_for_trainers_while_a_server_is_l
 
 
 def test_a_worker_that_was_busy_since_just_before_it_was_assigned_does_not_wait():
-    found = figures(None, [status(10, [worker(0, reading(10, batches=100), assigned_s=9.9)])])
+    found = figures(None, [status(10, [worker(0, reading(10, batches=100, assigned_ns=9_900_000_000))])])
     assert found.workers[0].waiting_share == 0
 
 
@@ -224,7 +222,7 @@ def test_a_slow_worker_is_not_said_to_be_started_again_if_that_was_before_the_re
     def restarted(*times):
         moments = (
             [
-                worker(n, reading(s, s * wait, batches=s), restarts=restarts if n == 3 else 0)
+                worker(n, reading(s, s * wait, batches=s, restarts=restarts if n == 3 else 0))
                 for n, wait in WAITS
             ]
             for s, restarts in zip((90, 100), times, strict=True)

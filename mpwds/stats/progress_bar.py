@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-from mpwds.loader.stats.trainer_times import TrainerTimes
+from mpwds.stats.collector import ConsumerTimer
 
 _REDRAW_TERMINAL_S = 0.25
 _REDRAW_FILE_S = 10.0
@@ -24,7 +24,7 @@ def require_tqdm() -> Any:
     return auto
 
 
-class ShownTimes(TrainerTimes):
+class ShownTimer(ConsumerTimer):
     """The clock of an epoch's iterator, shown as a line on stderr or in a notebook's cell.
 
     It ends with the epoch, and does not keep the loader alive.

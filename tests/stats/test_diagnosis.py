@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpwds.loader.stats.stats import LoaderStats, StageStats, WorkerStats
+from mpwds.stats.report import LoaderStats, StageStats, WorkerStats
 
 MANY = 1000
 

@@ -1,0 +1,242 @@
+"""Collects what a loader's epochs count: the workers' counters and the consumer's clock."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpwds.stats.snapshot import CounterSnapshot, stage_name
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.context import Context
+    from mpwds.pipeline.stream import Stream
+    from mpwds.stats.report import LoaderStats
+
+Since = Literal["epoch", "start"]
+
+_WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
+
+
+@dataclass(frozen=True)
+class ConsumerSnapshot:
+    """What a training process counted in one or more epochs, the first attributes as in ``LoaderStats``.
+
+    Rates leave out the first batch of each epoch, which counts as ``first_batches`` and so on. After the
+    first batch, all programs together took ``busy_s`` of the processors' time, this process ``cpu_s``.
+    """
+
+    first_batch_s: float = 0.0
+    waited_s: float = 0.0
+    received_s: float = 0.0
+    elsewhere_s: float = 0.0
+    stages_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    first_batches: int = 0
+    first_samples: int = 0
+    first_nbytes: int = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def __add__(self, more: ConsumerSnapshot) -> ConsumerSnapshot:
+        return ConsumerSnapshot(*map(sum, zip(astuple(self), astuple(more), strict=True)))
+
+
+class ConsumerTimer:
+    """The clock of an epoch's iterator. Another thread may read it at any time."""
+
+    def __init__(self) -> None:
+        self._began_ns = self._since_ns = time.monotonic_ns()
+        self._spent_ns = [0, 0, 0, 0]
+        self._stages_before_ns = self._untimed_stages_ns = 0
+        self._doing = self._outside = _ELSEWHERE
+        self._first = (0, 0, 0)
+        self._used_first = self._used_last = (0.0, 0.0)
+        self._batches = self._samples = self._nbytes = 0
+        self._running = True
+
+    def asked(self) -> None:
+        """``next()`` begins."""
+        self._now(_WAITED)
+
+    def arrived(self) -> None:
+        """The data of a batch is here."""
+        self._now(_RECEIVED)
+
+    def delivered(self, samples: int, nbytes: int) -> None:
+        """``next()`` returns a batch."""
+        self._now(self._outside)
+        self._samples += samples
+        self._nbytes += nbytes
+        if self._batches == 0:
+            self._first = self._since_ns - self._began_ns, samples, nbytes
+            self._spent_ns = [0, 0, 0, 0]
+            self._untimed_stages_ns = 0
+            self._used_first = _used_s()
+        self._batches += 1
+
+    def left(self) -> None:
+        """``next()`` ends without a batch."""
+        self._now(self._outside)
+
+    def stages_began(self) -> None:
+        """The stages behind the loader begin to make an element, and may ask for batches."""
+        self._stages_before_ns = self._spent_ns[_STAGES]
+        self._outside = _STAGES
+        self._now(_STAGES)
+
+    def stages_ended(self, weight: float) -> None:
+        """The stages have made an element, which stands for ``weight`` elements, or have ended."""
+        self._outside = _ELSEWHERE
+        self._now(_ELSEWHERE)
+        timed_ns = max(0, self._spent_ns[_STAGES] - self._stages_before_ns)
+        self._untimed_stages_ns += round(timed_ns * (weight - 1))
+
+    def end(self) -> None:
+        """The epoch is over: the clock stops."""
+        self._now(_ELSEWHERE)
+        if self._running and self._batches and not sys.is_finalizing():  # then there is no open()
+            self._used_last = _used_s()
+        self._running = False
+
+    def read(self) -> ConsumerSnapshot:
+        spent_ns = list(self._spent_ns)
+        untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
+        if self._running:
+            spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
+        if not self._batches:  # all the time so far went into the first batch
+            return ConsumerSnapshot(first_batch_s=sum(spent_ns) / 1e9)
+        first_ns, first_samples, first_nbytes = self._first
+        busy_s, cpu_s = _used_s() if self._running else self._used_last
+        return ConsumerSnapshot(
+            first_batch_s=first_ns / 1e9,
+            waited_s=spent_ns[_WAITED] / 1e9,
+            received_s=spent_ns[_RECEIVED] / 1e9,
+            elsewhere_s=(spent_ns[_ELSEWHERE] - untimed_ns) / 1e9,
+            stages_s=(spent_ns[_STAGES] + untimed_ns) / 1e9,
+            batches=self._batches,
+            samples=self._samples,
+            nbytes=self._nbytes,
+            first_batches=1,
+            first_samples=first_samples,
+            first_nbytes=first_nbytes,
+            busy_s=busy_s - self._used_first[0],
+            cpu_s=cpu_s - self._used_first[1],
+        )
+
+    def _now(self, doing: int) -> None:
+        if not self._running:
+            return
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self._doing] += now_ns - self._since_ns
+        self._since_ns, self._doing = now_ns, doing
+
+
+def _used_s() -> tuple[float, float]:
+    """The time that programs have used of this process' processors, and that of this process alone."""
+    mine = {b"cpu%d" % number for number in os.sched_getaffinity(0)}
+    ticks = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", "rb") as file:
+        for name, *counts in map(bytes.split, file):
+            if name in mine:
+                user, nice, system, _idle, _iowait, irq, softirq = map(int, counts[:7])
+                ticks += user + nice + system + irq + softirq
+    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+class StatsCollector:
+    """Adds up epochs, and tells the current one from those before.
+
+    ``in_order`` and ``in_process`` may change between epochs. ``times`` is the clock of the last epoch.
+    """
+
+    def __init__(
+        self,
+        read_workers: Callable[[], Mapping[int, CounterSnapshot]],
+        read_copies: Callable[[], int],
+        *,
+        in_order: bool,
+        in_process: bool,
+    ) -> None:
+        self._read_workers = read_workers
+        self._read_copies = read_copies
+        self.in_order, self.in_process = in_order, in_process
+        self._epoch = self._epochs = 0
+        self._earlier = ConsumerSnapshot()
+        self.times = ConsumerTimer()
+        self._workers_before: Mapping[int, CounterSnapshot] = {}
+        self._copies_before = 0
+        self._skipped: Counter[str] = Counter()
+        self._skipped_before: Counter[str] = Counter()
+
+    def begin(self, epoch: int, times: ConsumerTimer) -> None:
+        """Begins an epoch with the clock of its iterator. To be called before the workers begin."""
+        if self._epochs:
+            self.times.end()
+            self._earlier += self.times.read()
+        self._epoch, self.times = epoch, times
+        self._epochs += 1
+        self._workers_before = self._read_workers()
+        self._copies_before = self._read_copies()
+        self._skipped_before = self._skipped.copy()
+
+    def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+        """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
+        if hasattr(stream, "on_skipped"):
+            stream.on_skipped = functools.partial(self._count_skipped, stage_name(part))
+        return stream
+
+    def _count_skipped(self, stage: str, error: Exception) -> None:
+        self._skipped[f"{stage}: {type(error).__name__}"] += 1
+
+    def stats(self, since: Since) -> LoaderStats:
+        """Statistics since the epoch began, or since the loader was made."""
+        from mpwds.stats.report import LoaderStats, worker_stats
+
+        if since not in ("epoch", "start"):
+            raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
+        whole = since == "start"
+        consumer = self.times.read() if self._epochs else ConsumerSnapshot()
+        consumer = self._earlier + consumer if whole else consumer
+        before = {} if whole else self._workers_before
+        workers = [
+            worker_stats(index, now - before[index] if index in before else now)
+            for index, now in self._read_workers().items()
+        ]
+        own_s = consumer.cpu_s + sum(
+            worker.cpu_s for worker in workers if not (self.in_process or worker.server)
+        )
+        seconds = consumer.waited_s + consumer.received_s + consumer.elsewhere_s + consumer.stages_s
+
+        def rate(count: int, first: int) -> float:
+            return (count - first) / seconds if seconds else 0.0
+
+        return LoaderStats(
+            epoch=self._epoch,
+            **{name: vars(consumer)[name] for name in _SHOWN},
+            batches_per_s=rate(consumer.batches, consumer.first_batches),
+            samples_per_s=rate(consumer.samples, consumer.first_samples),
+            bytes_per_s=rate(consumer.nbytes, consumer.first_nbytes),
+            private_copies=self._read_copies() - (0 if whole else self._copies_before),
+            in_order=self.in_order,
+            in_process=self.in_process,
+            cores=len(os.sched_getaffinity(0)),
+            workers=tuple(workers) if self._epochs else (),
+            stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
+            epochs=self._epochs if whole else 1,
+            others_cpu_s=max(0.0, consumer.busy_s - own_s),
+        )
+
+
+_SHOWN = (
+    *("first_batch_s", "waited_s", "received_s", "elsewhere_s", "stages_s"),
+    *("batches", "samples", "nbytes"),
+)
