@@ -15,12 +15,12 @@ from mpwds.cli.outputs import (
     existing,
     exists,
     make_folders,
-    parts_of_series,
     warn_of_older,
 )
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import remove_partial
+from mpwds.storage.writing.sinks import parts_of_series
 
 
 @contextlib.contextmanager

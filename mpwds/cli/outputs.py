@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import open_destination, remove_partial, write_whole
+from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered, parts_of_series
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 
 _WIDTH_OF_FILES = 200
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
-_NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data
-
-
-class WrongArgument(ValueError):
-    """An argument makes no sense."""
-
-    exit_code = 2
+_NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
 
 
 def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
@@ -110,34 +105,6 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
     return f"{folder}{slash}{split}{name[begins.end() :] if begins else f'-{name}'}"
 
 
-def parts_of_series(target: str) -> tuple[str, str, str]:
-    """What stands before the number of a series of shards, its directive, and the rest.
-
-    The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
-    is a character like others. Raises ``ValueError`` if there are two directives.
-
-    Example:
-        >>> parts_of_series("100%done/50%-%06d.tar"), parts_of_series("50%.tar")
-        (('100%done/50%-', '%06d', '.tar'), ('50%.tar', '', ''))
-    """
-    found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
-    if len(found) > 1:
-        raise WrongArgument(f"{target!r} needs one % directive for the number, such as %06d, and has several")
-    start, stop = found[0].span() if found else (len(target), len(target))
-    return target[:start], target[start:stop], target[stop:]
-
-
-def is_series(target: str) -> bool:
-    """True if a name stands for a series of shards. Raises as ``parts_of_series``."""
-    return parts_of_series(target)[1] != ""
-
-
-def numbered(target: str, number: int) -> str:
-    """The name of a series' shard of this number; what is no series has one name."""
-    front, directive, back = parts_of_series(target)
-    return f"{front}{directive and directive % number}{back}"
-
-
 def beside(pattern: str, ending: str) -> str:
     """The name of a file that describes the shards of a pattern.
 
@@ -146,7 +113,7 @@ def beside(pattern: str, ending: str) -> str:
         'data/train.json'
     """
     folder, slash, name = pattern.rpartition("/")
-    name = re.sub(rf"[-_.]?{_NUMBER.pattern}", "", _FILE.sub("", name))
+    name = _NUMBER.sub("", _FILE.sub("", name))
     return f"{folder}{slash}{name or 'dataset'}{ending}"
 
 

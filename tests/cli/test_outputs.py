@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpwds.cli.outputs import beside, existing, is_series, numbered
+from mpwds.cli.outputs import beside, existing
+from mpwds.storage.writing.sinks import is_series, numbered
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mpwds.cli.making.encodings import Convert
-    from mpwds.cli.making.formats import Dataset
+    from mpwds.pipeline.formats import Format, StoredSamples
 
 _FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
 
@@ -72,23 +72,23 @@ def convert(
     value in every sample, so a sample that lacks one is an error. Pickles are copied, and never read.
     """
     from mpwds.cli.making.encodings import KEY, convert_fields
-    from mpwds.cli.making.formats import FORMATS, open_dataset
-    from mpwds.cli.making.sinks import Options, open_sink
     from mpwds.cli.outputs import (
+        make_folders,
         plain_console,
+        refuse_existing,
         refuse_limits,
         refuse_own_input,
         report,
         warn_of_older,
     )
     from mpwds.cli.progress import progress
+    from mpwds.storage.writing.sinks import WriteOptions
 
-    for option, given in (("--from", from_), ("--to", to)):
-        if given and given not in FORMATS:
-            raise typer.BadParameter(f"{option} {given}: expected {_FORMATS}")
-    dataset = open_dataset(source, from_)
-    kind, where = _target(destination, to, dataset.format)
-    if kind in ("mds", "mds1"):
+    format, place = _source(source, from_)
+    dataset = format.samples(place)
+    target, where = _target(destination, to, format)
+    kind, in_columns = target.name, bool(target.indexes)
+    if in_columns:
         if maxcount:
             raise typer.BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
     else:
@@ -96,23 +96,25 @@ def convert(
         if os.path.realpath(os.path.dirname(where)) == os.path.realpath(source):
             raise ValueError(f"{where} would lie in the dataset that is read: choose another folder")
     refuse_own_input(dataset.urls, where)
-    samples = dataset.samples()
+    samples = dataset.read()
     first = next(samples, None)
     if first is None:
         raise ValueError(f"{source}: there is no sample in it")
     plan = _plan(first, dataset, kind, columns)
     console = plain_console(where == "-" or as_json)
-    _show(console, plan, dataset, kind)
+    _show(console, plan, dataset, format.name, kind)
     encodings = {new: target for new, target, _ in plan.values()}
-    in_columns = kind in ("mds", "mds1")
+    if not in_columns:
+        refuse_existing([where], force)
+        make_folders([where])
     if keys and in_columns:
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     limit = parse_size(maxsize) if maxsize else None
     count, total, began = 0, 0, time.monotonic()
-    options = Options(maxcount or 10_000, limit, compression, hash_names, force)
+    options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
     with (
-        open_sink(kind, where, encodings, options) as sink,
+        target.writer(where, encodings, options) as sink,
         progress(dataset.count, in_bytes=False) as advance,
     ):
         for sample in itertools.chain([first], samples):
@@ -143,25 +145,44 @@ def convert(
     console.print(f"wrote {what} to {counted(len(sink.shards), 'shard')}: {where} ({kind})")
 
 
-def _target(destination: str, kind: str, source_kind: str) -> tuple[str, str]:
-    """The format to write, and the folder, pattern or name to write to."""
-    from mpwds.cli.making.formats import RECORDS
-    from mpwds.cli.outputs import shard_pattern
+def _source(source: str, name: str) -> tuple[Format, str]:
+    """The format of the dataset to read, and the dataset as the format takes it."""
+    from mpwds.pipeline.formats import find_format
 
-    last = destination.rpartition("/")[2].lower()
-    if not kind:
-        ending = last.rpartition(".")[2]
-        if ending in RECORDS:
-            kind = RECORDS[ending]
-        elif destination == "-" or ".tar" in last or ending == "tgz":
-            kind = "tar"
-        else:
-            kind = "tar" if source_kind in ("mds", "mds1") else "mds"
-    return kind, destination if kind in ("mds", "mds1") else shard_pattern(destination, ending=f".{kind}")
+    if name:
+        format = _named("--from", name)
+        return format, format.find(source) or source
+    found = find_format(source)
+    if found is None:
+        raise ValueError(f"{source} does not tell its format: give --from {_FORMATS}")
+    return found
+
+
+def _named(option: str, name: str) -> Format:
+    from mpwds.pipeline.formats import format_named
+
+    try:
+        return format_named(name)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {name}: {error}") from None
+
+
+def _target(destination: str, name: str, source: Format) -> tuple[Format, str]:
+    """The format to write, and the folder, pattern or name to write to."""
+    from mpwds.cli.outputs import shard_pattern
+    from mpwds.pipeline.formats import FORMATS
+
+    if name:
+        format = _named("--to", name)
+    else:
+        last = destination.rpartition("/")[2]
+        found = (each for each in FORMATS.values() if not each.indexes and each.find(last or destination))
+        format = next(found, FORMATS["tar" if source.indexes else "mds"])
+    return format, destination if format.indexes else shard_pattern(destination, ending=f".{format.name}")
 
 
 def _plan(
-    first: Mapping[str, bytes], dataset: Dataset, kind: str, columns: str
+    first: Mapping[str, bytes], dataset: StoredSamples, kind: str, columns: str
 ) -> dict[str, tuple[str, str, Convert]]:
     """By field or column of the source: its new name, its encoding in MDS, and the function between them."""
     from mpwds.cli.making import encodings
@@ -186,12 +207,16 @@ def _plan(
 
 
 def _show(
-    console: Console, plan: Mapping[str, tuple[str, str, Convert]], dataset: Dataset, kind: str
+    console: Console,
+    plan: Mapping[str, tuple[str, str, Convert]],
+    dataset: StoredSamples,
+    source: str,
+    kind: str,
 ) -> None:
     """Says what becomes of each field."""
     from rich.table import Table
 
-    table = Table(f"{dataset.format}", f"{kind}", box=None, pad_edge=False, header_style="bold")
+    table = Table(source, kind, box=None, pad_edge=False, header_style="bold")
     for name, (new, encoding, _) in plan.items():
         before = f"{name} ({dataset.columns[name]})" if name in dataset.columns else name
         after = f"{new} ({encoding})" if encoding else new

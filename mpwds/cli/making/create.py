@@ -184,7 +184,7 @@ def _shards(
     """The shards of a split; one, if the pattern is the name of one."""
     from mpwds.cli.making.planning import into_even_shards, into_shards
     from mpwds.cli.making.writing import Planned
-    from mpwds.cli.outputs import is_series, numbered
+    from mpwds.storage.writing.sinks import is_series, numbered
 
     if not is_series(pattern):
         return [Planned(pattern, samples.part(numbers), len(numbers))]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from mpwds.cli.journal import digest
 from mpwds.cli.notes import noted
-from mpwds.cli.outputs import WrongArgument, is_series, numbered
 from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
@@ -25,6 +24,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_note
 from mpwds.pipeline.webdataset import WebDataset
 from mpwds.storage.writing.encoders import encode_field
+from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _REQUESTS = 16  # at a time

@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 
 from mpwds.cli.outputs import (
-    WrongArgument,
     already_there,
     existing,
     exists,
-    is_series,
     make_folders,
-    numbered,
 )
 from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
@@ -19,6 +16,7 @@ from mpwds.cli.resharding.raw_samples import RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes
 
 

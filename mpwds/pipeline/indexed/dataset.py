@@ -96,9 +96,11 @@ class IndexedDataset(DataPipeline):
         threads: int = 1,
     ) -> None:
         # Not above: workers get shards that are open already.
-        from mpwds.pipeline.indexed.opening import Copies, opened
+        from mpwds.pipeline.formats import CacheConfig
+        from mpwds.pipeline.indexed.opening import open_source
 
-        shards, called, stages, seed_of_source = opened(source, Copies(cache_dir, cache_size, remote))
+        cache = CacheConfig(cache_dir, cache_size, remote)
+        shards, called, stages, seed_of_source = open_source(source, cache)
         super().__init__(seed=seed_of_source if seed is None else seed)
         self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
         shown = options(

@@ -120,6 +120,13 @@ class DatasetLocation:
                 write_whole(PendingFile(target), content)
         return self, name, data
 
+    def unpacked_elsewhere(self) -> DatasetLocation:
+        """This location, but what has to be uncompressed is kept in a temporary folder."""
+        if self.remote is not None:
+            return self
+        folder = TemporaryFolder.named(hashlib.sha256(f"unpacked {self.local}".encode()).hexdigest()[:32])
+        return replace(self, local=folder.path, remote=self.local, temporary=folder)
+
     def url(self, name: str) -> str:
         """Returns the path or URL of the dataset's file of this name."""
         return os.path.join(self.local if self.remote is None else self.remote, name)

@@ -24,6 +24,7 @@ class MDS1Shards:
 
     Attributes:
         fields: The fields' names.
+        shard_columns, files: As of ``MDSShards``.
 
     Example:
         >>> import tempfile
@@ -40,6 +41,7 @@ class MDS1Shards:
         local: str | os.PathLike[str] | None = None,
         remote: str | os.PathLike[str] | None = None,
         *,
+        in_place: bool = True,
         cache_limit: int | None = None,
         retries: int = 2,
         timeout_s: float = 60.0,
@@ -48,11 +50,14 @@ class MDS1Shards:
         self._index = parse_index(data, os.path.join(location.local, name))
         end = name.removeprefix(INDEX_NAME)
         sizes = self._index.bytes_per_shard.tolist()
-        files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
+        if end and not in_place:
+            location = location.unpacked_elsewhere()
+        self.files = files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
         self._files = LocalShards(location, files, cache_limit=cache_limit)
         self.urls: Sequence[str] = [os.path.join(location.local, each.raw.name) for each in files]
         self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
         self.fields = self._index.fields
+        self.shard_columns = [tuple((name, "bytes") for name in self.fields)] * len(files)
         self._sizes = struct.Struct(f"<{len(self.fields)}q")
 
     def read(self, shard: int, index: int) -> dict[str, bytes]:

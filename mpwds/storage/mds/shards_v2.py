@@ -29,6 +29,8 @@ class MDSShards:
 
     Args:
         decode: Whether fields are values; without it they are bytes as they are stored.
+        in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
+            to a temporary folder.
         datasets: As for ``LocalShards``.
         local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
             ``mpwds.MDSDataset``.
@@ -38,6 +40,8 @@ class MDSShards:
         lengths: The number of samples in each.
         folder: The folder in which shards are read.
         columns: The first shard's columns: names, and their encodings.
+        shard_columns: Those of each shard, as pairs.
+        files: The files of each shard.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -64,6 +68,7 @@ class MDSShards:
         split: str | None = None,
         *,
         decode: bool = True,
+        in_place: bool = True,
         allow_pickle: bool = False,
         validate_hash: str | None = None,
         cache_limit: int | None = None,
@@ -74,7 +79,9 @@ class MDSShards:
         location, data = _load(DatasetLocation.of(local, remote, split, retries, timeout_s))
         path = os.path.join(location.local, INDEX_NAME)
         shards = parse_index(data, path)
-        files = [shard.files for shard in shards]
+        self.files = files = [shard.files for shard in shards]
+        if not in_place and any(shard.packed for shard in files):
+            location = location.unpacked_elsewhere()
         self.folder = location.local
         self._files = LocalShards(location, files, validate_hash, cache_limit, datasets)
         self.urls: Sequence[str] = [os.path.join(location.local, shard.files.raw.name) for shard in shards]
@@ -82,12 +89,12 @@ class MDSShards:
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}
         self._decode = decode
         self._allow_pickle = allow_pickle
-        self._columns = [shard.columns for shard in shards]
+        self.shard_columns = [shard.columns for shard in shards]
         self._make_decoders(path)
 
     def _make_decoders(self, path: str) -> None:
         made: dict[Columns, ColumnDecoder] = {}
-        for columns in self._columns:
+        for columns in self.shard_columns:
             if columns not in made:
                 try:
                     encodings = {
@@ -96,7 +103,7 @@ class MDSShards:
                 except ValueError as error:
                     raise ValueError(f"{path}: a column cannot be decoded: {error}") from error
                 made[columns] = ColumnDecoder(encodings, self._decode)
-        self._decoders = [made[columns] for columns in self._columns]
+        self._decoders = [made[columns] for columns in self.shard_columns]
 
     def read(self, shard: int, index: int) -> dict[str, Any]:
         """The fields of a sample, by name.
@@ -128,7 +135,7 @@ class MDSShards:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_decoders"]  # functions
-        names = {each for columns in set(self._columns) for _, each in columns} & ENCODINGS.keys()
+        names = {each for columns in set(self.shard_columns) for _, each in columns} & ENCODINGS.keys()
         state["_own"] = {name: ENCODINGS[name] for name in names if isinstance(ENCODINGS[name], type)}
         return state
 

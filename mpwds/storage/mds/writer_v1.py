@@ -76,7 +76,7 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         self._output = Output(dirname, False, False, INDEX_NAME + self._end, _OWN)
         if self._compression is not None:
             self._output.add(lambda: self._output.store("compression.txt", b"gz\n"))
-        self.samples_per_shard: list[int] = []
+        self.samples_per_shard = self.shards = list[int]()
         self._bytes_per_shard: list[int] = []
         self._sample_sizes = array("q")
         self._begin_shard()
@@ -97,6 +97,8 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         self._samples.append(data)
         self._size += len(data)
         self._sample_sizes.append(len(data))
+
+    write = write_sample  # as other writers call it
 
     def write_samples(
         self, samples: Iterable[Mapping[str, bytes]], use_tqdm: bool = True, total: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,18 +9,11 @@ from typing import Any
 
 from mpwds.cli.looking.samples.reading import Found, Member, Problem, Sample, Wants
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column
-from mpwds.cli.making.sources.mds import SCRATCH_BYTES, scratch
 from mpwds.errors import ShardError
-from mpwds.storage.mds import index_v1
+from mpwds.pipeline.formats import find_format
 from mpwds.storage.mds.hashes import mismatch
-from mpwds.storage.mds.index_v2 import INDEX_NAME, parse_index
 from mpwds.storage.mds.local_shards import StoredFile
-from mpwds.storage.mds.shards_v1 import MDS1Shards
-from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, local_path
-
-_OLD_INDEXES = (index_v1.INDEX_NAME, index_v1.INDEX_NAME + ".gz")
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class MDSShard:
         name: Path or URL of its file.
         shards: The dataset: an ``MDSShards`` that does not decode, or ``MDS1Shards``.
         place: Its number in the dataset.
-        columns: The encodings by column; empty for version 1, whose columns are bytes.
+        columns: The encodings by column.
         stored: What the index says about its file.
     """
 
@@ -81,7 +73,7 @@ class MDSShard:
             yield wrong
 
     def _field(self, column: str, data: bytes) -> tuple[str, Convert]:
-        encoding = self.columns.get(column, "bytes")
+        encoding = self.columns[column]
         try:
             field = field_of(column, encoding, data)
         except ValueError:  # of lists, which no file holds
@@ -94,38 +86,12 @@ def mds_shards(url: str) -> list[MDSShard] | None:
 
     Shards of another machine, and compressed ones, are fetched to temporary folders.
     """
-    folder, _, name = url.rpartition("/")
-    if is_local(url) and os.path.isdir(local_path(url)):
-        folder = local_path(url)
-        names = (INDEX_NAME, *_OLD_INDEXES)
-        name = next((each for each in names if os.path.exists(os.path.join(folder, each))), "")
-    if name in _OLD_INDEXES:
-        return _of_version_1(folder or ".", name)
-    return _of_version_2(folder or ".") if name == INDEX_NAME else None
-
-
-def _of_version_2(folder: str) -> list[MDSShard] | None:
-    path = os.path.join(folder, INDEX_NAME)
-    with gopen(path) as stream:
-        data = stream.read()
-    if b'"wids_version"' in data and "wids_version" in json.loads(data):
+    found = find_format(url)
+    if found is None or not found[0].indexes:
         return None
-    listed = parse_index(data, path)
-    is_packed = any(shard.files.packed is not None for shard in listed)
-    shards = MDSShards(scratch(folder, is_packed), folder, decode=False, cache_limit=SCRATCH_BYTES)
+    format, folder = found
+    shards: Any = format.samples(folder).shards
     return [
-        MDSShard(
-            os.path.join(folder, each.files.stored.name), shards, place, dict(each.columns), each.files.stored
-        )
-        for place, each in enumerate(listed)
-    ]
-
-
-def _of_version_1(folder: str, index: str) -> list[MDSShard]:
-    end = index.removeprefix(index_v1.INDEX_NAME)
-    shards = MDS1Shards(scratch(folder, bool(end)), folder, cache_limit=SCRATCH_BYTES)
-    names = [os.path.basename(path) + end for path in shards.urls]
-    return [
-        MDSShard(os.path.join(folder, name), shards, place, {}, StoredFile(name, None))
-        for place, name in enumerate(names)
+        MDSShard(os.path.join(folder, each.stored.name), shards, place, dict(columns), each.stored)
+        for place, (each, columns) in enumerate(zip(shards.files, shards.shard_columns, strict=True))
     ]

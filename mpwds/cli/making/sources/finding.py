@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from mpwds.cli.journal import digest
 from mpwds.cli.making.sources import arrow, columns, folders, tables
-from mpwds.cli.making.sources.mds import INDEXES, as_fields, mds_version, open_mds
+from mpwds.cli.making.sources.mds import as_fields, open_mds
 from mpwds.cli.shards import expanded, version_of
-from mpwds.storage.mds.index_v2 import INDEX_NAME
+from mpwds.pipeline.formats import FORMATS, Format, find_format
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted
 
@@ -96,7 +96,7 @@ def find(source: str, wanted: Wanted) -> Source:
     if f".{kind}" in tables.LISTS:
         return _lists(urls, f".{kind}", wanted)
     if kind in ("mds", "mds1"):
-        return _mds(source, kind, wanted)
+        return _mds(FORMATS[kind], source, wanted)
     if source == "-":
         raise ValueError("say what comes from standard input: --from files, csv, tsv or jsonl")
     if not wanted.kind and is_local(source) and not os.path.exists(local_path(urls[0])):
@@ -106,8 +106,9 @@ def find(source: str, wanted: Wanted) -> Source:
 
 
 def _folder(path: str, wanted: Wanted) -> Source:
-    if version := mds_version(path):
-        return _mds(path, version, wanted)
+    found = find_format(path)
+    if found is not None and found[0].indexes:
+        return _mds(*found, wanted)
     datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
     if datasets:
         return _arrow(datasets, wanted, wanted.root, list(itertools.chain(*datasets.values())))
@@ -214,17 +215,18 @@ def _arrow(
     return Source(text, samples, digest(contents), _shown(found, column_map), {**classes, **in_words})
 
 
-def _mds(source: str, version: str, wanted: Wanted) -> Source:
-    stored = open_mds(source, version)
+def _mds(format: Format, source: str, wanted: Wanted) -> Source:
+    stored = open_mds(format, source)
     _check_key(wanted.key, stored.columns)
     samples = as_fields(stored, wanted.columns, wanted.key)
     shown = dict.fromkeys(samples.columns, "left out")
     shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
-    names = [INDEX_NAME] if version == "mds" else []
+    names = format.indexes[:1]
     if is_local(source):
-        names = sorted(name for name in os.listdir(local_path(source)) if name in INDEXES or ".mds" in name)
+        names = tuple(sorted(os.listdir(local_path(source))))
+        names = tuple(name for name in names if name in format.indexes or ".mds" in name)
     content = digest([stored.shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
-    return Source(f"an MDS dataset ({version})", {"": samples}, content, shown)
+    return Source(f"an MDS dataset ({format.name})", {"": samples}, content, shown)
 
 
 def _map(found: Mapping[str, columns.Column], wanted: Wanted, root: str) -> columns.ColumnMap:

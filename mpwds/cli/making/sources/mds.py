@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, parse
-from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.pipeline.formats import Format
 from mpwds.storage.writing.tar_writer import member_bytes
 
-SCRATCH_BYTES = 10 << 30
-"""How much of a dataset commands copy at a time that read it in order."""
-
 _LOOKED_AT = 64  # samples
-INDEXES = {"index.json": "mds", "index.mds": "mds1", "index.mds.gz": "mds1"}
 
 Fields = Mapping[str, tuple[str, Convert]]
 """By column, the field of a tar shard that it becomes, and the function between their bytes."""
@@ -85,50 +77,10 @@ class MDSSamples:
             yield sample
 
 
-def mds_version(source: str) -> str:
-    """``"mds"`` or ``"mds1"`` if a folder holds such a dataset, else an empty string."""
-    folder = local_path(source) if is_local(source) else ""
-    found = (kind for name, kind in INDEXES.items() if folder and os.path.exists(os.path.join(folder, name)))
-    return next(found, "")
-
-
-def open_mds(source: str, version: str, cache_limit: int | None = None) -> MDSSamples:
-    """Opens a dataset of version ``"mds"`` or ``"mds1"``; its columns' bytes stay as they are stored.
-
-    Args:
-        source: Its folder or URL.
-        version: Which.
-        cache_limit: Bytes in the temporary folder; for reading in order.
-
-    Raises:
-        FileNotFoundError: There is no index.
-        ShardError: The index is damaged.
-    """
-    from mpwds.storage.mds.index_v2 import INDEX_NAME, parse_index
-    from mpwds.storage.mds.shards_v1 import MDS1Shards
-    from mpwds.storage.mds.shards_v2 import MDSShards
-
-    if version == "mds":
-        path = os.path.join(source, INDEX_NAME)
-        with gopen(path) as stream:
-            is_packed = any(shard.files.packed is not None for shard in parse_index(stream.read(), path))
-        local = scratch(source, is_packed)
-        shards = MDSShards(local, source, decode=False, cache_limit=cache_limit)
-        return MDSSamples(shards, {name: kind for name, kind in shards.columns.items() if name != KEY})
-    is_packed = os.path.exists(os.path.join(source, "index.mds.gz"))
-    old = MDS1Shards(scratch(source, is_packed), source, cache_limit=cache_limit)
-    return MDSSamples(old, {name: "bytes" for name in old.fields if name != KEY})
-
-
-def scratch(source: str, is_packed: bool) -> str | None:
-    """A folder for what has to be fetched or uncompressed, which vanishes with this process; ``None`` if
-    nothing has. Nothing is written beside the shards."""
-    return tempfile.mkdtemp(dir=_temporary().name) if is_packed or not is_local(source) else None
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="mpwds-")
+def open_mds(format: Format, source: str) -> MDSSamples:
+    """Opens an MDS dataset for reading in any order; its columns' bytes stay as they are stored."""
+    stored = format.samples(source, copies_bytes=None)
+    return MDSSamples(stored.shards, stored.columns)
 
 
 def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSamples:

@@ -1,13 +1,12 @@
-"""What ``convert`` writes: tar shards, MDS of both versions, and record files."""
+"""Sinks that take one sample after another: a tar file, a series of tar files, and files of records."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from mpwds.cli.making.encodings import KEY
-from mpwds.cli.outputs import is_series, make_folders, numbered, parts_of_series, refuse_existing
 from mpwds.imports import require
 from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.writing.destinations import Destination, open_destination, write_all
@@ -15,10 +14,17 @@ from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes, member_by
 from mpwds.storage.writing.writers import ShardWriter
 
 _WITHOUT_LIMIT = 1 << 62
+_NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data
 
 
-class Options(NamedTuple):
-    """How to write.
+class WrongArgument(ValueError):
+    """An argument of a command makes no sense."""
+
+    exit_code = 2
+
+
+class WriteOptions(NamedTuple):
+    """How to write a dataset.
 
     Attributes:
         maxcount: Samples in a tar shard or record file, at most.
@@ -28,11 +34,11 @@ class Options(NamedTuple):
         force: Replace what exists.
     """
 
-    maxcount: int
-    maxsize: int | None
-    compression: str
-    hashes: tuple[str, ...]
-    force: bool
+    maxcount: int = 10_000
+    maxsize: int | None = None
+    compression: str = ""
+    hashes: tuple[str, ...] = ()
+    force: bool = False
 
 
 class Sink(Protocol):
@@ -43,49 +49,51 @@ class Sink(Protocol):
     def write(self, sample: Mapping[str, Any]) -> object: ...
 
 
-def open_sink(
-    kind: str, where: str, columns: Mapping[str, str], options: Options
-) -> AbstractContextManager[Sink]:
-    """Opens a dataset for writing. An exception inside ``with`` leaves no half of a shard, and no index.
+def parts_of_series(target: str) -> tuple[str, str, str]:
+    """What stands before the number of a series of shards, its directive, and the rest.
 
-    Args:
-        kind: One of ``FORMATS``.
-        where: A folder or URL for MDS; else a pattern, or the name of one file.
-        columns: For MDS, the encodings of columns by name, in order.
-        options: How to write.
+    The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
+    is a character like others. Raises ``ValueError`` if there are two directives.
 
-    Raises:
-        FileExistsError: There is a dataset already.
-        ValueError: The format has no such option.
+    Example:
+        >>> parts_of_series("100%done/50%-%06d.tar"), parts_of_series("50%.tar")
+        (('100%done/50%-', '%06d', '.tar'), ('50%.tar', '', ''))
     """
-    if kind in ("tar", "msgpack", "cbor"):
-        if options.compression or options.hashes:
-            raise ValueError("--compression and --hashes are for MDS datasets alone")
-        refuse_existing([where], options.force)
-        make_folders([where])
-    if kind == "tar":
-        if not is_series(where):
-            return _OneTar(where, encoder=False, mtime=0, sync=False, replace=options.force)
-        return _TarShards(where, options)
-    if kind == "mds":
-        from mpwds.storage.mds.writer_v2 import MDSWriter
+    found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
+    if len(found) > 1:
+        raise WrongArgument(f"{target!r} needs one % directive for the number, such as %06d, and has several")
+    start, stop = found[0].span() if found else (len(target), len(target))
+    return target[:start], target[start:stop], target[stop:]
 
-        return MDSWriter(
-            columns=columns,
-            out=where,
-            compression=options.compression or None,
-            hashes=options.hashes,
-            size_limit=options.maxsize or 1 << 26,
-            exist_ok=options.force,
-            allow_pickle=True,  # the bytes of pickles are copied
-        )
-    if kind == "mds1":
-        if options.hashes:
-            raise ValueError("--hashes are for MDS of version 2 alone")
-        if options.force:
-            raise ValueError("--force does not replace MDS datasets of version 1: remove the folder first")
-        return _Version1(where, list(columns), options)
+
+def is_series(target: str) -> bool:
+    """True if a name stands for a series of shards. Raises as ``parts_of_series``."""
+    return parts_of_series(target)[1] != ""
+
+
+def numbered(target: str, number: int) -> str:
+    """The name of a series' shard of this number; what is no series has one name."""
+    front, directive, back = parts_of_series(target)
+    return f"{front}{directive and directive % number}{back}"
+
+
+def tar_sink(where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
+    """Writes one tar file, or a series if ``where`` has a ``%`` directive."""
+    _refuse_mds_options(options)
+    if not is_series(where):
+        return _OneTar(where, encoder=False, mtime=0, sync=False, replace=options.force)
+    return _TarSeries(where, options)
+
+
+def record_sink(kind: str, where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
+    """Writes files of records: ``"msgpack"`` or ``"cbor"``."""
+    _refuse_mds_options(options)
     return _Records(kind, where, options)
+
+
+def _refuse_mds_options(options: WriteOptions) -> None:
+    if options.compression or options.hashes:
+        raise ValueError("--compression and --hashes are for MDS datasets alone")
 
 
 class _OneTar(TarWriter):
@@ -94,10 +102,10 @@ class _OneTar(TarWriter):
         self.shards = [where]
 
 
-class _TarShards(ShardWriter):
+class _TarSeries(ShardWriter):
     """Limits the bytes of whole archives, not of the data in them."""
 
-    def __init__(self, where: str, options: Options) -> None:
+    def __init__(self, where: str, options: WriteOptions) -> None:
         front, directive, back = parts_of_series(where)
         pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
         how: dict[str, Any] = {"encoder": False, "mtime": 0, "sync": False, "replace": options.force}
@@ -108,28 +116,20 @@ class _TarShards(ShardWriter):
         self._in_shard = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        key = sample[KEY]
-        size = sum(member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != KEY)
+        key = sample["__key__"]
+        size = sum(
+            member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != "__key__"
+        )
         if archive_bytes(self._in_shard + size) > self._most:
             self.next_stream()
         super().write(sample)
         self._in_shard = size if self.count == 1 else self._in_shard + size
 
 
-class _Version1(ClosesOrDiscards):
-    def __init__(self, where: str, fields: list[str], options: Options) -> None:
-        from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter
-
-        limit = options.maxsize or 1 << 24
-        writer = StreamingDatasetWriter(where, fields, limit, options.compression or None)
-        self.shards = writer.samples_per_shard
-        self.write, self.close, self.discard = writer.write_sample, writer.finish, writer.discard
-
-
 class _Records(ClosesOrDiscards):
     """Files of MessagePack messages or CBOR items, a dictionary for each sample."""
 
-    def __init__(self, kind: str, where: str, options: Options) -> None:
+    def __init__(self, kind: str, where: str, options: WriteOptions) -> None:
         self._pack: Callable[[Any], bytes]
         if kind == "msgpack":
             self._pack = require("msgpack", "").packb

@@ -1,0 +1,86 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpwds.pipeline.formats import FORMATS, find_format, format_named
+
+OWN = """
+from mpwds.pipeline.formats import Format, StoredSamples
+
+class Lines(Format):
+    name = "lines"
+    endings = ("lines",)
+
+    def shards(self, source, cache=None):
+        return File(source)
+
+    def samples(self, source, copies_bytes=None):
+        read = lambda: ({"__key__": str(n), "txt": line} for n, line in enumerate(lines(source)))
+        return StoredSamples([source], read)
+
+class File:
+    def __init__(self, path):
+        self.urls, self.lengths = [path], [len(lines(path))]
+
+    def read(self, shard, index):
+        return lines(self.urls[shard])[index]
+
+    def close(self):
+        pass
+
+def lines(path):
+    return open(path, "rb").read().splitlines()
+
+FORMAT = Lines()
+"""
+
+
+def test_an_installed_package_brings_a_format_of_its_own(tmp_path):
+    (tmp_path / "lines.py").write_text(OWN)
+    (tmp_path / "lines-1.dist-info").mkdir()
+    (tmp_path / "lines-1.dist-info" / "METADATA").write_text("Name: lines\nVersion: 1\n")
+    (tmp_path / "lines-1.dist-info" / "entry_points.txt").write_text(
+        "[mpwds.formats]\nlines = lines:FORMAT\n"
+    )
+    (tmp_path / "x.lines").write_text("one\ntwo\n")
+    program = (
+        "import mpwds; from mpwds.cli.main import main; print(mpwds.IndexedDataset('x.lines')[1]); "
+        "main(['convert', 'x.lines', 'x.tar']); print([s['txt'] for s in mpwds.WebDataset('x.tar')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[0] == "b'two'", done.stderr
+    assert done.stdout.splitlines()[-1] == "[b'one', b'two']", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("x-{000..009}.tar.gz", "tar"),
+        ("x.tgz", "tar"),
+        ("-", "tar"),
+        ("pipe:cat x", "tar"),
+        ("s3://bucket/x.json?version=1", "tar"),
+        ("s3://bucket/x", "mds"),
+        ("s3://bucket/x/", "mds"),
+        ("https://host/x/index.mds.gz", "mds1"),
+        ("x.msg", "msgpack"),
+        ("X.CBOR", "cbor"),
+        ("x.parquet", None),
+        ("x", None),
+    ],
+)
+def test_a_name_tells_the_format(source, name):
+    found = find_format(source)
+    assert (found and found[0].name) == name
+
+
+def test_an_unknown_format_is_an_error_that_names_those_that_there_are():
+    with pytest.raises(ValueError, match="'zip': expected one of mds, mds1, msgpack, cbor, tar"):
+        format_named("zip")
+    with pytest.raises(ValueError, match=r"x\.cbor \(cbor\) cannot be read by number"):
+        FORMATS["cbor"].shards("x.cbor")
