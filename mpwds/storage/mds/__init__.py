@@ -1,5 +1,6 @@
 """MDS, the format of mosaicml-streaming (version 2) and composer (version 1).
 
-``index_v2.py`` describes the format, ``shards_v2.py`` reads, ``writer_v2.py`` writes; ``_v1`` is the same for
-version 1. ``location.py`` says where a dataset is, ``local_shards.py`` brings shards there.
+Read ``shards_v2.py`` first: it parses the index and reads samples by number, whose columns ``encodings.py``
+decodes. ``location.py`` says where a dataset is; ``shard_fetcher.py`` brings its shards to a local folder.
+``writer_v2.py`` writes; ``output.py`` stores what it writes. ``_v1`` is the same for version 1.
 """

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpwds.storage.mds import image_encodings as images
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
@@ -154,37 +156,6 @@ _TYPE_CODES = {
     "float64": 66,
 }
 
-ENCODINGS = _Encodings(
-    (each.name, each)
-    for each in (
-        _encoding("bytes", bytes, bytes, bytes),
-        _encoding("str", str, str.encode, bytes.decode),
-        _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
-        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
-        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
-        _encoding(
-            "str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())
-        ),
-        _encoding("json", object, _encode_json, json.loads),
-        *map(_scalar, _TYPE_CODES),
-        _encoding("pil", object, images.encode_raw, images.decode_raw),
-        _encoding("jpeg", object, images.encode_jpeg, images.decode_file),
-        _encoding("png", object, images.encode_png, images.decode_file),
-        _encoding("jpeg_array", (list, tuple), images.encode_files, images.decode_files),
-        _encoding("jpegarray", (list, tuple), images.encode_files, images.decode_files),
-        _encoding(
-            "list[pil]", list, images.encode_list(images.encode_raw), images.decode_list(images.decode_raw)
-        ),
-        _encoding(
-            "list[jpeg]", list, images.encode_list(images.encode_jpeg), images.decode_list(images.decode_file)
-        ),
-        _encoding(
-            "list[png]", list, images.encode_list(images.encode_png), images.decode_list(images.decode_file)
-        ),
-        _encoding("pkl", object, pickle.dumps, pickle.loads),
-    )
-)
-
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _TYPE_CODES.items()}
 _SHAPE_TYPES = [np.dtype(name) for name in ("u1", "<u2", "<u4", "<u8")]
 _MOST_AXES = 63
@@ -252,3 +223,145 @@ def _encode_shape(shape: tuple[int, ...]) -> bytes:
         )
     width = next(width for width in range(4) if max(shape) < 1 << (8 << width))
     return bytes([len(shape) << 2 | width]) + np.array(shape, _SHAPE_TYPES[width]).tobytes()
+
+
+# Others may run programs (EPS) or are read by plugins that few need.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+
+_RAW_HEAD = struct.Struct("<3I")  # width, height, bytes of the mode's name
+_BYTES_A_PIXEL = {
+    **dict.fromkeys(("L", "P"), 1),
+    **dict.fromkeys(("LA", "La", "PA", "I;16", "I;16L", "I;16B", "I;16N"), 2),
+    **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 3),
+    **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 4),
+}
+
+
+def _encode_raw(image: Image) -> bytes:
+    """Size, mode and pixels. A palette is not kept."""
+    _check(image)
+    mode = image.mode.encode()
+    return _RAW_HEAD.pack(*image.size, len(mode)) + mode + image.tobytes()
+
+
+def _decode_raw(data: bytes) -> Image:
+    """The image of ``_encode_raw``'s bytes; a ``ValueError`` if they are none."""
+    from PIL import Image
+
+    width, height, mode_bytes = _RAW_HEAD.unpack_from(data)
+    start = _RAW_HEAD.size + mode_bytes
+    mode = data[_RAW_HEAD.size : start].decode()
+    row = (width + 7) // 8 if mode == "1" else width * _BYTES_A_PIXEL.get(mode, 0)
+    if not row * height or len(data) - start != row * height:
+        raise ValueError(f"{width} x {height} pixels of mode {mode!r} do not have {len(data) - start} bytes")
+    return Image.frombytes(mode, (width, height), data[start:])
+
+
+def _encode_jpeg(image: Image) -> bytes:
+    """The image as a JPEG file: if it comes from one, that file's own bytes."""
+    _check(image)
+    filename = getattr(image, "filename", "")
+    if filename and image.format in ("JPEG", "MPO"):
+        try:
+            with open(filename, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            pass
+    return _encode(image, "JPEG")
+
+
+def _encode_png(image: Image) -> bytes:
+    """The image as a PNG file."""
+    _check(image)
+    return _encode(image, "PNG")
+
+
+def _decode_file(data: bytes) -> Image:
+    """The image of a file's bytes, read completely."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    image.load()
+    return image
+
+
+def _encode_files(files: Sequence[bytes]) -> bytes:
+    """The bytes of several files: their number, their sizes, the files."""
+    return _count_and_sizes(files) + b"".join(files)
+
+
+def _decode_files(data: bytes) -> list[Image]:
+    """The images of ``_encode_files``'s bytes."""
+    return [_decode_file(each) for each in _split(data, 0)]
+
+
+def _encode_list(encode: Callable[[Any], bytes]) -> Callable[[list[Any]], bytes]:
+    """A function that encodes a list: four zero bytes, number and sizes of its elements, the elements."""
+
+    def encode_all(elements: list[Any]) -> bytes:
+        encoded = list(map(encode, elements))
+        return bytes(4) + _count_and_sizes(encoded) + b"".join(encoded)
+
+    return encode_all
+
+
+def _decode_list(decode: Callable[[bytes], Any]) -> Callable[[bytes], list[Any]]:
+    """The opposite of ``_encode_list``."""
+    return lambda data: [decode(each) for each in _split(data, 4)]
+
+
+def _check(image: Any) -> None:
+    from PIL import Image
+
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"an image column takes PIL images or bytes, got {type(image).__name__}")
+
+
+def _encode(image: Image, format: str) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format=format)
+    return stream.getvalue()
+
+
+def _count_and_sizes(elements: Sequence[bytes]) -> bytes:
+    return struct.pack(f"<{1 + len(elements)}I", len(elements), *map(len, elements))
+
+
+def _split(data: bytes, at: int) -> list[bytes]:
+    (count,) = struct.unpack_from("<I", data, at)
+    start = at + 4 + 4 * count
+    if start > len(data):
+        raise ValueError(f"a list of {count} elements does not fit into {len(data)} bytes")
+    elements = []
+    for size in struct.unpack_from(f"<{count}I", data, at + 4):
+        elements.append(data[start : start + size])
+        start += size
+    if start != len(data):
+        raise ValueError(f"the elements of a list end at byte {start} of {len(data)}")
+    return elements
+
+
+ENCODINGS = _Encodings(
+    (each.name, each)
+    for each in (
+        _encoding("bytes", bytes, bytes, bytes),
+        _encoding("str", str, str.encode, bytes.decode),
+        _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
+        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
+        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
+        _encoding(
+            "str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())
+        ),
+        _encoding("json", object, _encode_json, json.loads),
+        *map(_scalar, _TYPE_CODES),
+        _encoding("pil", object, _encode_raw, _decode_raw),
+        _encoding("jpeg", object, _encode_jpeg, _decode_file),
+        _encoding("png", object, _encode_png, _decode_file),
+        _encoding("jpeg_array", (list, tuple), _encode_files, _decode_files),
+        _encoding("jpegarray", (list, tuple), _encode_files, _decode_files),
+        _encoding("list[pil]", list, _encode_list(_encode_raw), _decode_list(_decode_raw)),
+        _encoding("list[jpeg]", list, _encode_list(_encode_jpeg), _decode_list(_decode_file)),
+        _encoding("list[png]", list, _encode_list(_encode_png), _decode_list(_decode_file)),
+        _encoding("pkl", object, pickle.dumps, pickle.loads),
+    )
+)

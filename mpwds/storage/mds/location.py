@@ -25,6 +25,10 @@ from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
 _PIECE_BYTES = 1024 * 1024
+_READERS = {
+    "index.json": "version 2: MDSDataset",
+    **dict.fromkeys(("index.mds", "index.mds.gz"), "version 1: StreamingDataset"),
+}
 _ORIGIN = os.path.join(PRIVATE, "origin")  # in a local folder: a digest of the remote and its index
 
 T = TypeVar("T")
@@ -145,6 +149,9 @@ class DatasetLocation:
     def _read_local(self, name: str) -> bytes:
         data = _content(os.path.join(self.local, name))
         if data is None:
+            for index, reader in _READERS.items():
+                if os.path.exists(os.path.join(self.local, index)):
+                    raise FileNotFoundError(f"{self.local} holds an MDS dataset of {reader} reads it")
             raise FileNotFoundError(
                 f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
             )

@@ -1,18 +1,193 @@
-"""The samples of MDS shards of version 1, by number."""
+"""MDS of version 1: its index, ``index.mds``, and the samples of its shards by number."""
 
 from __future__ import annotations
 
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mpwds.errors import ShardError
-from mpwds.storage.mds.compression import Compression
-from mpwds.storage.mds.index_v1 import INDEX_NAME, parse_index
-from mpwds.storage.mds.index_v2 import INDEX_NAME as MDS2_INDEX
-from mpwds.storage.mds.local_shards import LocalShards, ShardFiles, StoredFile
 from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.shard_fetcher import ShardFetcher
+from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
+
+INDEX_NAME = "index.mds"
+MAGIC = 0xDA7AD06E
+VERSION = 1
+
+_HEAD = struct.Struct("<3I2q")  # magic, version, shards, samples, bytes
+_WIDTHS = (1, 2, 4, 8)
+_INT32 = np.dtype("<i4")
+_INT64 = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Index:
+    """What the index says.
+
+    Attributes:
+        samples_per_shard: Number of samples in each shard.
+        bytes_per_shard: Size of each shard, uncompressed.
+        sample_sizes: Bytes of each sample, over all shards; a number if all have the same.
+        fields: Names of the fields of every sample.
+    """
+
+    samples_per_shard: npt.NDArray[np.int64]
+    bytes_per_shard: npt.NDArray[np.int64]
+    sample_sizes: npt.NDArray[Any] | int
+    fields: tuple[str, ...]
+
+    def offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        """Where each sample of a shard begins, and where the last one ends, if the samples' sizes differ."""
+        assert not isinstance(self.sample_sizes, int)
+        first = int(self.samples_per_shard[:shard].sum())
+        sizes = self.sample_sizes[first : first + int(self.samples_per_shard[shard])]
+        offsets = np.zeros(len(sizes) + 1, _INT64)
+        np.cumsum(sizes, out=offsets[1:])
+        return offsets
+
+
+def parse_index(data: bytes, path: str) -> Index:
+    """Parses an index.
+
+    Sizes of samples are read as numbers without sign, which is what composer's writer meant.
+
+    Args:
+        data: The file's content, uncompressed.
+        path: The file's name, for errors.
+
+    Raises:
+        ShardError: It is damaged, or no index. The message names the offset.
+    """
+    if len(data) < _HEAD.size:
+        raise ShardError(f"{path} is truncated: it has {len(data)} bytes, and an index at least {_HEAD.size}")
+    magic, version, shards, samples, total = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise ShardError(f"{path} is not an index of MDS version 1: it begins with 0x{magic:08X}")
+    if version != VERSION:
+        raise ShardError(f"{path} says at offset 4 that it is of version {version}, expected {VERSION}")
+    reader = _Reader(data, _HEAD.size, path)
+    per_shard = reader.array(shards, _INT64)
+    bytes_per_shard = reader.array(shards, _INT64)
+    at = reader.offset
+    (width,) = reader.array(1, _INT32).tolist()
+    sizes: npt.NDArray[Any] | int
+    if width == 0:
+        (sizes,) = reader.array(1, _INT64).tolist()
+    elif width in _WIDTHS:
+        sizes = reader.array(samples, np.dtype(f"<u{width}"))
+    else:
+        raise ShardError(
+            f"{path} says at offset {at} that sizes have {width} bytes, expected 0, 1, 2, 4 or 8"
+        )
+    (count,) = reader.array(1, _INT32).tolist()
+    name_sizes = reader.array(count, _INT32)
+    fields = tuple(reader.text(size) for size in name_sizes.tolist())
+    if reader.offset != len(data):
+        raise ShardError(f"{path} should end at byte {reader.offset}, and it has {len(data)}")
+    index = Index(per_shard, bytes_per_shard, sizes, fields)
+    _check(index, samples, total, path)
+    return index
+
+
+def _check(index: Index, samples: int, total: int, path: str) -> None:
+    """Compares the totals with the shards, and each shard with its samples."""
+    per_shard, sizes = index.samples_per_shard.tolist(), index.bytes_per_shard.tolist()
+    if min(per_shard, default=0) < 0 or min(sizes, default=0) < 0 or sum(per_shard) != samples:
+        raise ShardError(
+            f"{path} is damaged: the numbers of samples of its shards do not add up to {samples}"
+        )
+    if sum(sizes) != total:
+        raise ShardError(f"{path} is damaged: the sizes of its shards do not add up to {total} bytes")
+    if len(set(index.fields)) < len(index.fields):
+        raise ShardError(f"{path} is damaged: a field occurs twice among {list(index.fields)}")
+    if isinstance(index.sample_sizes, int):
+        sums = [count * index.sample_sizes for count in per_shard]
+    else:
+        ends = np.cumsum(index.samples_per_shard)
+        running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(index.sample_sizes, dtype=np.uint64)])
+        sums = (running[ends] - running[ends - index.samples_per_shard]).tolist()
+    for shard, (found, expected) in enumerate(zip(sums, sizes, strict=True)):
+        if found != expected:
+            raise ShardError(
+                f"{path} is damaged: samples of shard {shard} have {found} bytes, and the shard {expected}"
+            )
+
+
+class _Reader:
+    """Takes arrays and text from the bytes of an index."""
+
+    def __init__(self, data: bytes, offset: int, path: str) -> None:
+        self._data = data
+        self.offset = offset
+        self._path = path
+
+    def array(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        start = self._take(count, dtype.itemsize)
+        return np.frombuffer(self._data, dtype, count, start)
+
+    def text(self, size: int) -> str:
+        start = self._take(size, 1)
+        try:
+            name = self._data[start : self.offset].decode()
+        except UnicodeDecodeError as error:
+            raise ShardError(f"{self._path} is damaged: the name at offset {start} is not UTF-8") from error
+        if "\0" in name:
+            raise ShardError(f"{self._path} is damaged: the name at offset {start} is {name!r}")
+        return name
+
+    def _take(self, count: int, size: int) -> int:
+        start = self.offset
+        if count < 0 or count * size > len(self._data) - start:
+            raise ShardError(
+                f"{self._path} is damaged or truncated: {count} entries of {size} bytes do not fit at offset "
+                f"{start} of {len(self._data)}"
+            )
+        self.offset += count * size
+        return start
+
+
+def dump_index(
+    samples_per_shard: Sequence[int],
+    bytes_per_shard: Sequence[int],
+    sample_sizes: Sequence[int] | npt.NDArray[np.int64],
+    fields: Sequence[str],
+) -> bytes:
+    """The bytes of an index.
+
+    Sizes that differ have the fewest bytes in which they fit as numbers with a sign, as composer reads them.
+
+    Example:
+        >>> index = parse_index(dump_index([2], [300], [100, 200], ["x"]), "index.mds")
+        >>> index.sample_sizes.dtype, index.offsets(0).tolist()
+        (dtype('uint16'), [0, 100, 300])
+    """
+    sizes = np.asarray(sample_sizes, _INT64)
+    if not len(sizes):
+        width, entries = 1, b""
+    elif (sizes == sizes[0]).all():
+        width, entries = 0, sizes[:1].tobytes()
+    else:
+        width = next(width for width in _WIDTHS if int(sizes.max()) < 1 << (8 * width - 1))
+        entries = sizes.astype(f"<i{width}").tobytes()
+    names = [field.encode() for field in fields]
+    return b"".join(
+        [
+            _HEAD.pack(MAGIC, VERSION, len(samples_per_shard), len(sizes), sum(bytes_per_shard)),
+            np.asarray(samples_per_shard, _INT64).tobytes(),
+            np.asarray(bytes_per_shard, _INT64).tobytes(),
+            struct.pack("<i", width),
+            entries,
+            np.asarray([len(names), *map(len, names)], _INT32).tobytes(),
+            *names,
+        ]
+    )
+
 
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
 
@@ -53,7 +228,7 @@ class MDS1Shards:
         if end and not in_place:
             location = location.unpacked_elsewhere()
         self.files = files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
-        self._files = LocalShards(location, files, cache_limit=cache_limit)
+        self._files = ShardFetcher(location, files, cache_limit=cache_limit)
         self.urls: Sequence[str] = [os.path.join(location.local, each.raw.name) for each in files]
         self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
         self.fields = self._index.fields
@@ -111,14 +286,7 @@ def _files(name: str, size: int, end: str) -> ShardFiles:
 
 def _load_index(location: DatasetLocation) -> tuple[DatasetLocation, str, bytes]:
     """The location as it was opened, the name of the index, and its uncompressed content."""
-    try:
-        location, name, data = location.opened(INDEX_NAME, INDEX_NAME + ".gz")
-    except FileNotFoundError:
-        if os.path.exists(os.path.join(location.local, MDS2_INDEX)):
-            raise FileNotFoundError(
-                f"{location.local} holds an MDS dataset of version 2: MDSDataset reads it"
-            ) from None
-        raise
+    location, name, data = location.opened(INDEX_NAME, INDEX_NAME + ".gz")
     if name == INDEX_NAME:
         return location, name, data
     try:

@@ -1,20 +1,149 @@
-"""The samples of MDS shards of version 2, by number."""
+"""MDS of version 2: its index, ``index.json``, and the samples of its shards by number."""
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
-from mpwds.storage.mds import index_v1
 from mpwds.storage.mds.encodings import ENCODINGS, Encoding, encoding
-from mpwds.storage.mds.index_v2 import INDEX_NAME, Columns, parse_index
-from mpwds.storage.mds.local_shards import LocalFile, LocalShards
 from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.shard_fetcher import LocalFile, ShardFetcher
+from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
+
+INDEX_NAME = "index.json"
+VERSION = 2
+OFFSET_LIMIT = 1 << 32
+"""Offsets in a shard have 32 bits, so it is smaller."""
+
+Columns = tuple[tuple[str, str], ...]
+"""Names and encodings of a shard's columns."""
+
+
+@dataclass(frozen=True)
+class IndexedShard:
+    """What the index says about a shard."""
+
+    files: ShardFiles
+    samples: int
+    columns: Columns
+
+
+def parse_index(data: bytes, path: str) -> list[IndexedShard]:
+    """The shards that an index lists.
+
+    Args:
+        data: The file's content.
+        path: The file's name, for errors.
+
+    Raises:
+        ShardError: The index is damaged, or of another version or format. The message names the place in it.
+
+    Source:
+        ``streaming.base.format``.
+    """
+    try:
+        index = json.loads(data)
+    except ValueError as error:
+        raise ShardError(f"{path} is damaged, it is not JSON: {error}") from error
+    shards: list[IndexedShard] = []
+    try:
+        place = "$"
+        _check_version(index)
+        for number, entry in enumerate(_of_type(index, "shards", list)):
+            place = f"$.shards[{number}]"
+            shards.append(_parse_shard(entry))
+    except (TypeError, ValueError) as error:
+        raise ShardError(f"{path} is damaged at {place}: {error}") from error
+    return shards
+
+
+def _check_version(entry: object) -> None:
+    version = _of_type(entry, "version", int)
+    if version != VERSION:
+        raise ValueError(f"version {version} of MDS is unknown, expected {VERSION}")
+
+
+def _parse_shard(entry: Any) -> IndexedShard:
+    _check_version(entry)
+    kind = _of_type(entry, "format", str)
+    if kind != "mds":
+        raise ValueError(f"its shards have the format {kind!r}, and only 'mds' can be read")
+    raw = _parse_file(entry, "raw_data")
+    samples = _of_type(entry, "samples", int)
+    if samples < 0 or not 8 + 4 * samples <= (raw.size or 0) < OFFSET_LIMIT:  # their offsets come first
+        raise ValueError(f"a shard cannot have {samples} samples and {raw.size} bytes")
+    packed = _parse_file(entry, "zip_data") if entry.get("zip_data") is not None else None
+    compression = entry.get("compression") or ""
+    if (packed is None) != (compression == ""):
+        raise ValueError("compression and zip_data do not belong together")
+    if compression:
+        Compression.of(compression)
+    return IndexedShard(ShardFiles(raw, packed, compression), samples, _parse_columns(entry))
+
+
+def _parse_columns(entry: Any) -> Columns:
+    names = _of_type(entry, "column_names", list)
+    encodings = _of_type(entry, "column_encodings", list)
+    sizes = _of_type(entry, "column_sizes", list)
+    if not len(names) == len(encodings) == len(sizes) or len(set(map(str, names))) < len(names):
+        raise ValueError("column_names, column_encodings and column_sizes do not belong together")
+    for name, each, size in zip(names, encodings, sizes, strict=True):
+        if not isinstance(name, str) or not isinstance(each, str):
+            raise TypeError(f"the column {name!r} has the encoding {each!r}, expected two strings")
+        expected = encoding(each, allow_pickle=True).size  # whether to allow it is asked elsewhere
+        if size != expected:
+            raise ValueError(f"values of the column {name!r} ({each}) have {expected} bytes, not {size}")
+    return tuple(zip(names, encodings, strict=True))
+
+
+def _parse_file(entry: Any, key: str) -> StoredFile:
+    described = _of_type(entry, key, dict)
+    name = _of_type(described, "basename", str)
+    if not name or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"{key} names the file {name!r}, which is not one of the dataset's folder")
+    size = _of_type(described, "bytes", int)
+    if size < 0:
+        raise ValueError(f"{key} has {size} bytes")
+    hashes = _of_type(described, "hashes", dict)
+    return StoredFile(name, size, {str(algorithm): str(digest) for algorithm, digest in hashes.items()})
+
+
+def _of_type(entry: object, key: str, kind: type) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise ValueError(f"it has no {key!r}")
+    value = entry[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{key!r} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def dump_index(shards: Sequence[Mapping[str, Any]]) -> bytes:
+    """The index of shards, each described as by ``describe``."""
+    return json.dumps({"version": VERSION, "shards": shards}, sort_keys=True).encode()
+
+
+def describe_columns(
+    columns: Columns, compression: str | None, hashes: Sequence[str], size_limit: int | None
+) -> dict[str, Any]:
+    """What index and shard say about all shards of a writer."""
+    return {
+        "version": VERSION,
+        "format": "mds",
+        "compression": compression,
+        "hashes": list(hashes),
+        "size_limit": size_limit,
+        "column_names": [name for name, _ in columns],
+        "column_encodings": [each for _, each in columns],
+        "column_sizes": [encoding(each, allow_pickle=True).size for _, each in columns],
+    }
+
 
 _AT_ONCE_BYTES = 32 * 1024  # a larger sample is read field by field, so that its data is copied once
 _PAGE = 1024  # samples whose offsets are read at a time
@@ -31,7 +160,7 @@ class MDSShards:
         decode: Whether fields are values; without it they are bytes as they are stored.
         in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
             to a temporary folder.
-        datasets: As for ``LocalShards``.
+        datasets: As for ``ShardFetcher``.
         local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
             ``mpwds.MDSDataset``.
 
@@ -76,14 +205,14 @@ class MDSShards:
         timeout_s: float = 60.0,
         datasets: int = 1,
     ) -> None:
-        location, data = _load(DatasetLocation.of(local, remote, split, retries, timeout_s))
+        location, _, data = DatasetLocation.of(local, remote, split, retries, timeout_s).opened(INDEX_NAME)
         path = os.path.join(location.local, INDEX_NAME)
         shards = parse_index(data, path)
         self.files = files = [shard.files for shard in shards]
         if not in_place and any(shard.packed for shard in files):
             location = location.unpacked_elsewhere()
         self.folder = location.local
-        self._files = LocalShards(location, files, validate_hash, cache_limit, datasets)
+        self._files = ShardFetcher(location, files, validate_hash, cache_limit, datasets)
         self.urls: Sequence[str] = [os.path.join(location.local, shard.files.raw.name) for shard in shards]
         self.lengths: Sequence[int] = [shard.samples for shard in shards]
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}
@@ -144,19 +273,6 @@ class MDSShards:
             ENCODINGS[name] = made
         self.__dict__.update(state)
         self._make_decoders("")
-
-
-def _load(location: DatasetLocation) -> tuple[DatasetLocation, bytes]:
-    try:
-        location, _, data = location.opened(INDEX_NAME)
-        return location, data
-    except FileNotFoundError as error:
-        names = (index_v1.INDEX_NAME, index_v1.INDEX_NAME + ".gz")
-        if any(os.path.exists(os.path.join(location.local, name)) for name in names):
-            raise FileNotFoundError(
-                f"{location.local} holds an MDS dataset of version 1: StreamingDataset reads it"
-            ) from error
-        raise
 
 
 def _load_offsets(file: LocalFile, count: int, page: int) -> array[int]:

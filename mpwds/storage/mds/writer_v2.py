@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from mpwds.storage.closing import ClosesOrDiscards
-from mpwds.storage.mds.compression import Compression
 from mpwds.storage.mds.encodings import encoding
-from mpwds.storage.mds.hashes import digest
-from mpwds.storage.mds.index_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
 from mpwds.storage.mds.output import Output
-from mpwds.storage.mds.sizes import parse_binary_size
+from mpwds.storage.mds.shards_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
+from mpwds.storage.mds.stored_files import Compression, digest, parse_binary_size
 
 _BYTES_A_SAMPLE = 4  # in the shard's table
 

@@ -272,7 +272,7 @@ def test_a_shard_that_becomes_smaller_than_it_should_is_not_kept(tmp_path, web, 
 def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
     tmp_path, web, remote, compression
 ):
-    from mpwds.storage.mds.compression import Compression
+    from mpwds.storage.mds.stored_files import Compression
 
     url = remote(compression=compression)
     name = f"/data/shard.00000.mds.{compression}"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds import ShardError, StreamingDatasetWriter
-from mpwds.storage.mds.index_v1 import dump_index, parse_index
-from mpwds.storage.mds.shards_v1 import MDS1Shards
+from mpwds.storage.mds.shards_v1 import MDS1Shards, dump_index, parse_index
 
 FIELDS = ["uid", "dät"]
 SAMPLES = [{"uid": b"0", "dät": b"abc"}, {"uid": b"12", "dät": b""}, {"uid": b"3", "dät": b"defgh"}]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mpwds import DecodeError, MDSWriter, ShardError, StreamingDatasetWriter
-from mpwds.storage.mds.index_v2 import parse_index
-from mpwds.storage.mds.shards_v2 import MDSShards
+from mpwds.storage.mds.shards_v2 import MDSShards, parse_index
 from tests.open_files import open_files
 
 COLUMNS = {"text": "str", "number": "int"}
@@ -67,7 +66,7 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
 
 
 def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.storage.mds.local_shards.most_open_files", lambda: 20)
+    monkeypatch.setattr("mpwds.storage.mds.shard_fetcher.most_open_files", lambda: 20)
     shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), datasets=2)
     assert len(shards.lengths) > 50
     read(shards)

@@ -11,8 +11,7 @@ from mpwds.cli.looking.samples.reading import Found, Member, Problem, Sample, Wa
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column
 from mpwds.errors import ShardError
 from mpwds.pipeline.formats import find_format
-from mpwds.storage.mds.hashes import mismatch
-from mpwds.storage.mds.local_shards import StoredFile
+from mpwds.storage.mds.stored_files import StoredFile, mismatch
 from mpwds.storage.streams.gopen import gopen
 
 

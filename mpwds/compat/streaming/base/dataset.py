@@ -18,7 +18,7 @@ from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.notes import arguments, options
 from mpwds.storage.mds.shards_v2 import MDSShards
-from mpwds.storage.mds.sizes import parse_binary_size
+from mpwds.storage.mds.stored_files import parse_binary_size
 from mpwds.warn import warn
 
 # In those of the second kind, samples stay among their neighbours.

@@ -6,9 +6,9 @@ import json
 import os
 from typing import Any
 
-from mpwds.storage.mds.index_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.output import refuse_existing
+from mpwds.storage.mds.shards_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.destinations import open_destination, write_whole
 

@@ -6,48 +6,18 @@ import functools
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shards import most_open_files
-from mpwds.storage.mds.compression import Compression
-from mpwds.storage.mds.hashes import mismatch
 from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile, mismatch
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
 
 _SCHEME = "mds:"  # shards in the cache: it would not keep those whose URL is a local file's
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file as an index describes it; ``size`` is ``None`` if the index does not say."""
-
-    name: str
-    size: int | None
-    hashes: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ShardFiles:
-    """A shard as it is read, and the compressed file that it comes from, if there is one.
-
-    Attributes:
-        raw: The uncompressed file. Its size is known.
-        packed: The compressed file.
-        compression: How it is compressed.
-    """
-
-    raw: StoredFile
-    packed: StoredFile | None = None
-    compression: str = ""
-
-    @property
-    def stored(self) -> StoredFile:
-        """The file that a writer left."""
-        return self.packed or self.raw
 
 
 @dataclass(frozen=True)
@@ -131,7 +101,7 @@ class LocalFile:
         os.close(self._descriptor)
 
 
-class LocalShards:
+class ShardFetcher:
     """Opens shards. Fetches each one first, once on a machine, and uncompresses it.
 
     Shards that are in the folder already are read there. Their sizes are compared with the index, and their

@@ -1,15 +1,47 @@
-"""Compresses and decompresses the shards of MDS datasets."""
+"""The files of shards as they are stored: their sizes, hashes and compression."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from mpwds.imports import require
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as an index describes it; ``size`` is ``None`` if the index does not say."""
+
+    name: str
+    size: int | None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """A shard as it is read, and the compressed file that it comes from, if there is one.
+
+    Attributes:
+        raw: The uncompressed file. Its size is known.
+        packed: The compressed file.
+        compression: How it is compressed.
+    """
+
+    raw: StoredFile
+    packed: StoredFile | None = None
+    compression: str = ""
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file that a writer left."""
+        return self.packed or self.raw
+
 
 _PIECE_BYTES = 1024 * 1024
 _HINT = "{} compression needs {}: pip install 'mpwds[mds]'"
@@ -151,3 +183,61 @@ _DECOMPRESS: dict[str, Callable[[bytes, int], bytes]] = {
         _zstandard().ZstdDecompressor().stream_reader(data, read_across_frames=True), limit
     ),
 }
+
+
+def digest(name: str, data: bytes) -> str:
+    """The hash of ``data``, in hexadecimal digits.
+
+    Args:
+        name: Any of ``hashlib`` of fixed length, or of xxhash: ``"sha1"``, ``"xxh3_64"``.
+        data: The bytes.
+
+    Raises:
+        ValueError: There is no such hash.
+        ImportError: xxhash is missing.
+
+    Source:
+        ``streaming.base.hashing``.
+
+    Example:
+        >>> digest("md5", b"")
+        'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    if name in hashlib.algorithms_available and not name.startswith("shake_"):
+        return hashlib.new(name, data, usedforsecurity=False).hexdigest()
+    if name.startswith("xxh"):
+        xxhash = require("xxhash", f"the hash {name} needs xxhash: pip install 'mpwds[mds]'")
+        if name in xxhash.algorithms_available:
+            found: str = getattr(xxhash, name)(data).hexdigest()
+            return found
+    raise ValueError(f"there is no hash {name!r}: choose one of hashlib, such as 'sha1', or of xxhash")
+
+
+def mismatch(data: bytes, hashes: Mapping[str, str]) -> str:
+    """Says which of the hashes is not that of ``data``; an empty string if all are."""
+    for name, expected in hashes.items():
+        found = digest(name, data)
+        if found != expected:
+            return f"its {name} is {found}, and the index says {expected}"
+    return ""
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])?b)?", re.IGNORECASE)
+_POWERS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_binary_size(size: int | str | None) -> int | None:
+    """A number of bytes, also of text such as ``"64mb"``, of 1024 kB each; ``None`` for 0.
+
+    Example:
+        >>> parse_binary_size("1.5kb"), parse_binary_size("100"), parse_binary_size(None)
+        (1536, 100, None)
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise ValueError(f"a size must be a number of bytes, or text such as '64mb', got {size!r}")
+        size = int(float(match[1]) * 1024 ** _POWERS[match[2] and match[2].lower()])
+    if size is not None and size < 0:
+        raise ValueError(f"a size must not be negative, got {size}")
+    return int(size) if size else None
