@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from mpwds import names
+from mpwds import names, peers
 
 __all__ = sorted(("__version__", *names.MODULES, *" ".join(names.NAMES.values()).split()))
 
-if not any(isinstance(finder, names.WebdatasetModules) for finder in sys.meta_path):
-    sys.meta_path.insert(0, names.WebdatasetModules())  # before the folders of those that are packages
+peers.install()
 
 
 def __getattr__(name: str) -> Any:

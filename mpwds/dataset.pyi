@@ -1,1 +1,20 @@
-from mpwds.compat.dataset import *
+from mpwds.compat.dataset import Dataset as Dataset
+from mpwds.compat.dataset import Processor as Processor
+from mpwds.compat.dataset import UrlHook as UrlHook
+from mpwds.compat.dataset import all_urls as all_urls
+from mpwds.compat.dataset import worker_urls as worker_urls
+from mpwds.compat.helpers import ChoppedDataset as ChoppedDataset
+from mpwds.compat.helpers import ResizedDataset as ResizedDataset
+from mpwds.compat.sample_options import default_handlers as default_handlers
+from mpwds.compat.tar_stages import base_plus_ext as base_plus_ext
+from mpwds.compat.tar_stages import group_by_keys as group_by_keys
+from mpwds.compat.tar_stages import valid_sample as valid_sample
+from mpwds.pipeline.decoding.images import imagehandler as imagehandler
+from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
+from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
+from mpwds.pipeline.handlers import reraise_exception as reraise_exception
+from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
+from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.sources.shards import ShardList as ShardList
+from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
+from mpwds.pipeline.webdataset import WebDataset as WebDataset

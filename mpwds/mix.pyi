@@ -1,1 +1,2 @@
-from mpwds.compat.mix import *
+from mpwds.pipeline.mix import RandomMix as RandomMix
+from mpwds.pipeline.mix import RoundRobin as RoundRobin

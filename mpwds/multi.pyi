@@ -1,1 +1,9 @@
-from mpwds.compat.multi import *
+from mpwds.compat.multi import D as D
+from mpwds.compat.multi import MultiDataset as MultiDataset
+from mpwds.compat.multi import MultiDatasetIterator as MultiDatasetIterator
+from mpwds.compat.multi import copy_and_delete_tensors as copy_and_delete_tensors
+from mpwds.compat.multi import maybe_copy as maybe_copy
+from mpwds.compat.multi import omp_warning as omp_warning
+from mpwds.compat.multi import timeout as timeout
+from mpwds.compat.multi import verbose as verbose
+from mpwds.loader.multi_loader import MultiLoader as MultiLoader

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+import sys
 from typing import Any
 
 MODULES = ("nest", "tenbin")
@@ -42,14 +41,12 @@ NAMES = {
 # docs/coming-from-webdataset.md and docs/coming-from-tensorcom.md list most of them.
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
-    "mpwds.compat.autodecode": "Decoder",
-    "mpwds.compat.cache": "FileCache LRUCleanup StreamingOpen pipe_cleaner",
-    "mpwds.compat.extradatasets": (
-        "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"
-    ),
+    "mpwds.compat.sample_options": "Decoder",
+    "mpwds.compat.helpers": ("ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"),
     "mpwds.compat.multi": "MultiDataset MultiDatasetIterator",
-    "mpwds.compat.tariterators": (
-        "base_plus_ext group_by_keys tar_file_expander tar_file_iterator url_opener valid_sample"
+    "mpwds.compat.tar_stages": (
+        "FileCache LRUCleanup StreamingOpen base_plus_ext group_by_keys pipe_cleaner tar_file_expander "
+        "tar_file_iterator url_opener valid_sample"
     ),
     "mpwds.compat.tensorcom.feeding": "TensorcomDataset",
     "mpwds.compat.tensorcom.zcom": "Connection",
@@ -99,14 +96,6 @@ FURTHER_NAMES = {
     "mpwds.storage.writing.encoders": "numpy_dumps torch_dumps",
 }
 
-# Peers' modules: `mpwds.filters` is the module `mpwds.compat.filters`, and so on. `gopen` is here the
-# function's name until the module of that name has been imported.
-_MODULES = (
-    "autodecode cache checks dataset extradatasets filters gopen handlers mix multi shardlists streaming "
-    "tariterators tensorcom utils wids writer"
-)
-WEBDATASET_MODULES = frozenset(_MODULES.split())
-
 HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for name in names[home].split()}
 
 
@@ -114,7 +103,7 @@ def find(name: str) -> Any:
     """The value of ``mpwds.<name>``; raises ``AttributeError`` if there is no such name."""
     if name in HOMES:
         return getattr(importlib.import_module(HOMES[name]), name)
-    if name in MODULES or name in WEBDATASET_MODULES or name == "compat":
+    if name in MODULES or name == "compat" or f"mpwds.{name}" in sys.modules:
         return importlib.import_module(f"mpwds.{name}")
     if name == "__version__":
         from importlib.metadata import version
@@ -124,29 +113,3 @@ def find(name: str) -> Any:
 
     similar = "" if name.startswith("_") else did_you_mean(name, HOMES)
     raise AttributeError(f"module 'mpwds' has no attribute {name!r}{similar}", name=name)
-
-
-class WebdatasetModules:
-    """Makes ``import mpwds.filters`` import ``mpwds.compat.filters``, for each of ``WEBDATASET_MODULES``.
-
-    Both names are one module, also below it. The files ``mpwds/filters.pyi`` and so on are for type checkers.
-
-    Example:
-        >>> import mpwds.filters
-        >>> mpwds.filters is importlib.import_module("mpwds.compat.filters")
-        True
-    """
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        package, _, name = fullname.partition(".")
-        is_one = package == "mpwds" and name.partition(".")[0] in WEBDATASET_MODULES
-        return ModuleSpec(fullname, self) if is_one else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"mpwds.compat.{spec.name.partition('.')[2]}")
-        spec.loader_state = module.__spec__  # the import system puts `spec` in its place
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__ = module.__spec__.loader_state

@@ -3,14 +3,16 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import mpwds
-from mpwds import names
+from mpwds import names, peers
 
 
 def imported_by(code):
@@ -42,13 +44,29 @@ def test_dir_shows_the_names_that_do_the_job():
     assert len(mpwds.__all__) < 40
 
 
-@pytest.mark.parametrize("name", sorted(names.WEBDATASET_MODULES))
-def test_a_module_of_webdatasets_is_found_under_its_name(name):
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_a_module_of_a_peer_has_the_names_that_it_promises(name):
     module = importlib.import_module(f"mpwds.{name}")
-    assert module is importlib.import_module(f"mpwds.compat.{name}") is getattr(mpwds, name)
-    assert module.__spec__.name == module.__name__ == f"mpwds.compat.{name}"
-    assert importlib.util.find_spec(f"mpwds.{name}") is not None
-    assert {*getattr(module, "__all__", ())} <= {*dir(module)}
+    assert module is eval(f"mpwds.{name}")
+    assert importlib.util.find_spec(f"mpwds.{name}").name == module.__name__ == f"mpwds.{name}"
+    assert [each for each in peers.homes_of(name) if not hasattr(module, each)] == []
+    assert pickle.loads(cloudpickle.dumps(module)) is module
+
+
+def test_import_changes_nothing_but_its_own_modules():
+    program = (
+        "import sys; finders, hooks, before = [*sys.meta_path], [*sys.path_hooks], {*sys.modules};"
+        "import mpwds; assert (sys.meta_path, sys.path_hooks) == (finders, hooks);"
+        "print(*[name for name in {*sys.modules} - before if name.startswith('mpwds.compat')])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "\n", "")
+
+
+def test_the_first_loaders_messages_are_switched_on_in_its_module(monkeypatch, capsys):
+    monkeypatch.setattr(mpwds.multi, "verbose", 1)
+    mpwds.multi.D("said")
+    assert capsys.readouterr().err == "said\n"
 
 
 def test_a_module_of_webdatasets_is_imported_in_every_way():
@@ -57,15 +75,19 @@ def test_a_module_of_webdatasets_is_imported_in_every_way():
         "from mpwds.filters import shuffle",
         "from mpwds import filters; filters.shuffle",
         "import mpwds; mpwds.filters.shuffle",
+        "import mpwds.tensorcom.zcom; mpwds.tensorcom.zcom.Connection",
+        "from mpwds.streaming.base.format.mds import MDSWriter",
+        "import mpwds; mpwds.gopen('pipe:true').close(); import mpwds.gopen; mpwds.gopen.gopen_schemes",
+        "import mpwds.gopen; mpwds.gopen('pipe:true').close()",
         "import pickle; pickle.loads(b'cmpwds.utils\\nidentity\\n.')(1)",
     ):
         imported_by(statement)
 
 
-def test_type_checkers_find_the_modules_of_webdatasets():
+def test_type_checkers_find_the_modules_of_peers():
     stubs = Path(mpwds.__file__).parent.glob("*.pyi")
     assert {stub.stem: stub.read_text() for stub in stubs if stub.stem != "__init__"} == {
-        name: f"from mpwds.compat.{name} import *\n" for name in names.WEBDATASET_MODULES
+        name: peers.stub(name) for name in peers.PEERS if "." not in name
     }
 
 
@@ -104,14 +126,8 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_type_checkers_are_told_the_same_names():
     stub = ast.parse(Path(mpwds.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    modules = {*names.MODULES, *names.WEBDATASET_MODULES, "compat"} - {"gopen"}
+    modules = {*names.MODULES, *(name for name in peers.PEERS if "." not in name), "compat"}
     told = {alias.asname: node.module for node in imports for alias in node.names}
     assert told == {**names.HOMES, **dict.fromkeys(modules, "mpwds")}
     (listed,) = [node for node in stub.body if isinstance(node, ast.Assign)]
     assert ast.literal_eval(listed.value) == mpwds.__all__
-
-
-@pytest.mark.parametrize("module", ["filters", "tensorcom.zcom", "streaming.base.util"])
-def test_modules_have_peers_names_and_exist_once(module):
-    ours = importlib.import_module(f"mpwds.compat.{module}")
-    assert importlib.import_module(f"mpwds.{module}") is ours

@@ -1,8 +1,8 @@
-"""webdataset's modules and its earlier generations, and tensorcom; also the module ``webdataset.compat``.
+"""What programs for webdataset, wids, tensorcom and mosaicml-streaming need; nothing else in mpwds needs it.
 
-Each module of webdataset's has its name there as well: ``mpwds.filters`` is ``mpwds.compat.filters``. They
-exist for programs that were written for webdataset or tensorcom; nothing else in mpwds needs them.
-``dataset`` and ``multi`` have the classes of webdataset 0.0 and 0.1.
+``mpwds/peers.py`` gives all this the names of the peers' modules. ``dataset``, ``sample_options`` and ``multi``
+are webdataset's first generations, ``tar_stages`` its stages for pipelines of small parts. This module itself is
+``webdataset.compat``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tensorcom":
-        return importlib.import_module("mpwds.compat.tensorcom")
     if name not in _HOMES:
         raise AttributeError(f"module 'mpwds.compat' has no attribute {name!r}")
     home, known_as = _HOMES[name]

@@ -9,32 +9,25 @@ from functools import partial
 from random import SystemRandom
 from typing import Any, TypeAlias
 
-from mpwds.compat.autodecode import default_handlers as default_handlers
-from mpwds.compat.extradatasets import ChoppedDataset as ChoppedDataset
-from mpwds.compat.extradatasets import ResizedDataset as ResizedDataset
 from mpwds.compat.sample_options import SampleOptions, decoding
-from mpwds.compat.tariterators import base_plus_ext as base_plus_ext
-from mpwds.compat.tariterators import group_by_keys as group_by_keys
-from mpwds.compat.tariterators import opened, tar_file_expander
-from mpwds.compat.tariterators import valid_sample as valid_sample
+from mpwds.compat.tar_stages import opened, tar_file_expander
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.decoding.images import imagehandler as imagehandler
-from mpwds.pipeline.handlers import Handler
-from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
-from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
-from mpwds.pipeline.handlers import reraise_exception as reraise_exception
-from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
-from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
+from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.parts import stage_of
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList as ShardList
-from mpwds.pipeline.sources.shards import Split, Urls, given_urls, listed, split_by_node
-from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
+from mpwds.pipeline.sources.shards import (
+    ShardList,
+    Split,
+    Urls,
+    given_urls,
+    listed,
+    split_by_node,
+    split_by_worker,
+)
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stream import Stage, Stream
-from mpwds.pipeline.webdataset import WebDataset as WebDataset
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.tar.names import split_name

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderPipeline
-from mpwds.loader.multi_loader import MultiLoader as MultiLoader
+from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker
@@ -156,7 +156,7 @@ def maybe_copy(a: Any, pin_memory: bool) -> Any:
 
 def D(*args: object) -> None:
     """Prints to standard error if ``verbose`` is set. The library itself does not use it."""
-    if verbose:
+    if sys.modules["mpwds.multi"].verbose:  # where a program sets it
         print(*args, file=sys.stderr)
 
 

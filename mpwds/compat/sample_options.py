@@ -1,16 +1,20 @@
-"""The options of webdataset's first releases for samples, and the stages that they stand for."""
+"""The options of webdataset's first releases for samples, their stages, and their decoders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
 
-from mpwds.compat.autodecode import TableDecoder
 from mpwds.mistakes import shown
-from mpwds.pipeline.decoding.decoders import Decoder, handle_extension
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, torch_audio
+from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
+from mpwds.pipeline.decoding.decoders import decoders, handle_extension
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, ImageDecoder, imagespecs
+from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, torch_video
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.fields import to_tuple
@@ -121,8 +125,77 @@ def _unpacked(extension: str, allow_pickle: bool, sample: dict[str, Any]) -> Any
             f"container={extension!r}: expected one such member in a sample, got {', '.join(fields)}"
         )
     (field,) = fields
-    decoder = Decoder([], allow_pickle=allow_pickle)
+    decoder = SampleDecoder([], allow_pickle=allow_pickle)
     content = decoder({"__key__": sample["__key__"], field: sample[field]})[field]
     if isinstance(content, dict):
         return {"__key__": f"{sample['__key__']}.{field}", **content}
     return tuple(content) if isinstance(content, list) else content
+
+
+class Decoder(SampleDecoder):
+    """A ``Decoder`` that, called with a dataset, returns the dataset of its decoded samples.
+
+    Example:
+        >>> decode = Decoder(handle_extension(".mask", len))
+        >>> decode({"__key__": "a", "mask": b"abc"})
+        {'__key__': 'a', 'mask': 3}
+        >>> list(decode(DataPipeline([{"__key__": "a", "cls": b"7"}])))
+        [{'__key__': 'a', 'cls': 7}]
+    """
+
+    def __call__(self, source: Any) -> Any:
+        if isinstance(source, Iterable) and not isinstance(source, (dict, tuple, str, bytes)):
+            return DataPipeline(source, map(self.decode))
+        return self.decode(source)
+
+
+def _int_or_bytes(data: bytes) -> Any:
+    try:
+        return int(data)
+    except ValueError:
+        return data
+
+
+def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
+    return {
+        **decoders,
+        **dict.fromkeys((*IMAGE_EXTENSIONS, "img", "image"), ImageDecoder(spec).decode),
+        **dict.fromkeys(("class", "count"), _int_or_bytes),
+        **{each: partial(torch_video, f".{each}") for each in VIDEO_EXTENSIONS},
+        **{each: partial(torch_audio, f".{each}") for each in AUDIO_EXTENSIONS},
+    }
+
+
+# By image specification, the function for each extension, of the first releases. A program may add functions
+# for Dataset(decoder=spec) and Dataset.decode(spec): default_handlers["rgb"]["mask"] = f.
+default_handlers = {spec: _handlers(spec) for spec in imagespecs}
+
+
+_DECODED = {
+    spec: {extension: table[extension] for extension in (*decoders, *IMAGE_EXTENSIONS)}
+    for spec, table in default_handlers.items()
+}
+
+
+class TableDecoder(ImageDecoder):
+    """``ImageDecoder`` that also decodes by the entries of ``default_handlers`` that ``decode`` lacks.
+
+    Example:
+        >>> default_handlers["rgb"]["mask"] = len
+        >>> TableDecoder("rgb")(".mask", b"abc")
+        3
+        >>> del default_handlers["rgb"]["mask"]
+    """
+
+    takes_views = False
+
+    def __init__(self, imagespec: str) -> None:
+        super().__init__(imagespec)
+        self.__name__ = repr(imagespec)  # it prints as it was written
+        decoded = _DECODED[self.imagespec]
+        table = default_handlers[self.imagespec]
+        self._functions = {name: f for name, f in table.items() if decoded.get(name) is not f}
+
+    def __call__(self, key: str, data: Any) -> Any:
+        function = self._functions.get(key.rpartition(".")[2].lower())
+        return super().__call__(key, data) if function is None else function(data)

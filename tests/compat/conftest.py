@@ -12,7 +12,7 @@ import pytest
 import tensorcom
 import zmq
 
-from mpwds.compat.tensorcom import Connection
+from mpwds.tensorcom import Connection
 
 PATIENCE_S = 120
 

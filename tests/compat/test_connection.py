@@ -14,6 +14,7 @@ import torch
 import mpwds
 from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
+from mpwds.storage.streams.patterns import expand_braces
 from tests.compat.conftest import a_batch, free_port, ours
 
 
@@ -44,7 +45,7 @@ def test_a_program_changes_one_import(folder):
 
 
 def test_the_module_is_found_without_torch():
-    program = "import mpwds, sys; mpwds.compat.tensorcom.Connection(); assert 'torch' not in sys.modules"
+    program = "import mpwds, sys; mpwds.tensorcom.Connection(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -187,7 +188,7 @@ def test_a_wrong_url_is_an_error(url, message):
     connection = tensorcom.Connection()
     with connection, pytest.raises(ValueError, match=message):
         urls = [url] if isinstance(url, str) else url
-        connection.connect(tensorcom.zcom.expand_braces(*urls))
+        connection.connect(expand_braces(*urls))
 
 
 def test_a_connection_only_sends_or_only_receives(pair):

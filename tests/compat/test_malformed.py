@@ -10,8 +10,8 @@ import zmq
 from hypothesis import given, settings
 
 from mpwds import tenbin
-from mpwds.compat.tensorcom import Connection
 from mpwds.errors import TenbinError
+from mpwds.tensorcom import Connection
 from tests.compat.conftest import a_batch, free_port, ours
 
 GOOD = [np.arange(3, dtype="uint8"), np.ones((2, 2), "float32")]

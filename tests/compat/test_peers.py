@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tensorcom import zcom as their_zcom
 
-from mpwds.compat.tensorcom import zcom
+from mpwds.tensorcom import zcom
 from tests.compat.conftest import a_batch, exchanged, free_port, ours, theirs
 
 ROLES = [("zpush", "zpull"), ("zpub", "zsub"), ("zrpush", "zrpull"), ("zrpub", "zrsub")]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mpwds
-from mpwds.compat.tensorcom import TensorcomDataset, send_batches
 from mpwds.errors import TenbinError
+from mpwds.tensorcom import TensorcomDataset, send_batches
 from tests.compat.conftest import PATIENCE_S, a_batch, ours, theirs
 
 

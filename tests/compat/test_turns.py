@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpwds.compat.tensorcom import Connection
+from mpwds.tensorcom import Connection
 from tests.compat.conftest import a_batch, ours
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch.utils.data
 
 import mpwds
-from mpwds.compat.extradatasets import MockDataset, ResizedDataset
+from mpwds.extradatasets import MockDataset, ResizedDataset
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.mix import RandomMix, RoundRobin

@@ -9,7 +9,7 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.compat.extradatasets import (
+from mpwds.extradatasets import (
     ChoppedDataset,
     MockDataset,
     ResizedDataset,

@@ -175,7 +175,7 @@ def load(source: str) -> Any:
 def _send_tensorcom(
     dataset: Any, urls: list[str], workers: int, start_method: str, epochs: int | None
 ) -> None:
-    from mpwds.compat.tensorcom import send_batches
+    from mpwds.compat.tensorcom.feeding import send_batches
     from mpwds.loader.multi_loader import MultiLoader
     from mpwds.loader.resume.state import described
 

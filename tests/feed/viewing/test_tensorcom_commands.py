@@ -9,7 +9,7 @@ import pytest
 
 from mpwds.cli.feed.watched import WatchedTensorcom
 from mpwds.cli.main import main
-from mpwds.compat.tensorcom import Connection
+from mpwds.tensorcom import Connection
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
 import mpwds
-from mpwds.compat.cache import FileCache, StreamingOpen
+from mpwds.cache import FileCache, StreamingOpen
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
 
 

@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset import tariterators as peer
 
-from mpwds.compat.tariterators import (
+from mpwds.errors import ShardError
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop, reraise_exception
+from mpwds.pipeline.sources.samples import tarfile_samples
+from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.tariterators import (
     base_plus_ext,
     group_by_keys,
     tar_file_expander,
@@ -15,11 +20,6 @@ from mpwds.compat.tariterators import (
     url_opener,
     valid_sample,
 )
-from mpwds.errors import ShardError
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop, reraise_exception
-from mpwds.pipeline.sources.samples import tarfile_samples
-from mpwds.pipeline.sources.shards import SimpleShardList
 
 # webdataset leaves it to the garbage collector to close its files.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

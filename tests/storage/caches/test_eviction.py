@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mpwds.compat.cache import LRUCleanup
+from mpwds.cache import LRUCleanup
 from mpwds.storage.caches import fetch as cache_fetch
 from mpwds.storage.caches.eviction import SizeLimit, locked_usage
 from mpwds.storage.caches.fetch import CacheEntry

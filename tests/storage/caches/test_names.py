@@ -5,7 +5,7 @@ import webdataset.cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.compat.cache import pipe_cleaner
+from mpwds.cache import pipe_cleaner
 from mpwds.storage.caches.names import (
     cache_name,
     distinct_name,

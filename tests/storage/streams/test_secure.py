@@ -36,7 +36,7 @@ def test_processes_started_later_have_it_too(monkeypatch):
 
 def test_a_module_offers_it_as_an_attribute(monkeypatch):
     monkeypatch.setenv("WDS_SECURE", "0")
-    from mpwds.compat import utils
+    from mpwds import utils
 
     utils.enforce_security = True
     assert (utils.enforce_security, security_enforced()) == (True, True)

@@ -1,15 +1,18 @@
-"""Datasets of another length, a dataset that repeats one sample, and ``repeatedly``, as in webdataset."""
+"""webdataset's small parts: datasets of another length, ``repeatedly``, ``identity``, checks of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
+from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ContinuedEpochs
 from mpwds.pipeline.stream import Source, Stream
+
+T = TypeVar("T")
 
 
 class ResizedDataset(DataPipeline):
@@ -142,3 +145,49 @@ class _Mock:
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return Source(repeat(self._sample, self._length))
+
+
+def identity(x: T) -> T:
+    """Returns its argument: for places that want a function, in pipelines that are pickled."""
+    return x
+
+
+def check(value: object, msg: str = "") -> None:
+    """Checks that ``value`` is true; raises ``ValueError`` with ``msg`` in its text otherwise, as all checks.
+
+    Example:
+        >>> check(0, "shards")
+        Traceback (most recent call last):
+        ValueError: shards: expected a true value, got 0
+    """
+    _require(bool(value), msg, "a true value", value)
+
+
+def checktype(value: object, types: type | tuple[type, ...], msg: str = "") -> None:
+    """Checks that ``value`` is an instance of ``types``."""
+    _require(isinstance(value, types), msg, f"an instance of {types}", value)
+
+
+def checkmember(value: object, values: Container[Any], msg: str = "") -> None:
+    """Checks that ``value`` is in ``values``."""
+    _require(value in values, msg, f"one of {values}", value)
+
+
+def checkrange(value: Any, lo: Any, hi: Any, msg: str = "") -> None:
+    """Checks that ``lo <= value <= hi``."""
+    _require(lo <= value <= hi, msg, f"a value from {lo} to {hi}", value)
+
+
+def checkcallable(value: object, msg: str = "") -> None:
+    """Checks that ``value`` can be called."""
+    _require(callable(value), msg, "a function", value)
+
+
+def checknotnone(value: object, msg: str = "") -> None:
+    """Checks that ``value`` is not ``None``."""
+    _require(value is not None, msg, "a value other than None", value)
+
+
+def _require(holds: bool, msg: str, expected: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{msg or 'check'}: expected {expected}, got {shown(value)}")

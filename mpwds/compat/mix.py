@@ -1,4 +1,0 @@
-"""webdataset.mix: mixtures of datasets."""
-
-from mpwds.pipeline.mix import RandomMix as RandomMix
-from mpwds.pipeline.mix import RoundRobin as RoundRobin

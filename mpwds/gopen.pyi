@@ -1,1 +1,0 @@
-from mpwds.compat.gopen import *
