@@ -1,8 +1,8 @@
 """What programs for webdataset, wids, tensorcom and mosaicml-streaming need; nothing else in mpwds needs it.
 
-``mpwds/peers.py`` gives all this the names of the peers' modules. ``dataset``, ``sample_options`` and ``multi``
-are webdataset's first generations, ``tar_stages`` its stages for pipelines of small parts. This module itself is
-``webdataset.compat``.
+``mpwds/peers.py`` gives all this the names of the peers' modules. ``dataset``, ``sample_options`` and
+``multi`` are webdataset's first generations, ``tar_stages`` its stages for pipelines of small parts. This
+module itself is ``webdataset.compat``.
 """
 
 from __future__ import annotations
