@@ -13,6 +13,7 @@ from mpwds.compat.sample_options import SampleOptions, decoding
 from mpwds.compat.tar_stages import opened, tar_file_expander
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.parts import stage_of
 from mpwds.pipeline.sources.samples import TarSamples
@@ -215,7 +216,7 @@ class Dataset(DataPipeline):
         self._shown_from += len(head) - self._head
         self._head = len(head)
 
-    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
+    def _beginning(self) -> tuple[str, tuple[Filter, ...]]:
         return f"Dataset({listed(self._urls)})", self.stages[self._shown_from :]
 
 
@@ -333,7 +334,7 @@ class _ShardHooks:
             nodesplitter=_splitter(self.node_selection, split_by_node),
             splitter=_splitter(None if own is worker_urls else own, split_by_worker),
         )
-        stages: list[Stage] = []
+        stages: list[Any] = []
         if self.before is not None:
             stages.append(Splitter(partial(_after, self.before)))
         if self.shard_shuffle is not None:
@@ -382,7 +383,7 @@ class Processor:
 
     def __init__(self, f: Any, *args: Any, **keywords: Any) -> None:
         self._stage = stage_of(f, *args, **keywords)
-        self.addressable: bool = getattr(self._stage, "addressable", True)
+        self.addressable = self._stage.addressable
 
     def __str__(self) -> str:
         return str(self._stage)

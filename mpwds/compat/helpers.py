@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ContinuedEpochs
-from mpwds.pipeline.stream import Source, Stream
+from mpwds.pipeline.stream import Origin, Source, Stream
 
 T = TypeVar("T")
 
@@ -130,7 +131,7 @@ class MockDataset(DataPipeline):
         self.length = length
 
 
-class _Mock:
+class _Mock(Origin):
     def __init__(self, sample: Any, length: int) -> None:
         if length < 0:
             raise ValueError(f"MockDataset: length must not be negative, got {length}")
@@ -140,8 +141,8 @@ class _Mock:
     def __str__(self) -> str:
         return f"MockDataset({type(self._sample).__name__}, {self._length})"
 
-    def count_in(self, context: Context) -> int:
-        return self._length
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        return Count(self._length)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return Source(repeat(self._sample, self._length))

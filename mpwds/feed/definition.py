@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from mpwds.loader.ranks.lengths import count_delivered, count_in
+from mpwds.loader.ranks.lengths import count_delivered
 from mpwds.loader.resume.state import described
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import LengthUnknown
+from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.parts import IterableSource, culprit, in_any_order, iterates_itself
+from mpwds.pipeline.parts import IterableSource, iterates_itself, takes_any_order
 from mpwds.pipeline.stream import Stream
 
 _MOST_DEPTH = 12
@@ -26,8 +26,8 @@ def define(dataset: Any) -> dict[str, Any]:
         "description": described(dataset),
         "seed": dataset._seed if is_pipeline else None,
         "length": dataset._length if is_pipeline else None,
-        "in_any_order": bool(in_any_order(dataset)),
-        "unaddressed": culprit(dataset) if is_pipeline else f"a {type(dataset).__name__}",
+        "in_any_order": takes_any_order(dataset),
+        "unaddressed": dataset.non_resumable_part if is_pipeline else f"a {type(dataset).__name__}",
         "fingerprint": fingerprint(dataset),
     }
 
@@ -47,7 +47,7 @@ def fingerprint(dataset: Any) -> str:
 def count(dataset: Any, context: Context, exact: bool) -> int:
     """How many elements one worker makes of a dataset in an epoch, or LengthUnknown."""
     if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        return count_in(dataset, context).elements
+        return dataset.count_in(context).elements
     total = count_delivered(dataset, context.workers, context, exact).elements
     return total // context.workers + (context.worker < total % context.workers)
 
@@ -68,11 +68,11 @@ class RemoteSource(IterableSource):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         raise RuntimeError("this dataset is on its servers: only a RemoteLoader can iterate it")
 
-    def count_in(self, context: Context) -> int:
+    def count_in(self, context: Context, exact: bool = True) -> Count:
         answer = self._counter(context)
         if isinstance(answer, str):
             raise LengthUnknown(answer)
-        return int(answer)
+        return Count(int(answer))
 
 
 def remote_dataset(definition: dict[str, Any], counter: Callable[[Context], int | str]) -> DataPipeline:

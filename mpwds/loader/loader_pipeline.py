@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.engine.epoch import TAKE_TURNS, Iteration
 from mpwds.loader.engine.options import Even, integer
-from mpwds.loader.ranks.lengths import CountOf, count_behind, count_delivered, even_length
+from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable, beginning
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.fluent import Composable, Fluent, Self
-from mpwds.pipeline.parts import in_any_order
-from mpwds.pipeline.stream import Stage, Stream
+from mpwds.pipeline.parts import takes_any_order
+from mpwds.pipeline.stream import Stream
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn_if_dropped
@@ -132,10 +133,10 @@ class LoaderPipeline(Rebatching, DataPipeline):
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._statistics.watch)
-        same_order = (loader.in_order and not in_any_order(loader.dataset)) or loader.workers < 2
+        same_order = (loader.in_order and not takes_any_order(loader.dataset)) or loader.workers < 2
         return StagesStream(self._starter(context), context.epoch, same_order)
 
-    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
         if len(stages) < 3:
             return stages
         from mpwds.loader.rebatch.regrouped import regrouped
@@ -192,7 +193,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
         count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)
-        return count_behind(self.stages, epochs, count).elements
+        return epochs.count_of(self.stages, count).elements
 
 
 class LoaderStages(Rebatching, Fluent, Resumable):

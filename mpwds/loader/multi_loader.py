@@ -27,7 +27,7 @@ from mpwds.loader.worker.elements import as_dataset
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.parts import TorchIterable, in_any_order
+from mpwds.pipeline.parts import TorchIterable, takes_any_order
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
@@ -262,7 +262,7 @@ class MultiLoader(LoaderStages, TorchIterable):
                 times,
                 self._group,
                 self._options,
-                in_order=self.in_order and not in_any_order(self.dataset),
+                in_order=self.in_order and not takes_any_order(self.dataset),
             )
         self._iterations.add(iterator)
         return iterator

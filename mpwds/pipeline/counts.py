@@ -51,14 +51,6 @@ class LengthUnknown(TypeError):
         )
 
 
-def count_of(stage: Any, incoming: Count) -> Count:
-    """How many elements a stage makes of ``incoming``, or ``LengthUnknown``."""
-    if not hasattr(stage, "count_of"):
-        raise LengthUnknown(f"{stage} may drop or add elements")
-    count: Count = stage.count_of(incoming)
-    return count
-
-
 def one_sample(element: Any) -> int:
     """1, the number of samples in an element that is a single sample."""
     return 1

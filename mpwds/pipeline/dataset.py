@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.notes import check_whole
-from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, culprit, iterates_itself
-from mpwds.pipeline.stream import PipelineSource, Stage, Stream
+from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, iterates_itself
+from mpwds.pipeline.stream import Origin, Stage, Stream
 from mpwds.warn import warn_if_dropped
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
@@ -73,7 +74,7 @@ class DataPipeline(Fluent, IterableSource):
                 self.append(stage)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Filter, ...]:
         """The stages after the source, in order."""
         return as_stages(self.pipeline[1:])
 
@@ -87,8 +88,13 @@ class DataPipeline(Fluent, IterableSource):
     @property
     def samples_in(self) -> Callable[[Any], int]:
         """Counts the samples in an element, as the last part that has such a function does."""
-        counters = (getattr(part, "samples_in", None) for part in reversed(self.parts))
-        return next(filter(None, counters), rows_in)
+        return next((part.samples_in for part in reversed(self.parts) if part.samples_in), rows_in)
+
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        origin, *stages = self.parts
+        if origin.never_empty and self._epochs.repetitions is None and self._epochs.limit is not None:
+            return Count(self._epochs.limit)
+        return self._epochs.count_of(stages, origin.count_in(context, exact))
 
     def stage(self, i: int) -> Any:
         """Part ``i`` of the pipeline, as it was passed; the source is part 0."""
@@ -100,7 +106,7 @@ class DataPipeline(Fluent, IterableSource):
         length = [] if self._length is None else [f"with_length({self._length})"]
         return "\n    .".join([first, *map(str, stages), *epochs, *length])
 
-    def _beginning(self) -> tuple[str, tuple[Stage, ...]]:
+    def _beginning(self) -> tuple[str, tuple[Filter, ...]]:
         """The call that made the dataset, and the stages added since."""
         if self._call:
             return self._call, self.stages[self._made - 1 :]
@@ -151,7 +157,7 @@ class DataPipeline(Fluent, IterableSource):
             [2, 3]
         """
         start = self._starter(context)
-        unaddressed = culprit(self)
+        unaddressed = self.non_resumable_part
         return start() if unaddressed is None else Replayed(start, unaddressed)
 
     def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
@@ -161,7 +167,7 @@ class DataPipeline(Fluent, IterableSource):
         seeded = replace(context, seed=self._seed) if context.seed is None else context
         return lambda: self._epochs.stream(lambda context: chain(source, stages, context), seeded)
 
-    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
         """The stages to run in place of these."""
         return stages
 
@@ -292,23 +298,23 @@ def _is_plain(source: Any) -> bool:
     )
 
 
-def chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stream[Any]:
+def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]:
     """The stream that runs a pipeline once.
 
     Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's
     elements, and resumes an epoch that ended early.
     """
-    caches = [position for position, stage in enumerate(stages, 1) if getattr(stage, "pins_epoch", False)]
+    caches = [position for position, stage in enumerate(stages, 1) if stage.pins_epoch]
     pinned = max(caches, default=0)
     # All ranks or workers must see the same elements in the same order where they divide them, so earlier
     # stages shuffle alike.
     last_divider = {"ranks": 0, "workers": 0}
     for position, stage in enumerate(stages, 1):
-        last_divider.update(dict.fromkeys(getattr(stage, "divides_among", ()), position))
+        last_divider.update(dict.fromkeys(stage.divides_among, position))
 
     def of_part(position: int) -> Context:
         part = replace(context.within(position), deferred=context.deferred and position == len(stages))
-        if getattr(stages[position - 1] if position else None, "alike_before_split", False):
+        if position and stages[position - 1].alike_before_split:
             if position < last_divider["ranks"]:
                 part = part.alike_on_ranks()
             elif position < last_divider["workers"]:
@@ -326,7 +332,7 @@ def chain(source: PipelineSource, stages: list[Stage], context: Context) -> Stre
 
 def _are_stages(parts: list[Any]) -> bool:
     """True if a list holds a source and stages, rather than elements."""
-    return bool(parts) and all(hasattr(part, "stream") or callable(part) for part in parts)
+    return bool(parts) and all(isinstance(part, Stage) or callable(part) for part in parts)
 
 
 def _limit(method: str, **counts: int) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
@@ -38,6 +40,20 @@ class Epochs:
             return "repeat()" if self.limit is None else f"with_epoch({self.limit})"
         limit = "" if self.limit is None else f", {self.limit}"
         return f"repeat({self.repetitions}{limit})"
+
+    def count_of(self, stages: Iterable[Filter], count: Count) -> Count:
+        """How many elements stages make in an epoch, of ``count`` in each of their runs, or LengthUnknown."""
+        for stage in stages:
+            count = stage.count_of(count)
+        if count.elements == 0:
+            return count
+        if self.repetitions is not None:
+            repeated = count.times(self.repetitions)
+            if self.limit is None or repeated.elements <= self.limit:
+                return repeated
+        if self.limit is None:
+            raise LengthUnknown("repeat() has no end")
+        return Count(self.limit)
 
     def stream(self, start: Start, context: Context) -> Stream[Any]:
         """The stream of one epoch; ``start`` makes the stream of one run."""

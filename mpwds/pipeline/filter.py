@@ -9,32 +9,26 @@ from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.counts import Count, LengthUnknown, RowStep
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream
 from mpwds.pipeline.notes import arguments_of, check_function, explain
 from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
-from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held, reached_end
+from mpwds.pipeline.stream import Address, Derived, Part, Stream, fetch_held, reached_end
 from mpwds.tracebacks import shorten
 
 
-class Filter(ABC):
-    """Base of stages. Call a stage with an iterable to run it.
-
-    Any object with a method ``stream`` is a stage. Loaders look for these optional members:
-
-    - ``__str__``: the stage's name in errors and statistics; by default the name of its class.
-    - ``count_of(incoming)``: how many elements the stage makes of ``incoming``, as a
-      :class:`~mpwds.pipeline.counts.Count`. Raises :class:`~mpwds.pipeline.counts.LengthUnknown` if that is
-      unknown. ``len()`` of a loader and epochs of equal length on all ranks need it.
-    - ``samples_in(element)``: the number of samples in an element that the stage yields, for statistics.
-      Without it, elements hold as many samples as before the stage.
-    - ``addressable``: ``False`` if the stream cannot fetch an element again by its address.
-    - ``reads_shards``: ``True`` if the stage reads storage.
-    - ``row_step``: a :class:`~mpwds.pipeline.counts.RowStep`, or ``None``. Loaders run three stages that
-      unbatch, shuffle and batch as one, for whole batches at a time.
+class Filter(Part, ABC):
+    """Base of stages. Call a stage with an iterable to run it; ``str`` is its name in errors and statistics.
 
     The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
+
+    Attributes:
+        alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
+        divides_among: ``"ranks"``, ``"workers"``, or both, if it divides the elements among these.
+        pins_epoch: Whether it and what comes before always run as in epoch 0: a cache holds those elements.
+        row_step: What it does to rows. Loaders run three stages that unbatch, shuffle and batch as one, for
+            whole batches at a time.
 
     Example:
         >>> from mpwds.pipeline.stages.unbatched import Flatmap
@@ -45,12 +39,23 @@ class Filter(ABC):
         ['a', 'a', 'b', 'b']
     """
 
+    alike_before_split: bool = False
+    divides_among: tuple[str, ...] = ()
+    pins_epoch: bool = False
+
+    @property
+    def row_step(self) -> RowStep | None:
+        return None
+
     @abstractmethod
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
-        """See above; raises ``LengthUnknown`` by default."""
+        """How many elements it makes of ``incoming``, or ``LengthUnknown``, which is the default.
+
+        ``len()`` of a loader and epochs of equal length on all ranks need it.
+        """
         raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -139,6 +144,7 @@ class Handled(Derived[Any]):
     """
 
     on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
+    counts: Any = None  # its attribute ``nbytes`` counts the bytes that are read, if it reads storage
     _counters: ClassVar[tuple[str, ...]] = ("_stopped",)
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:

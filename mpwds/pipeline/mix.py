@@ -16,7 +16,7 @@ from mpwds.pipeline.epochs import Repetitions
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import as_source
 from mpwds.pipeline.randomness import Draws, worker_draws
-from mpwds.pipeline.stream import Address, Description, PipelineSource, Stream
+from mpwds.pipeline.stream import Address, Description, Origin, PipelineSource, Stream
 
 StopRule: TypeAlias = Literal[
     "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"
@@ -117,10 +117,10 @@ class RoundRobin(DataPipeline):
 
 
 @dataclass(frozen=True)
-class Mix:
+class Mix(Origin):
     """The source of :class:`RandomMix` and :class:`RoundRobin`; ``call`` is how it prints."""
 
-    parts: tuple[PipelineSource, ...]
+    sources: tuple[Origin, ...]
     weights: Sequence[float]
     stop: StopRule | int
     order: Literal["random", "exact", "turns"]
@@ -128,11 +128,11 @@ class Mix:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.parts:
+        if not self.sources:
             raise ValueError("a mix needs at least one dataset")
         weights = list(self.weights)
-        if len(weights) != len(self.parts):
-            raise ValueError(f"{len(self.parts)} datasets are mixed, but {len(weights)} weights are given")
+        if len(weights) != len(self.sources):
+            raise ValueError(f"{len(self.sources)} datasets are mixed, but {len(weights)} weights are given")
         if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
             raise ValueError(f"weights of a mix must be finite, not negative and not all 0, got {weights}")
         if isinstance(self.stop, int):
@@ -145,6 +145,10 @@ class Mix:
     def __str__(self) -> str:
         return self.call
 
+    @property
+    def parts(self) -> tuple[Origin, ...]:
+        return self.sources
+
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _Mixed(self, context)
 
@@ -155,12 +159,12 @@ class _Mixed:
     _counters = ("_in_play", "_empty", "_exhausted", "_left")
 
     def __init__(self, mix: Mix, context: Context) -> None:
-        self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.parts)]
+        self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.sources)]
         self._rule = mix.stop
         self._left = mix.stop if isinstance(mix.stop, int) else None
         self._in_play = [weight > 0 for weight in mix.weights]
-        self._empty = [True] * len(mix.parts)  # the current run has given nothing
-        self._exhausted = [False] * len(mix.parts)
+        self._empty = [True] * len(mix.sources)  # the current run has given nothing
+        self._exhausted = [False] * len(mix.sources)
         self._order: _Order
         if mix.order == "turns":
             self._order = _Turns()
@@ -321,7 +325,7 @@ def _rule(longest: bool) -> StopRule:
 
 def _named(datasets: Sequence[Any]) -> str:
     names = [
-        str(dataset).partition("\n")[0] if hasattr(dataset, "stream") else type(dataset).__name__
+        str(dataset).partition("\n")[0] if isinstance(dataset, PipelineSource) else type(dataset).__name__
         for dataset in datasets
     ]
     return f"[{', '.join(names)}]"

@@ -6,7 +6,6 @@ import functools
 import inspect
 import sys
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -15,12 +14,13 @@ from typing import Any, ClassVar
 
 from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, RowStep
 from mpwds.pipeline.filter import Filter, plain
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import arguments, check_function
 from mpwds.pipeline.sources.elements import Indexed, Iterated
 from mpwds.pipeline.sources.splitting import Splitter
-from mpwds.pipeline.stream import PipelineSource, Stage, Stream
+from mpwds.pipeline.stream import Origin, Part, PipelineSource, Stage, Stream
 from mpwds.tracebacks import shorten
 
 
@@ -48,19 +48,11 @@ class TorchIterable:
         return _rebuilt, (type(self), self.__dict__)
 
 
-class IterableSource(TorchIterable, ABC):
-    """Base of pipelines and sources that can be iterated. Each ``iter()`` is another epoch.
-
-    A source may have a method ``count_in(context)``, the number of elements that a worker gets, and an
-    attribute ``never_empty``, true if every worker gets at least one.
-    """
+class IterableSource(TorchIterable, Origin):
+    """Base of pipelines and sources that can be iterated. Each ``iter()`` is another epoch."""
 
     _epoch = 0
     _epoch_is_given = False
-
-    @abstractmethod
-    def stream(self, context: Context = ALONE) -> Stream[Any]:
-        """The stream of one epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -90,11 +82,10 @@ class IterableSource(TorchIterable, ABC):
         self._epoch_is_given = True
 
 
-def as_source(source: Any) -> PipelineSource:
+def as_source(source: Any) -> Origin:
     """Makes a source of a user's object, which is one of those that ``DataPipeline`` documents."""
-    if hasattr(source, "stream") and not iterates_itself(source):
-        with_stream: PipelineSource = source
-        return with_stream
+    if isinstance(source, PipelineSource) and not iterates_itself(source):
+        return source if isinstance(source, Origin) else OwnSource(source)
     if isinstance(source, Mapping):
         raise TypeError(
             "a dict cannot be the source of a pipeline: write mpwds.WebDataset(spec) for a dataset "
@@ -107,6 +98,11 @@ def as_source(source: Any) -> PipelineSource:
     return Iterated(source)
 
 
+def takes_any_order(dataset: Any) -> bool:
+    """True if a dataset, of any kind, takes elements as they appear."""
+    return isinstance(dataset, Part) and dataset.takes_any_order
+
+
 def iterates_itself(dataset: Any) -> bool:
     """True if a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
     for kind in type(dataset).__mro__:
@@ -117,25 +113,79 @@ def iterates_itself(dataset: Any) -> bool:
     return False
 
 
-def as_stage(stage: Any) -> Stage:
+def as_stage(stage: Any) -> Filter:
     """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function."""
     if isinstance(stage, TorchIterable):
         raise TypeError(f"{stage} is a source, so it can only be the first part of a pipeline")
-    if hasattr(stage, "stream"):
-        configured: Stage = stage
-        return configured
-    return Generator(stage)
+    if isinstance(stage, Filter):
+        return stage
+    return OwnStage(stage) if isinstance(stage, Stage) else Generator(stage)
 
 
-def as_stages(stages: list[Any]) -> tuple[Stage, ...]:
+def as_stages(stages: list[Any]) -> tuple[Filter, ...]:
     """Makes the stages of a pipeline. Functions before a reader of shards keep the shards' addresses."""
     configured = [as_stage(stage) for stage in stages]
-    readers = [number for number, stage in enumerate(configured) if getattr(stage, "reads_shards", False)]
+    readers = [number for number, stage in enumerate(configured) if stage.reads_shards]
     for number in range(max(readers, default=0)):
         stage = configured[number]
         if isinstance(stage, Generator):
             configured[number] = Splitter(stage.function)
     return tuple(configured)
+
+
+class _Own(Part):
+    """Gives a user's object the usual answers to what it does not answer itself."""
+
+    _answers: ClassVar[tuple[str, ...]] = ("addressable", "in_any_order", "reads_shards")
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        for name in self._answers:
+            if hasattr(given, name):
+                setattr(self, name, getattr(given, name))
+
+    @property
+    def samples_in(self) -> Callable[[Any], int] | None:
+        return getattr(self.given, "samples_in", None)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return getattr(self.given, "__dict__", {})
+
+    def __str__(self) -> str:
+        kind: Any = type(self.given)
+        is_bare = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+        return str(kind.__name__ if is_bare else self.given)
+
+
+class OwnSource(_Own, Origin):
+    """A user's object with a method ``stream(context)``, and perhaps more of what sources have."""
+
+    _answers = (*_Own._answers, "never_empty")
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        stream: Stream[Any] = self.given.stream(context)
+        return stream
+
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        if not hasattr(self.given, "count_in"):
+            return super().count_in(context, exact)
+        count = self.given.count_in(context)
+        return count if isinstance(count, Count) else Count(count)
+
+
+class OwnStage(_Own, Filter):
+    """A user's object with a method ``stream(source, context)``, and perhaps more of what stages have."""
+
+    _answers = (*_Own._answers, "alike_before_split", "count_of", "divides_among", "pins_epoch")
+
+    @property
+    def row_step(self) -> RowStep | None:
+        return getattr(self.given, "row_step", None)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        stream: Stream[Any] = self.given.stream(source, context)
+        return stream
 
 
 @dataclass(frozen=True)
@@ -148,7 +198,7 @@ class Generator(Filter):
 
     function: Callable[[Iterator[Any]], Iterator[Any]]
     name: str | None = None
-    addressable: ClassVar[bool] = False
+    addressable = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -242,12 +292,12 @@ class PipelineStage:
         return self.run(*source)
 
 
-def stage_of(f: Any, *args: Any, **keywords: Any) -> Stage:
+def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:
     """The stage that ``.pipe(f, *args, **keywords)`` adds.
 
     ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
     """
-    if hasattr(f, "stream") and not isinstance(f, type):
+    if isinstance(f, Stage) and not isinstance(f, type):
         if args or keywords:
             raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")
         return as_stage(f)
@@ -270,20 +320,6 @@ def _makes_a_stage(f: Any) -> bool:
     kinds = typing.get_args(result) or (result,)
     classes = (typing.get_origin(kind) or kind for kind in kinds)  # of dict[str, Any] in Python 3.10
     return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in classes)
-
-
-def culprit(part: Any) -> str | None:
-    """The name of the part of a source or stage that gives elements without addresses, or ``None``."""
-    parts = getattr(part, "parts", None)
-    if parts is not None:
-        return next(filter(None, map(culprit, parts)), None)
-    return None if getattr(part, "addressable", True) else str(part)
-
-
-def in_any_order(part: Any) -> bool:
-    """True if a source or stage takes elements as they appear, so that workers cannot keep an order."""
-    parts = getattr(part, "parts", None)
-    return any(map(in_any_order, parts)) if parts is not None else getattr(part, "in_any_order", False)
 
 
 @functools.cache

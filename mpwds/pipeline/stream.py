@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count, LengthUnknown
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
 """Where an element comes from: a tar sample's is ``(shard number, byte offset)``, a sequence element's its
@@ -97,16 +98,84 @@ class Stream(Protocol[T_co]):
         ...
 
 
+@runtime_checkable
 class Stage(Protocol):
-    """A configuration that makes a stream from a stream; see :class:`~mpwds.pipeline.filter.Filter`."""
+    """What users may pass as a stage: it makes a stream from a stream."""
 
     def stream(self, source: Stream[Any], context: Context = ...) -> Stream[Any]: ...
 
 
+@runtime_checkable
 class PipelineSource(Protocol):
-    """A configuration that makes the first stream of a pipeline."""
+    """What users may pass as a source: it makes the first stream of a pipeline."""
 
     def stream(self, context: Context = ...) -> Stream[Any]: ...
+
+
+class Part:
+    """Base of sources and stages: what pipelines and loaders ask of them, and the usual answers.
+
+    A user's object needs none of this but a method ``stream``: ``as_source`` and ``as_stage`` wrap it, with
+    the answers that it has.
+
+    Attributes:
+        addressable: ``False`` if the stream cannot fetch an element again by its address.
+        in_any_order: ``True`` if elements are taken as they appear, so that workers cannot keep an order.
+        reads_shards: ``True`` if it reads storage.
+        samples_in: Returns the number of samples in an element, for statistics; ``None`` if an element holds
+            as many as before this part.
+        parts: The parts that it consists of, if any; they answer for it.
+    """
+
+    addressable: bool = True
+    in_any_order: bool = False
+    reads_shards: bool = False
+
+    @property
+    def samples_in(self) -> Callable[[Any], int] | None:
+        return None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return ()
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The attributes, which tell two parts apart that print alike."""
+        return vars(self)
+
+    @property
+    def non_resumable_part(self) -> str | None:
+        """The name of the part that gives elements without addresses, or ``None``."""
+        if parts := self.parts:
+            return next((name for part in parts if (name := part.non_resumable_part) is not None), None)
+        return None if self.addressable else str(self)
+
+    @property
+    def takes_any_order(self) -> bool:
+        """True if it, or a part of it, is ``in_any_order``."""
+        return self.in_any_order or any(part.takes_any_order for part in self.parts)
+
+    def __str__(self) -> str:
+        return type(self).__name__ if type(self).__repr__ is object.__repr__ else repr(self)
+
+
+class Origin(Part, ABC):
+    """Base of sources.
+
+    Attributes:
+        never_empty: ``True`` if every worker gets at least one element.
+    """
+
+    never_empty: bool = False
+
+    @abstractmethod
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        """The stream of one epoch."""
+
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        """How many elements a worker gets, or ``LengthUnknown``; unless ``exact``, as descriptions say."""
+        raise LengthUnknown(f"{self} does not tell how many elements it has")
 
 
 class Derived(ABC, Generic[T]):

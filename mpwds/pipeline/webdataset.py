@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.mistakes import explained
-from mpwds.pipeline.counts import Count, count_of
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -29,7 +29,7 @@ from mpwds.pipeline.sources.shards import (
 )
 from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stream import PipelineSource
+from mpwds.pipeline.stream import PipelineSource, Stage
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 
@@ -145,7 +145,7 @@ class WebDataset(DataPipeline):
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
             self._begin(claimed, replace(reader, cache=None))
-        elif hasattr(urls, "stream") or is_torch_iterable(urls):
+        elif isinstance(urls, PipelineSource) or is_torch_iterable(urls):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
@@ -194,10 +194,7 @@ class WebDataset(DataPipeline):
         """The length that ``with_length`` set; else what the stages make of the samples of a description."""
         if self._length is not None or self._samples is None or self._epochs != ONCE:
             return super().__len__()
-        count = Count(sum(self._samples))
-        for stage in self.stages[self._made - 1 :]:
-            count = count_of(stage, count)
-        return count.elements
+        return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
 
     def _described(self, description: str | os.PathLike[str]) -> list[str]:
         """The shards of a description."""
@@ -264,7 +261,7 @@ def _of_source(
 
 
 def _as_stage(split: Split | None) -> Split | None:
-    return split if split is None or hasattr(split, "stream") else Splitter(split)
+    return split if split is None or isinstance(split, Stage) else Splitter(split)
 
 
 def _cache(

@@ -17,9 +17,6 @@ THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
 
 def stage_name(part: Any) -> str:
     """How a part of a pipeline prints, in one line that is the same in all workers."""
-    kind: Any = type(part)
-    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
-        return str(kind.__name__)
     return str(part).partition("\n")[0]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.pipeline.counts import Count, LengthUnknown, count_of
+from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.filter import rows_in
 
 
@@ -93,10 +93,10 @@ class Silent:
 @pytest.mark.parametrize("stage", [Silent(), mpwds.map(abs), mpwds.select(bool)])
 def test_a_stage_that_does_not_tell_how_many_elements_it_makes_leaves_that_unknown(stage):
     with pytest.raises(LengthUnknown, match="may drop or add elements"):
-        count_of(stage, Count(3))
+        stage.count_of(Count(3))
 
 
 def test_rows_are_known_as_long_as_elements_are_only_moved():
-    batches = count_of(mpwds.batched(4), Count(10))
-    assert count_of(mpwds.shuffle(3), batches) == batches == Count(3, 10)
-    assert count_of(mpwds.decode(), batches) == Count(3)
+    batches = mpwds.batched(4).count_of(Count(10))
+    assert mpwds.shuffle(3).count_of(batches) == batches == Count(3, 10)
+    assert mpwds.decode().count_of(batches) == Count(3)

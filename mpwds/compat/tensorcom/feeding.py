@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import zmq
 
@@ -13,9 +13,10 @@ from mpwds.compat.tensorcom.conversion import arrays_of
 from mpwds.compat.tensorcom.zcom import Connection, parse_url
 from mpwds.errors import TenbinError
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import UnseekableStream
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Origin, Stream
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.tenbin.kinds import describe
 from mpwds.warn import warn
@@ -79,8 +80,8 @@ class TensorcomDataset(DataPipeline):
         return super().__len__()
 
 
-class _Received:
-    addressable: ClassVar[bool] = False
+class _Received(Origin):
+    addressable = False
 
     def __init__(
         self, urls: str | Sequence[str], length: int, timeout: float | None, options: dict[str, Any]
@@ -108,8 +109,8 @@ class _Received:
             self._connection.close()
         self._connection = None
 
-    def count_in(self, context: Context) -> int:
-        return self._share(context)[1]
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        return Count(self._share(context)[1])
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return UnseekableStream(partial(self._batches, context), self, context)

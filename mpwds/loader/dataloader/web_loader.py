@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.rebatch.regrouped import regrouped
 from mpwds.loader.resume.state import VERSION, check, described_stages, field
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import IteratorStream, skip
-from mpwds.pipeline.stream import Stage
+from mpwds.pipeline.stream import Origin
 from mpwds.stats.collector import Since
 from mpwds.warn import warn
 
@@ -86,7 +87,7 @@ class WebLoader(Rebatching, DataPipeline):
         """See :meth:`mpwds.DataLoader.stats`. Stages that run here take part of ``elsewhere_s``."""
         return self.loader.stats(since)
 
-    def _run_as(self, stages: list[Stage]) -> list[Stage]:
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
         return regrouped(stages)
 
     def compose(self, *stages: Any) -> WebLoader:
@@ -166,10 +167,10 @@ class _Run:
         self.finished = True
 
 
-class _Loaded:
+class _Loaded(Origin):
     """Source of a pipeline: the batches that a DataLoader delivers. They cannot be made again."""
 
-    addressable: ClassVar[bool] = False
+    addressable = False
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

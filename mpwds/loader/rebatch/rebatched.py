@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ class Rebatched(Configured, called="rebatched"):
     initial: int = 100
     seed: int | None = None
     pin_memory: bool | None = None
-    addressable: ClassVar[bool] = False
+    addressable = False
 
     samples_in = staticmethod(rows_in)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mpwds.pipeline.stream import Address, Derived, Stream
 def regrouped(stages: Sequence[Any]) -> list[Any]:
     """The stages, with one in place of ``unbatched``, ``shuffle`` and ``batched`` at their end."""
     last = tuple(stages[-3:])
-    steps: list[RowStep | None] = [getattr(stage, "row_step", None) for stage in last]
+    steps: list[RowStep | None] = [stage.row_step for stage in last]
     if [step and step.kind for step in steps] != ["unbatch", "shuffle", "batch"]:
         return list(stages)
     arguments = {name: value for step in steps if step for name, value in step.arguments.items()}
@@ -44,7 +44,7 @@ class Regrouped(Filter):
 
     stages: tuple[Any, ...]
     rebatched: Rebatched
-    addressable: ClassVar[bool] = False
+    addressable = False
 
     def __str__(self) -> str:
         return ".".join(map(str, self.stages))

@@ -18,7 +18,7 @@ from mpwds.loader.resume.state import (
 )
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.parts import culprit, iterates_itself
+from mpwds.pipeline.parts import iterates_itself
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
         return
     dataset, reason = loader.dataset, ""
     pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
-    if pipeline and (unaddressed := culprit(dataset)):
+    if pipeline and (unaddressed := dataset.non_resumable_part):
         reason = f"{unaddressed} gives elements without addresses"
     for worker in progress.workers:
         reason = reason or worker.stateless

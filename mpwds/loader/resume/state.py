@@ -75,7 +75,7 @@ def described(dataset: Any) -> list[str]:
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
     """Stages as they print, without what differs between processes, and how often they run."""
-    parts = [_lasting(str(stage)) + _lambdas_in(getattr(stage, "__dict__", {})) for stage in stages]
+    parts = [_lasting(str(stage)) + _lambdas_in(stage.configuration) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
 

@@ -21,7 +21,8 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stream import Derived, Stream
+from mpwds.pipeline.filter import Handled
+from mpwds.pipeline.stream import Derived, Part, Stream
 from mpwds.stats.snapshot import stage_name
 
 _BUDGET = 0.01
@@ -136,16 +137,14 @@ class Meter:
         elif nbytes > protocol.INLINE_NBYTES:
             self._write_counts()
 
-    def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
+    def watch(self, part: Part, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Times a part of a pipeline and counts what its error handler leaves out: see ``Context.watch``."""
-        if hasattr(part, "parts"):  # a pipeline, or a mix of some: their own parts are watched
+        if part.parts:  # a pipeline, or a mix of some: their own parts are watched
             return stream
         name = stage_name(part)
-        stage = self._stage(context.stage, name, getattr(part, "reads_shards", False))
-        if hasattr(stream, "on_skipped"):
-            stream.on_skipped = functools.partial(self._skipped, name)
-        if hasattr(stream, "counts"):
-            stream.counts = stage
+        stage = self._stage(context.stage, name, part.reads_shards)
+        if isinstance(stream, Handled):
+            stream.on_skipped, stream.counts = functools.partial(self._skipped, name), stage
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
 

@@ -32,7 +32,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import plain
 from mpwds.pipeline.notes import add_note
-from mpwds.pipeline.parts import culprit, iterates_itself
+from mpwds.pipeline.parts import iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.sharedmem.bell import Bell
@@ -201,7 +201,7 @@ class WorkerIterator(Iterator[Any]):
         self._exactly = False
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream = dataset.stream(context)
-            if culprit(dataset) is None:
+            if dataset.non_resumable_part is None:
                 self._stream = stream
                 if state is not None:
                     stream.load_state_dict(state)

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.caching.database import DatabaseStore, Transaction
 from mpwds.pipeline.caching.stored import Stored, part_of
@@ -65,7 +65,7 @@ class DBCache(Filter):
     size: int
     shuffle: bool = False
     fingerprint: str = ""
-    pins_epoch: ClassVar[bool] = True
+    pins_epoch = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, os.PathLike)):

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.caching.database import DatabaseStore, Pickler, Transaction
 from mpwds.pipeline.caching.stored import Stored, part_of
@@ -76,7 +76,7 @@ class LMDBCached(Filter):
     pickler: Pickler | None = None
     chunksize: int = 500
     fingerprint: str = ""
-    pins_epoch: ClassVar[bool] = True
+    pins_epoch = True
 
     def __post_init__(self) -> None:
         if self.chunksize < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.caching.stored import Stored, part_of
@@ -39,7 +39,7 @@ def mcached() -> Cached:
 class Cached(Filter):
     """The stage that ``mcached`` makes, by webdataset's name (``webdataset.filters.Cached``)."""
 
-    pins_epoch: ClassVar[bool] = True
+    pins_epoch = True
     _parts: _Parts = field(default_factory=lambda: _Parts(), repr=False, compare=False)
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, count_of
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import Applying, plain
@@ -264,10 +264,7 @@ class IndexedPipeline(DataPipeline):
         """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
         if self._length is not None or self._epochs != ONCE:
             return super().__len__()
-        count = Count(len(self.pipeline[0]))
-        for stage in self.stages:
-            count = count_of(stage, count)
-        return count.elements
+        return ONCE.count_of(self.stages, Count(len(self.pipeline[0]))).elements
 
 
 class ResumableIterator(Iterator[Any]):

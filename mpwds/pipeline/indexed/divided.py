@@ -139,7 +139,8 @@ class DividedDataset(IndexedDataset):
 
     def __len__(self) -> int:
         context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
-        return self.parts[0].count_in(context) if self._length is None else self._length
+        length: int = self.parts[0].count_in(context).elements if self._length is None else self._length
+        return length
 
     @property
     def next_epoch(self) -> int:

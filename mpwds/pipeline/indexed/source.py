@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import one_sample
+from mpwds.pipeline.counts import Count, one_sample
 from mpwds.pipeline.indexed.orders import Order, Shuffling, check_shuffling, order_of, places_of
 from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.pipeline.notes import check_whole, explain
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, Description, Origin, Stream
 from mpwds.storage.indexed.shards import IndexedShards
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _BLOCK = 4096  # places whose samples are found at once
 
 
 @dataclass(frozen=True, eq=False)
-class IndexedSamples:
+class IndexedSamples(Origin):
     """Source of a pipeline: the samples of indexed shards.
 
     The samples of an epoch are divided among ranks and workers: see ``orders.places_of``. Seed and epoch
@@ -106,8 +106,8 @@ class IndexedSamples:
         """The places of an epoch whose samples a worker reads."""
         return places_of(self.shuffle, len(self), context)
 
-    def count_in(self, context: Context) -> int:
-        return len(self.places(context))
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        return Count(len(self.places(context)))
 
     def order(self, context: Context) -> Order:
         """The order of an epoch, for the places that ``places`` gave."""

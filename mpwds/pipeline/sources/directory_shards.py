@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
@@ -91,7 +91,7 @@ class DirectoryShardList(IterableSource):
         1
     """
 
-    in_any_order: ClassVar[bool] = True
+    in_any_order = True
 
     def __init__(
         self,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import one_sample
+from mpwds.pipeline.counts import Count, one_sample
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import explain
 from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, Description, Origin, Stream
 
 
 @dataclass(frozen=True)
-class Indexed:
+class Indexed(Origin):
     """Source of a pipeline: a list, a map-style dataset, or another object with indices.
 
     The indices are divided among the ranks, and a rank's among its workers, so that each element is read
@@ -39,8 +39,8 @@ class Indexed:
         indices = range(len(self.elements))
         return indices[context.rank :: context.world_size][context.worker :: context.workers]
 
-    def count_in(self, context: Context) -> int:
-        return len(self.indices(context))
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        return Count(len(self.indices(context)))
 
 
 class _IndexedStream:
@@ -80,7 +80,7 @@ class _IndexedStream:
 
 
 @dataclass(frozen=True)
-class Iterated:
+class Iterated(Origin):
     """Source of a pipeline: an iterable, or a function that returns an iterator.
 
     Each worker reads all of it, so the iterable has to divide itself among workers, as a
@@ -89,7 +89,7 @@ class Iterated:
     """
 
     elements: Iterable[Any] | Callable[[], Iterator[Any]]
-    addressable: ClassVar[bool] = False
+    addressable = False
 
     def __post_init__(self) -> None:
         if isinstance(self.elements, Iterator) and not is_torch_iterable(self.elements):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.counts import one_sample
@@ -67,7 +67,7 @@ class RecordSamples(Filter):
     handler: Handler = reraise_exception
     max_record_bytes: int = RECORD_LIMIT_BYTES
 
-    reads_shards: ClassVar[bool] = True
+    reads_shards = True
     samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:

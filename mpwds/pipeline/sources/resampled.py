@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter, plain
@@ -46,7 +46,7 @@ class ResampledShards(IterableSource):
         3
     """
 
-    never_empty: ClassVar[bool] = True
+    never_empty = True
 
     def __init__(
         self,

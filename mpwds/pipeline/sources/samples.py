@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from mpwds.errors import ShardError
 from mpwds.mistakes import shown
@@ -88,7 +88,7 @@ class TarSamples(Filter):
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     written_as: str = field(default="", compare=False)
 
-    reads_shards: ClassVar[bool] = True
+    reads_shards = True
     samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:

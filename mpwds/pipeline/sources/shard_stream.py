@@ -64,7 +64,7 @@ class ShardStream(Handled):
         self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
         self._shard_handler: Handler | None = None
-        self.counts: Any = SimpleNamespace(nbytes=0)  # bytes that were read
+        self.counts = SimpleNamespace(nbytes=0)
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
 
     @abstractmethod

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
-from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.counts import Count
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.parts import IterableSource
@@ -241,10 +241,9 @@ class ShardList(_GivenShards):
         )
         return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
 
-    def described_in(self, context: Context) -> Count:
-        """How many shards a worker gets, with the samples in them, by the description, or LengthUnknown."""
-        if self.nsamples is None:
-            raise LengthUnknown(f"{self} does not tell how many elements it has")
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        if self.nsamples is None or exact:
+            return super().count_in(context, exact)
         numbers: list[Any] = [number for number, _ in self.stream(context)]
         return Count(len(numbers), sum(self.nsamples[number] for number in numbers))
 
@@ -383,7 +382,7 @@ def _rng(context: Context, moment: object) -> random.Random:
 
 
 def _as_stage(splitter: Any) -> Stage | None:
-    if splitter is None or hasattr(splitter, "stream"):
+    if splitter is None or isinstance(splitter, Stage):
         stage: Stage | None = splitter
         return stage
     return Splitter(splitter, as_list=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.errors import SecurityError
 from mpwds.mistakes import shown
@@ -30,7 +30,7 @@ class Splitter(Filter):
 
     function: Callable[..., Iterable[Any]]
     as_list: bool = False
-    divides_among: ClassVar[tuple[str, ...]] = ("ranks", "workers")  # perhaps neither: the function decides
+    divides_among = ("ranks", "workers")  # perhaps neither: the function decides
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
@@ -83,7 +83,7 @@ class Shuffle(SameElements, called="shuffle"):
     size: int
     initial: int = 100
     seed: int | None = None
-    alike_before_split: ClassVar[bool] = True
+    alike_before_split = True
 
     def __post_init__(self) -> None:
         check_whole("shuffle", "size", self.size, least=1)

@@ -183,4 +183,4 @@ def reversed_list(elements):
 def test_every_function_that_makes_a_stage_is_known_to_do_so(name, arguments):
     stage = stage_of(getattr(mpwds, name), *arguments)
     assert isinstance(stage, Filter)
-    assert getattr(stage, "addressable", True)
+    assert stage.addressable
