@@ -1,7 +1,9 @@
 """Fixtures that any room's tests may use."""
 
 import collections
+import contextlib
 import gc
+import glob
 import os
 import signal
 import subprocess
@@ -33,11 +35,20 @@ def possessions():
     """What this process has that the system knows of: children, descriptors, shared memory with a name."""
     return collections.Counter(
         [
-            *(("process", child.pid) for child in psutil.Process().children(recursive=True)),
+            *(("process", child) for child in _children_of("self")),
             *(("descriptor", _target(number)) for number in os.listdir("/proc/self/fd")),
             *(("shared memory", name) for name in os.listdir("/dev/shm") if _is_ours(name)),
         ]
     )
+
+
+def _children_of(pid):
+    """The processes that a process started, and theirs. (psutil takes 20 ms to look at all processes.)"""
+    for tasks in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(tasks) as children:  # it may have ended
+            for child in children.read().split():
+                yield int(child)
+                yield from _children_of(child)
 
 
 def _is_ours(name):

@@ -114,14 +114,14 @@ def taken(loader, count):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("dataset", [Counting, Iterated])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_rest_of_the_epoch_comes_without_what_was_delivered(kind, dataset, workers):
     make = LOADERS[kind]
     torch.manual_seed(3)
     whole = plain(make(dataset(), workers))
-    for count in (0, 1, 4, len(whole) // 2, len(whole) - 1):
+    for count in (0, 4, len(whole) - 1) if workers else (0, 1, 4, len(whole) // 2, len(whole) - 1):
         torch.manual_seed(3)
         loader = make(dataset(), workers)
         first = taken(loader, count)
@@ -140,21 +140,22 @@ def test_the_rest_of_the_epoch_comes_without_what_was_delivered(kind, dataset, w
 @pytest.mark.parametrize("kind", LOADERS)
 def test_states_follow_each_other(kind):
     make = LOADERS[kind]
-    whole, got = plain(make(Counting(), 2)), []
-    state = make(Counting(), 2).state_dict()
+    whole, got = plain(make(Counting(24), 2)), []
+    state = make(Counting(24), 2).state_dict()
     while len(got) < len(whole):
-        loader = make(Counting(), 2)
+        loader = make(Counting(24), 2)
         loader.load_state_dict(state)
-        got += taken(loader, min(3, len(whole) - len(got)))
+        got += taken(loader, min(max(3, len(whole) // 4), len(whole) - len(got)))
         state = loader.state_dict()
     assert got == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(workers):
-    with LOADERS["MultiLoader"](Counting(20000), workers) as loader:  # more than workers prepare ahead
+    count = 1000 * workers + 20  # more than workers prepare ahead
+    with LOADERS["MultiLoader"](Counting(count), workers) as loader:
         whole = plain(loader)
-    with LOADERS["MultiLoader"](Counting(20000), workers) as loader:
+    with LOADERS["MultiLoader"](Counting(count), workers) as loader:
         taken(loader, 7)
         assert plain(loader) == whole
 
@@ -239,7 +240,7 @@ def test_a_sampler_continues_from_its_state(options, batches):
 
     loader = make()
     epochs = [plain(loader) for _ in range(3)]
-    for count in (0, 1, 6, 20, 21):
+    for count in (6, 21) if options else (0, 1, 6, 20, 21):
         loader = make()
         plain(loader)
         first = taken(loader, count)
