@@ -69,9 +69,9 @@ from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
 from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
-from mpwds.pipeline.caching.db_cache import DBCache as DBCache
-from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
-from mpwds.pipeline.caching.lmdb_cached import lmdb_cached as lmdb_cached
+from mpwds.pipeline.caching.disk_cached import DBCache as DBCache
+from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
+from mpwds.pipeline.caching.disk_cached import lmdb_cached as lmdb_cached
 from mpwds.pipeline.caching.mcached import Cached as Cached
 from mpwds.pipeline.caching.mcached import mcached as mcached
 from mpwds.pipeline.collation.collate import default_collation_fn as default_collation_fn
@@ -172,8 +172,8 @@ from mpwds.storage.streams.patterns import expand_urls as expand_urls
 from mpwds.storage.streams.urls import enforce_security as enforce_security
 from mpwds.storage.writing.encoders import numpy_dumps as numpy_dumps
 from mpwds.storage.writing.encoders import torch_dumps as torch_dumps
+from mpwds.storage.writing.tar_writer import ShardWriter as ShardWriter
 from mpwds.storage.writing.tar_writer import TarWriter as TarWriter
-from mpwds.storage.writing.writers import ShardWriter as ShardWriter
 
 __all__ = [
     "DataLoader",

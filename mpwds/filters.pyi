@@ -1,5 +1,5 @@
 from mpwds.compat.helpers import identity as identity
-from mpwds.pipeline.caching.lmdb_cached import LMDBCached as LMDBCached
+from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.mcached import Cached as Cached
 from mpwds.pipeline.collation.collate import default_collation_fn as default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from mpwds.storage.streams.gopen import gopen, gopen_schemes, reader
-from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import rewrite_url
 
 __all__ = ["gopen", "gopen_schemes", "reader", "rewrite_url"]
 

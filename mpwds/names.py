@@ -33,8 +33,7 @@ NAMES = {
     "mpwds.sharedmem.share": "share",
     "mpwds.storage.caches.shard_cache": "ShardCache",
     "mpwds.storage.streams.gopen": "gopen",
-    "mpwds.storage.writing.tar_writer": "TarWriter",
-    "mpwds.storage.writing.writers": "ShardWriter",
+    "mpwds.storage.writing.tar_writer": "ShardWriter TarWriter",
 }
 
 # webdataset's further names, stages as functions, and classes that programs seldom name:
@@ -56,8 +55,7 @@ FURTHER_NAMES = {
         "StreamNotFound TenbinError WorkerTraceback"
     ),
     "mpwds.stats.report": "StageStats WorkerStats",
-    "mpwds.pipeline.caching.db_cache": "DBCache",
-    "mpwds.pipeline.caching.lmdb_cached": "LMDBCached lmdb_cached",
+    "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",
     "mpwds.pipeline.collation.collate": "default_collation_fn",
     "mpwds.pipeline.decoding.audio": "AUDIO_EXTENSIONS AudioDecoder torch_audio",

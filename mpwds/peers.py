@@ -31,7 +31,7 @@ PEERS = {
         mpwds.compat.sample_options:default_handlers""",
     "cache": """
         FileCache LRUCleanup StreamingOpen pipe_cleaner mpwds.storage.caches.names:url_to_cache_name
-        mpwds.storage.tar.check:check_tar_format""",
+        mpwds.storage.tar.entries:check_tar_format""",
     "checks": f"{_HELPERS}:check,checkcallable,checkmember,checknotnone,checkrange,checktype",
     "dataset": """
         ChoppedDataset Dataset Processor ResizedDataset ShardList WebDataset all_urls base_plus_ext

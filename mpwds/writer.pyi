@@ -9,5 +9,5 @@ from mpwds.storage.writing.encoders import numpy_dumps as numpy_dumps
 from mpwds.storage.writing.encoders import numpy_npz_dumps as numpy_npz_dumps
 from mpwds.storage.writing.encoders import tenbin_dumps as tenbin_dumps
 from mpwds.storage.writing.encoders import torch_dumps as torch_dumps
+from mpwds.storage.writing.tar_writer import ShardWriter as ShardWriter
 from mpwds.storage.writing.tar_writer import TarWriter as TarWriter
-from mpwds.storage.writing.writers import ShardWriter as ShardWriter

@@ -24,8 +24,7 @@ from mpwds.storage.caches.eviction import files_in, remove
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.tar.check import is_whole_shard
-from mpwds.storage.tar.entries import Member, read_members
+from mpwds.storage.tar.entries import is_whole_shard, read_members
 from mpwds.storage.tar.names import split_name
 
 Name = Callable[[str], Any]
@@ -100,8 +99,8 @@ def tar_file_iterator(
     """
     name = str(getattr(fileobj, "name", "") or "a tar file")
     borrowed = SimpleNamespace(read=fileobj.read, close=lambda: None)  # its owner closes it
-    for member in _members(borrowed, name, skip_meta, handler, select_files, rename_files):
-        yield {"fname": member.name, "data": member.data}
+    for member, _, data in _members(borrowed, name, skip_meta, handler, select_files, rename_files):
+        yield {"fname": member, "data": data}
 
 
 def tar_file_expander(
@@ -131,8 +130,8 @@ def tar_file_expander(
             raise TypeError(f"tar_file_expander: {shown(shard)} has no stream: put url_opener before it")
         more = {"__local_path__": shard["local_path"]} if shard.get("local_path") is not None else {}
         try:
-            for member in _members(shard["stream"], url, _META, handler, select_files, rename_files):
-                yield {"fname": member.name, "data": member.data, "__url__": url, **more}
+            for name, _, body in _members(shard["stream"], url, _META, handler, select_files, rename_files):
+                yield {"fname": name, "data": body, "__url__": url, **more}
         except Exception as error:
             if not handled(error, handler, "tar_file_expander()", f"shard {url}", url):
                 return
@@ -246,23 +245,23 @@ def _members(
     handler: Handler,
     select_files: Name | None,
     rename_files: Name | None,
-) -> Iterator[Member]:
+) -> Iterator[tuple[str, int, bytes]]:
     meta = re.compile(skip_meta) if skip_meta is not None else None
 
-    def rename(member: str) -> str:
-        """The name to use; empty for a member to leave out."""
+    def rename(member: str) -> str | None:
+        """The name to use; ``None`` for a member to leave out."""
         if meta is not None and meta.match(member):
-            return ""
+            return None
         try:
             renamed: str = member if rename_files is None else rename_files(member)
-            return renamed if select_files is None or select_files(renamed) else ""
+            return renamed or None if select_files is None or select_files(renamed) else None
         except Exception as error:
             if handled(error, handler, "tar_file_iterator()", f"member {member} of {name}", name):
-                return ""
+                return None
             raise _Stop from error
 
     try:
-        yield from read_members(name, open=lambda url, offset: stream, select=bool, rename=rename)
+        yield from read_members(name, open=lambda url, offset: stream, choose=rename)
     except _Stop:
         return
 

@@ -11,7 +11,7 @@ from mpwds.storage.caches.names import cache_name
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.hubs import hf_location
+from mpwds.storage.streams.http import hf_location
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import local_path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from mpwds.storage.writing.tar_writer import archive_bytes
+from mpwds.storage.writing.tar_members import archive_bytes
 
 _SHARD_BYTES = 100_000_000
 _LEAST_SHARDS = 16

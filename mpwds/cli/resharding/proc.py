@@ -63,7 +63,7 @@ def proc(
     from mpwds.cli.outputs import report
     from mpwds.cli.resharding.proc_jobs import Processing, own_code
     from mpwds.cli.shards import shard_urls
-    from mpwds.storage.writing.writers import shown_bytes
+    from mpwds.storage.writing.tar_writer import shown_bytes
     from mpwds.viewing.wording import counted
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, _handler(on_error))

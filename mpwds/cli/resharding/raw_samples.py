@@ -13,13 +13,11 @@ from itertools import islice
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
-from mpwds.storage.streams.rewriting import rewrite_url
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.tar.header import BLOCK, GLOBAL
-from mpwds.storage.tar.headers import WINDOW_BYTES, find_all_members
+from mpwds.storage.streams.urls import is_local, local_path, rewrite_url, without_credentials
+from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
+from mpwds.storage.tar.headers import BLOCK, GLOBAL, WINDOW_BYTES, find_all_members
 from mpwds.storage.tar.names import group, split_name
 from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
-from mpwds.storage.tar.streams import LOOK_BYTES, compression_of
 from mpwds.warn import warn
 
 _OPEN_FILES = 64

@@ -14,7 +14,7 @@ from mpwds.cli.resharding.sink import ShardSink
 from mpwds.cli.shards import shard_urls
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path
-from mpwds.storage.writing.writers import shown_bytes
+from mpwds.storage.writing.tar_writer import shown_bytes
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 

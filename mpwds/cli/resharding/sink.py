@@ -14,10 +14,11 @@ from mpwds.cli.resharding.copying import Copier
 from mpwds.cli.resharding.options import Duplicates
 from mpwds.cli.resharding.raw_samples import RawSample
 from mpwds.errors import ShardError
-from mpwds.storage.closing import ClosesOrDiscards
+from mpwds.storage.streams.resuming import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
-from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes
+from mpwds.storage.writing.tar_members import archive_bytes
+from mpwds.storage.writing.tar_writer import TarWriter
 
 
 class ShardSink(ClosesOrDiscards):

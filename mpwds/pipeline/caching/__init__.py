@@ -1,4 +1,5 @@
-"""Stages that keep elements, so that later epochs do not make them again: in memory, in SQLite or in LMDB.
+"""Stages that keep elements, so that later epochs do not make them again.
 
-``stored.py`` is the stream of all three, ``store.py`` the base of their stores.
+``stored.py`` is the stream of all of them. ``mcached.py`` keeps elements in memory, ``disk_cached.py`` in a
+:class:`DiskStore` (``disk_store.py``).
 """

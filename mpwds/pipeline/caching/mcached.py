@@ -6,8 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpwds.pipeline.caching.store import Store
-from mpwds.pipeline.caching.stored import Stored, part_of
+from mpwds.pipeline.caching.stored import Store, Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Address, Stream
@@ -18,7 +17,7 @@ _IMMUTABLE = {bool, int, float, complex, str, bytes, type(None)}
 def mcached() -> Cached:
     """Stage that keeps its source's elements in memory, and yields these from the second epoch on.
 
-    Put it behind stages that are slow and the same in every epoch (``decode``), and before those that are not
+    Put it after stages that are slow and the same in every epoch (``decode``), and before those that are not
     (``shuffle``, random augmentation). The stages before it run as in epoch 0, in every epoch. If an epoch
     stops early, the next one yields what is stored and continues with the source.
 
@@ -49,14 +48,14 @@ class Cached(Filter):
         return Stored(source, self._parts[part_of(context)])
 
 
-class _Parts(dict[str, "_Memory"]):
+class _Memories(dict[str, "_Memory"]):
     """The memories of a stage's streams, by part. Copies of the stage, and pickles, are empty."""
 
     def __missing__(self, part: str) -> _Memory:
         return self.setdefault(part, _Memory())
 
-    def __reduce__(self) -> tuple[type[_Parts], tuple[()]]:
-        return _Parts, ()
+    def __reduce__(self) -> tuple[type[_Memories], tuple[()]]:
+        return _Memories, ()
 
 
 class _Memory(Store):

@@ -1,12 +1,12 @@
-"""The stream of the stages that keep elements."""
+"""The stream of the stages that keep elements, and the base of their stores."""
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from mpwds.pipeline.caching.store import Store
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address, Derived, Stream, as_address
 
@@ -17,6 +17,49 @@ def part_of(context: Context) -> str:
     """Names the elements of one stream, by seed, rank and worker."""
     rank, worker = f"{context.rank} of {context.world_size}", f"{context.worker} of {context.workers}"
     return f"seed {context.seed or 0}, rank {rank}, worker {worker}"
+
+
+class Store(ABC):
+    """The first elements of a stream, in order, and some states of its source."""
+
+    survives = True
+    """The store outlives the process."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """The number of elements that it has."""
+
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """True if these are all."""
+
+    @abstractmethod
+    def get(self, position: int) -> tuple[Address, Any]:
+        """The address of the element at a position, and the element, which the caller may change."""
+
+    @abstractmethod
+    def find(self, address: Address) -> int | None:
+        """The position of the element with that address, if it is there."""
+
+    @abstractmethod
+    def append(self, position: int, address: Address, element: Any) -> None:
+        """Stores the element at ``position`` unless it is there."""
+
+    @abstractmethod
+    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
+        """Stores the source's state before the element at ``position``."""
+
+    @abstractmethod
+    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
+        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
+
+    @abstractmethod
+    def finish(self, count: int) -> None:
+        """Marks the store complete if it has ``count`` elements."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Removes everything."""
 
 
 class Stored(Derived[Any]):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from mpwds.pipeline.indexed.permutation import Numbers
 from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.stream import Address, Description, Origin, Stream
 from mpwds.storage.indexed.shards import IndexedShards
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from mpwds.storage.streams.ahead import work_ahead
 
 _BLOCK = 4096  # places whose samples are found at once
 
@@ -165,7 +162,9 @@ class _IndexedStream:
         source = self._source
         samples = source.read_in(self._context, self._places[cursor:])
         if source.threads > 1:
-            self._samples = _read_ahead(source.shards.read, samples, source.threads)
+            read = source.shards.read
+            ahead = work_ahead(lambda sample: read(*sample[1:]), samples, source.threads)
+            self._samples = ((number, shard, future) for (number, shard, _), future in ahead)
         else:
             self._samples = samples
 
@@ -213,22 +212,3 @@ def _number(address: Any) -> int:
     """The sample's number, which is its address; or the first part of it, for other random numbers."""
     number: int = address if isinstance(address, int) else address[0]
     return number
-
-
-def _read_ahead(
-    read: Callable[[int, int], Any], samples: Iterator[tuple[int, int, int]], threads: int
-) -> Iterator[tuple[int, int, Future[Any]]]:
-    """Has threads read the samples that come next, twice as many as there are threads."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(threads, "mpwds reads")
-    ahead: deque[tuple[int, int, Future[Any]]] = deque()
-    try:
-        for number, shard, index in samples:
-            ahead.append((number, shard, pool.submit(read, shard, index)))
-            if len(ahead) == 2 * threads:
-                yield ahead.popleft()
-        while ahead:
-            yield ahead.popleft()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -19,7 +19,7 @@ from mpwds.pipeline.sources.shard_stream import Read, ShardStream, file_of, opti
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
-from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_entries, read_members
+from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_members
 from mpwds.storage.tar.input import OpenAt
 from mpwds.storage.tar.names import is_meta, split_name
 
@@ -167,8 +167,8 @@ class _TarStream(ShardStream):
     def _place(self, url: str, offset: int) -> Description:
         try:
             if is_local(url):
-                for member in read_members(url, offset):
-                    key, _ = split_name(member.name)
+                for name, _, _ in read_members(url, offset):
+                    key, _ = split_name(name)
                     return Description(f'sample "{key}" of {url}', url, key, offset)
         except Exception:  # this describes another error, which must not be hidden by one of reading again
             pass
@@ -238,7 +238,7 @@ def read_samples(
     sample: Sample = {}
     key: str | None = None
     start = 0
-    with closing(read_entries(url, offset, open, choose, True, max_decompressed_bytes)) as entries:
+    with closing(read_members(url, offset, open, choose, True, max_decompressed_bytes)) as entries:
         for name, member_offset, data in entries:
             # The common case of split_name, whose call would take 0.2 us of a member's 1 us.
             found, _, rest = name.partition(".")

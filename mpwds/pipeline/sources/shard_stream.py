@@ -17,8 +17,7 @@ from mpwds.pipeline.filter import Handled
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address
-from mpwds.storage.streams.rewriting import rewrite_url
-from mpwds.storage.streams.urls import has_rules, is_local, local_path
+from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -280,6 +279,5 @@ def file_of(url: str) -> str | None:
     """
     if url == "-":
         return None
-    if has_rules():
-        url = rewrite_url(url)
+    url = rewrite_url(url)
     return local_path(url) if is_local(url) else None

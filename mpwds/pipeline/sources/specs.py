@@ -19,8 +19,7 @@ from mpwds.pipeline.parts import IterableSource
 from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
 from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
 from mpwds.pipeline.stream import Address, Stream
-from mpwds.storage.streams.patterns import MAX_NAMES, expand_braces
-from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.patterns import MAX_NAMES, check_url, expand_braces
 from mpwds.storage.streams.urls import is_local
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"

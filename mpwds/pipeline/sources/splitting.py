@@ -14,7 +14,7 @@ from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.notes import arguments
 from mpwds.pipeline.stream import Address, Derived, Description, Stream
-from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.patterns import check_url
 
 
 @dataclass(frozen=True)

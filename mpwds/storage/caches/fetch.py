@@ -44,8 +44,8 @@ from mpwds.storage.caches.names import (
     url_to_cache_name,
 )
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.tar.check import is_whole_shard
-from mpwds.storage.tar.streams import PerhapsCut, detects_truncation
+from mpwds.storage.tar.entries import is_whole_shard
+from mpwds.storage.tar.input import PerhapsCut, detects_truncation
 from mpwds.warn import warn
 
 if TYPE_CHECKING:

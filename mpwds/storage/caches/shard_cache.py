@@ -24,7 +24,7 @@ from mpwds.storage.caches.fetch import (
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.tar.check import is_whole_shard
+from mpwds.storage.tar.entries import is_whole_shard
 
 
 class NotKept(StreamError):
@@ -61,7 +61,7 @@ class ShardCache:
         verbose: Print on standard error what is fetched and removed.
         prefetch_shards: Number of shards that each process fetches ahead at a time (:meth:`prefetch`).
         validator: Returns, from the path of a fetched file, whether to keep it. By default it reads the file
-            as a tar archive (:func:`mpwds.storage.tar.check.is_whole_shard`), so that a server's error page
+            as a tar archive (:func:`mpwds.storage.tar.entries.is_whole_shard`), so that a server's error page
             or half of a shard is not kept; ``None`` for no check.
         opener: ``opener(url, offset)`` opens a URL at a byte; by default
             :func:`mpwds.storage.streams.gopen.open_at`.

@@ -8,26 +8,23 @@ import json
 import os
 import re
 import shutil
-import threading
 from array import array
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
 from mpwds.storage.indexed.offsets import Offsets, to_text
+from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, url_scheme
-from mpwds.storage.tar.entries import read_entries
-from mpwds.storage.tar.header import BLOCK
+from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
+from mpwds.storage.tar.entries import read_members
+from mpwds.storage.tar.headers import BLOCK
+from mpwds.storage.tar.input import detects_truncation
 from mpwds.storage.tar.names import group
-from mpwds.storage.tar.streams import LOOK_BYTES, compression_of, detects_truncation
 from mpwds.storage.writing.destinations import open_destination, write_whole
-
-T = TypeVar("T")
 
 _JOBS = 8
 _PIECE_BYTES = 1 << 20
@@ -82,11 +79,10 @@ def create_description(
         twice = next(url for number, url in enumerate(urls) if url in urls[:number])
         raise ValueError(f"{twice} is given twice")
     shards = []
-    described = _in_threads(
-        lambda url: describe_shard(url, offsets), urls, jobs or min(_JOBS, os.cpu_count() or 1)
-    )
-    with contextlib.closing(described):
-        for url, shard in zip(urls, described, strict=True):
+    threads = jobs or min(_JOBS, os.cpu_count() or 1)
+    with contextlib.closing(work_ahead(lambda url: describe_shard(url, offsets), urls, threads)) as described:
+        for url, future in described:
+            shard = future.result()
             if relative_to is not None and is_local(url) and not url_scheme(url) and not os.path.isabs(url):
                 shard["url"] = os.path.relpath(url, relative_to or ".")
             shards.append(shard)
@@ -98,29 +94,6 @@ def create_description(
     return {**result, **{key: value for key, value in given.items() if value is not None}}
 
 
-def _in_threads(work: Callable[[str], T], items: Sequence[str], jobs: int) -> Generator[T, None, None]:
-    """Yields what ``work`` makes of each item. Closing the iterator early does not wait for the threads."""
-    futures = [Future[T]() for _ in items]
-    waiting = deque(zip(futures, items, strict=True))
-
-    def run() -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                future, item = waiting.popleft()
-                try:
-                    future.set_result(work(item))
-                except BaseException as error:
-                    future.set_exception(error)
-
-    try:
-        for _ in range(min(jobs, len(items))):
-            threading.Thread(target=run, daemon=True).start()
-        for future in futures:
-            yield future.result()
-    finally:
-        waiting.clear()
-
-
 def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
     """The entry of a shard in a description: ``url``, ``md5sum``, ``nsamples`` and ``filesize``.
 
@@ -130,7 +103,7 @@ def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
     starts = array("I")
     with gopen(url) as stream:
         hashed = _Hashed(stream)
-        entries = read_entries(url, 0, lambda url, offset: cast(BinaryIO, hashed))
+        entries = read_members(url, 0, lambda url, offset: cast(BinaryIO, hashed))
         for key, members in group((name, offset) for name, offset, _ in entries):
             if key:
                 starts.append(next(offset for extension, offset in members if extension is not None) // BLOCK)

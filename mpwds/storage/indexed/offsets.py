@@ -36,11 +36,18 @@ import numpy as np
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.indexed.remote_shard import RemoteShard
-from mpwds.storage.tar.header import BLOCK, NAME_BYTES, begins_archive
-from mpwds.storage.tar.headers import Found, SeekableArchive, find_all_members, find_members
+from mpwds.storage.tar.compression import compression_of
+from mpwds.storage.tar.headers import (
+    BLOCK,
+    NAME_BYTES,
+    Found,
+    SeekableArchive,
+    begins_archive,
+    find_all_members,
+    find_members,
+)
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import NO_END
-from mpwds.storage.tar.streams import compression_of
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 

@@ -18,8 +18,7 @@ from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_t
 from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.tar.header import BLOCK
-from mpwds.storage.tar.headers import find_members
+from mpwds.storage.tar.headers import BLOCK, find_members
 from mpwds.storage.tar.names import split_name
 
 _File: TypeAlias = "MappedShard | RemoteShard"

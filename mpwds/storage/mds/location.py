@@ -19,7 +19,7 @@ from mpwds.errors import StreamError
 from mpwds.storage.caches.locks import lock_shared, same_file
 from mpwds.storage.caches.names import PRIVATE
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.resuming import Interrupted, Retries
+from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
@@ -144,7 +144,7 @@ class DatasetLocation:
         url = self.url(name)
         deadline = time.monotonic() + self.timeout_s
         retries = Retries(self.retries + 1, within_s=self.timeout_s)
-        return retrying(lambda: _read(url, retries, deadline, self.timeout_s), self.retries, deadline)
+        return retrying(lambda: _read(url, retries, deadline, self.timeout_s), retries)
 
     def _read_local(self, name: str) -> bytes:
         data = _content(os.path.join(self.local, name))
@@ -156,19 +156,6 @@ class DatasetLocation:
                 f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
             )
         return data
-
-
-def retrying(step: Callable[[], T], retries: int, deadline: float = float("inf")) -> T:
-    """Calls ``step``, and up to ``retries`` times again after an ``OSError`` of a stream that does not."""
-    for left in reversed(range(retries + 1)):
-        try:
-            return step()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            if isinstance(error.__cause__, Interrupted) or not left or time.monotonic() >= deadline:
-                raise
-    raise AssertionError
 
 
 def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tuple[bytes, str]:

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.mds.location import retrying
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.resuming import Retries
+from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
 
@@ -95,8 +94,7 @@ class Output:
         if self.remote is not None:
             target, tries = f"{self.remote}/{name}", Retries(self._retries + 1)
             retrying(
-                lambda: write_whole(open_destination(target, replace=False, retries=tries), *pieces),
-                self._retries,
+                lambda: write_whole(open_destination(target, replace=False, retries=tries), *pieces), tries
             )
 
     def finish(self, make_index: Callable[[], bytes]) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.mds.output import Output
 from mpwds.storage.mds.shards_v1 import INDEX_NAME, dump_index
 from mpwds.storage.mds.stored_files import Compression
+from mpwds.storage.streams.resuming import ClosesOrDiscards
 
 _OWN = re.compile(r"(index|\d{6,})\.mds(\.gz)?|compression\.txt")
 _COMPRESSION = re.compile(r"gz(:[1-9])?")

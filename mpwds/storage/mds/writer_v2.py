@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.mds.output import Output
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
 from mpwds.storage.mds.stored_files import Compression, digest, parse_binary_size
+from mpwds.storage.streams.resuming import ClosesOrDiscards
 
 _BYTES_A_SAMPLE = 4  # in the shard's table
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from mpwds.mistakes import shown
-from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
-    has_rules,
     local_path,
     refuse_in_secure_mode,
+    rewrite_url,
     too_short,
     url_scheme,
     verbose,
@@ -38,14 +37,14 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     ``-``                           standard input or output
     ``pipe:``                       a shell command: :func:`mpwds.storage.streams.pipes.open_pipe`
     ``http: https:``                :func:`mpwds.storage.streams.http.open_http`
-    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.hubs.open_hf`
+    ``hf:``                         Hugging Face Hub: :func:`mpwds.storage.streams.http.open_hf`
     ``s3: gs: az: abfs: r2:`` ...   cloud storage: :func:`mpwds.storage.streams.cloud.open_cloud`
-    ``ais:``                        AIStore: :func:`mpwds.storage.streams.hubs.open_ais`
+    ``ais:``                        AIStore: :func:`mpwds.storage.streams.http.open_ais`
     ``ftp: ftps: sftp: scp:``       ``curl``: :func:`mpwds.storage.streams.pipes.open_curl`
     another scheme                  its opener in ``gopen_schemes``
     =============================== ====================================================================
 
-    Rules in the environment may rewrite the URL first: :func:`mpwds.storage.streams.rewriting.rewrite_url`.
+    Rules in the environment may rewrite the URL first: :func:`mpwds.storage.streams.urls.rewrite_url`.
 
     What you write to a command or a server is complete once the stream is closed. The stream's method
     ``discard`` throws it away; a ``with`` block that raises calls it.
@@ -116,9 +115,7 @@ class _BuiltIn:
 
     module: str
     function: str
-    takes_offset: bool = True
-    takes_stop: bool = True
-    takes_retries: bool = True
+    takes: tuple[str, ...] = ("offset", "stop", "retries")
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
         opener = getattr(importlib.import_module(self.module), self.function)
@@ -133,17 +130,17 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
     )
 
 
-_AIS = _BuiltIn("mpwds.storage.streams.hubs", "open_ais")
+_AIS = _BuiltIn("mpwds.storage.streams.http", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
-_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", takes_stop=False, takes_retries=False)
+_CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ("offset",))
 _HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
-    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", False, False, False),
+    "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", ()),
     "http": _HTTP,
     "https": _HTTP,
-    "hf": _BuiltIn("mpwds.storage.streams.hubs", "open_hf"),
+    "hf": _BuiltIn("mpwds.storage.streams.http", "open_hf"),
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
     **dict.fromkeys(("ftp", "ftps", "sftp", "scp"), _CURL),
@@ -157,21 +154,20 @@ def _open(
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
         return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
-    if has_rules():
-        url = rewrite_url(url)
+    url = rewrite_url(url)
     scheme = url_scheme(url)
     opener = gopen_schemes.get(scheme)
     if scheme in ("", "file") or (opener is None and os.path.exists(url)):
         return _open_local(url, mode, offset)
     if opener in (None, _CLOUD) and os.environ.get("USE_AIS_FOR"):
-        from mpwds.storage.streams.hubs import schemes_for_aistore
+        from mpwds.storage.streams.http import schemes_for_aistore
 
         opener = _AIS if scheme in schemes_for_aistore() else opener
     if opener is None:
         opener = gopen_schemes["__default__"]
     if "retries" in options and not _takes(opener, "retries"):
         options = {name: value for name, value in options.items() if name != "retries"}
-    if stop is not None and isinstance(opener, _BuiltIn) and opener.takes_stop:
+    if stop is not None and isinstance(opener, _BuiltIn) and "stop" in opener.takes:
         return opener(url, mode, bufsize, offset=offset, stop=stop, **options)
     if offset and _takes(opener, "offset"):
         return opener(url, mode, bufsize, offset=offset, **options)
@@ -196,7 +192,7 @@ def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
 
 def _takes(opener: Opener, option: str) -> bool:
     if isinstance(opener, _BuiltIn):
-        return bool(getattr(opener, f"takes_{option}"))
+        return option in opener.takes
     try:
         return option in inspect.signature(opener).parameters
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Shard patterns: variables, braces and globs."""
+"""Shard patterns: variables, braces and globs, and the check of names from untrusted files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import glob
 import os
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 from braceexpand import braceexpand
 
+from mpwds.errors import SecurityError
 from mpwds.mistakes import shown
-from mpwds.storage.streams.urls import as_str, is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.urls import (
+    apply_rules,
+    as_str,
+    is_local,
+    local_path,
+    url_scheme,
+    without_credentials,
+)
 
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""
@@ -20,6 +29,8 @@ _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
 _GLOB = re.compile(r"[*?[]")
+# One word that a shell leaves unchanged, and that cannot be an option.
+_PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
 _TOKEN = re.compile(
     r"\\."
     r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
@@ -104,6 +115,67 @@ def expand_braces(*patterns: str) -> list[str]:
             message = f"the braces in {shown(pattern)} do not match: write train-{{000..011}}.tar"
             raise ValueError(message) from None
     return names
+
+
+def check_url(url: str, trusted: bool, where: str) -> None:
+    """Refuses a URL that runs a command, unless it comes from the user's own code.
+
+    Call it for every URL that was read from a file or fetched. The user's environment may later turn such a
+    URL into a command (``WDS_REWRITE``). Then the part of the URL that ends up in the command must be a plain
+    word: no option (a leading ``-``), nothing that the shell would expand or split. Whatever it is rewritten
+    to, it must not lead to a parent folder (``..``).
+
+    Args:
+        url: A URL, or a pattern for :func:`mpwds.expand_urls`. All that it expands to is checked too, because
+            ``{pipe,}:rm`` and ``${X}rm`` may hide a command.
+        trusted: Whether the caller trusts the place that the URL comes from.
+        where: That place, for the message: ``"train.yaml, line 7"``.
+
+    Raises:
+        SecurityError: The place is not trusted, and the URL is ``pipe:`` or breaks one of these rules.
+
+    Example:
+        >>> check_url("https://host/{00..99}.tar", trusted=False, where="train.yaml")
+        >>> check_url("a.tar::pipe:cat b.tar", trusted=False, where="train.yaml, line 7")
+        Traceback (most recent call last):
+            ...
+        mpwds.errors.SecurityError: train.yaml, line 7: the URL 'pipe:cat b.tar' runs a command, ...
+    """
+    if trusted:
+        return
+    for candidate in _readings(url):
+        if why := _danger(candidate):
+            raise SecurityError(
+                f"{where}: the URL {without_credentials(candidate)!r} {why}; if you wrote that file "
+                "yourself, load it with trusted=True"
+            )
+
+
+def _readings(url: str) -> list[str]:
+    try:
+        return [url, *expand_names(url)]
+    except ValueError:  # an invalid pattern: the caller that expands it raises
+        return [url, *url.split("::")]
+
+
+def _danger(url: str) -> str:
+    """Why a URL from an untrusted file is refused; empty if it is not."""
+    if url_scheme(url) == "pipe":
+        return (
+            "runs a command, which is allowed only for URLs in your code and for results of WDS_REWRITE in "
+            "your environment"
+        )
+    rewritten = apply_rules(url)
+    if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
+        return (
+            f"has '..', which would leave the place to which {rewritten.variable} in your environment maps it"
+        )
+    if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
+        return (
+            "would add an option, or characters with a meaning for the shell, to the command that "
+            f"{rewritten.variable} in your environment makes of it"
+        )
+    return ""
 
 
 def _check_range(pattern: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import math
 import os
@@ -13,10 +14,10 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
-from mpwds.storage.closing import ClosesOrDiscards
 from mpwds.storage.streams.urls import too_short
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ _UNREACHED_TRIES = 5
 _LONGEST_WISH_S = 120.0  # the longest pause that a server may ask for
 _QUIET_FAILURES = 2
 _log = logging.getLogger("mpwds")
-# Forks of a process fail together and must not come back together; the user's seeded generators stay alone.
-_jitter = random.SystemRandom()
+_jitter = random.SystemRandom()  # leaves the user's seeded generators alone
 
 T = TypeVar("T")
 
@@ -78,6 +78,10 @@ class Retries:
         """The longest pause after so many failures."""
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
 
+    def pause_s(self, failures: int) -> float:
+        """A random pause after so many failures: forks fail together, and must not come back together."""
+        return self.longest_pause_s(failures) * _jitter.uniform(0.5, 1.0)
+
 
 class Attempts:
     """Counts the failures of one stream, and pauses after each. Its time begins when it is made."""
@@ -102,8 +106,7 @@ class Attempts:
         self.failures += 1
         failures, retries = self.failures, self._retries
         most = min(retries.tries, _UNREACHED_TRIES) if why.unreached else retries.tries
-        pause_s = retries.longest_pause_s(failures) * _jitter.uniform(0.5, 1.0)
-        pause_s = max(pause_s, min(why.wait_s or 0.0, _LONGEST_WISH_S))
+        pause_s = max(retries.pause_s(failures), min(why.wait_s or 0.0, _LONGEST_WISH_S))
         left_s = self.left_s()
         if failures >= most or pause_s >= left_s:
             within = f", within {retries.within_s} s" if failures < most else ""
@@ -116,6 +119,27 @@ class Attempts:
         message = "%s: %s %s (%s); trying again in %.1f s, and for up to %.0f s"
         _log.log(level, message, self.name, why, where, tried, pause_s, min(left_s, pauses_s))
         time.sleep(pause_s)
+
+
+def retrying(step: Callable[[], T], retries: Retries) -> T:
+    """Returns ``step()``, called again after an ``OSError`` as ``retries`` says.
+
+    This is for steps whose streams may not retry by themselves, such as commands and openers of the user's.
+    An error of a stream that has done so is raised at once, and so is ``FileNotFoundError``.
+    """
+    deadline = time.monotonic() + retries.within_s
+    for failures in itertools.count(1):
+        try:
+            return step()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            pause_s = retries.pause_s(failures)
+            is_last = failures == retries.tries or time.monotonic() + pause_s >= deadline
+            if is_last or isinstance(error.__cause__, Interrupted):
+                raise
+        time.sleep(pause_s)
+    raise AssertionError
 
 
 class Version(NamedTuple):
@@ -319,6 +343,30 @@ class _ResumingReader(io.RawIOBase):
         body, self._body = self._body, None
         if body is not None:
             body.close()
+
+
+class _Completes(Protocol):
+    def close(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+class ClosesOrDiscards:
+    """Mixin: ``close``, which completes the output, ends a ``with`` block, or ``discard`` if it raises."""
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(
+        self: _Completes,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 class DiscardsOnError(io.BufferedIOBase):

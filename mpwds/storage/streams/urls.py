@@ -1,15 +1,17 @@
-"""What a URL names, how messages show it, and secure mode."""
+"""URLs: local names, names for messages, secure mode, and the user's rules that rewrite them."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError, StreamError
 from mpwds.mistakes import shown
 
-REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
+_REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 
 _SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
@@ -103,12 +105,91 @@ def too_short(name: str, end: int | None, offset: int) -> StreamError:
 
 def has_rules() -> bool:
     """True if the environment has rules that rewrite URLs."""
-    return any(map(os.environ.get, REWRITE_VARIABLES))
+    return any(map(os.environ.get, _REWRITE_VARIABLES))
 
 
 def verbose() -> bool:
     """True if ``GOPEN_VERBOSE`` asks for a line about every URL that is opened."""
     return os.environ.get("GOPEN_VERBOSE", "0").strip() not in ("", "0")
+
+
+def rewrite_url(url: str) -> str:
+    """A URL after the rules in the user's environment.
+
+    The environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold rules ``prefix=replacement``,
+    separated by semicolons: ``WDS_REWRITE="gs://=/shared/data/;s3://=pipe:ssh proxy cat-s3 "``. The first
+    rule that changes the URL counts; those of ``WDS_REWRITE`` come first.
+
+    As in webdataset, the first ``=`` divides a rule, and the prefix is a regular expression that matches at
+    the URL's beginning. If the URL begins literally with the text before a *later* ``=``, the last such ``=``
+    divides the rule: ``https://host/get?x=1=/local`` makes ``/local/a.tar`` of ``https://host/get?x=1/a.tar``.
+
+    Raises:
+        ValueError: A rule has no ``=``, or its prefix is not a regular expression.
+        SecurityError: There are rules, and secure mode is on.
+
+    Source:
+        ``webdataset.gopen.rewrite_url``.
+
+    Example:
+        >>> os.environ["WDS_REWRITE"] = "gs://=pipe:ssh proxy gsutil cat gs://"
+        >>> rewrite_url("gs://bucket/x.tar")
+        'pipe:ssh proxy gsutil cat gs://bucket/x.tar'
+        >>> del os.environ["WDS_REWRITE"]
+    """
+    rewritten = apply_rules(url).url
+    if rewritten != url and verbose():
+        shown = f"{without_credentials(url)} -> {without_credentials(rewritten)}"
+        print(f"GOPEN REWRITE {shown}", file=sys.stderr)
+    return rewritten
+
+
+class Rewritten(NamedTuple):
+    """A URL after the rules; which parts of the original are left in it; the variable with the rule."""
+
+    url: str
+    pieces: tuple[str, ...] = ()
+    variable: str = ""
+
+
+def apply_rules(url: str) -> Rewritten:
+    """A URL after the rules in the user's environment, as for :func:`rewrite_url`."""
+    for variable in _REWRITE_VARIABLES:
+        rules = os.environ.get(variable, "")
+        if not rules.strip():
+            continue
+        refuse_in_secure_mode(f"URLs are not rewritten by {variable}")
+        for rule in filter(str.strip, rules.split(";")):
+            rewritten = _apply(rule, url, variable)
+            if rewritten.url != url:
+                return rewritten
+    return Rewritten(url)
+
+
+def _apply(rule: str, url: str, variable: str) -> Rewritten:
+    pattern, equals, replacement = rule.partition("=")
+    if not equals:
+        raise ValueError(
+            f"{variable} in the environment has the rule {rule!r} without '=': write prefix=replacement, and "
+            "';' between rules"
+        )
+    for later in range(len(rule) - 1, len(pattern), -1):
+        if rule[later] == "=" and url.startswith(rule[:later]):
+            return Rewritten(rule[later + 1 :] + url[later:], (url[later:],), variable)
+    try:
+        prefix = re.compile("^" + pattern)
+        rewritten = prefix.sub(replacement, url)
+    except (re.error, IndexError) as error:
+        raise ValueError(
+            f"{variable} in the environment has the rule {rule!r}, which is not a regular expression: {error}"
+        ) from None
+    pieces = []
+    at = 0
+    for match in prefix.finditer(url):
+        pieces += [url[at : match.start()], *match.groups("")]
+        pieces += [match[0]] if "\\g<0>" in replacement else []
+        at = match.end()
+    return Rewritten(rewritten, (*pieces, url[at:]), variable)
 
 
 def enforce_security(on: bool = True) -> None:

@@ -1,6 +1,6 @@
 """Reading tar archives.
 
-``header.py`` is the format. ``entries.py`` reads members in order, the hot path; ``headers.py`` finds members
-without their data; ``scanning.py`` goes past damage. All three ask ``headers.py`` what a header states.
-``input.py`` and ``streams.py`` open archives.
+Read ``headers.py`` first: it decides what a header states, and finds members without data. ``entries.py``
+reads members in order, the hot path; ``scanning.py`` goes past damage. ``input.py`` opens archives,
+``compression.py`` decompresses them, ``names.py`` cuts a member's name into key and extension.
 """

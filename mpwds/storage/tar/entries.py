@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import os
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import NamedTuple
+from typing import BinaryIO
 from zlib import adler32
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.tar.damage import (
-    bad_size,
-    cut_off,
-    data_missing,
-    no_header,
-    too_large_decompressed,
-    truncated,
-)
-from mpwds.storage.tar.header import (
+from mpwds.storage.tar.compression import compression_of
+from mpwds.storage.tar.headers import (
     BLOCK,
     EXTENSIONS,
     GLOBAL,
@@ -30,41 +25,40 @@ from mpwds.storage.tar.header import (
     TIME_ALONE,
     ZERO_BLOCK,
     back_sum,
+    bad_size,
+    begins_archive,
     checksums,
+    cut_off,
+    data_missing,
     directory_of,
     extend,
     has_valid_checksum,
+    no_header,
+    size_of,
     sizes,
+    too_large_decompressed,
+    truncated,
 )
-from mpwds.storage.tar.headers import size_of
-from mpwds.storage.tar.input import OpenAt, open_archive
-
-_APART_BYTES = 32 * 1024  # larger data is read by itself, not as a part of a window
+from mpwds.storage.tar.input import OpenAt, PerhapsCut, open_archive
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""
 
-
-class Member(NamedTuple):
-    """A regular file in a tar archive, and the offset of its first header, where reading can start again.
-
-    Bytes of the name that are not UTF-8 become surrogates (``surrogateescape``).
-    """
-
-    name: str
-    offset: int
-    data: bytes
+_APART_BYTES = 32 * 1024  # larger data is read by itself, not as a part of a window
 
 
 def read_members(
     url: str,
     offset: int = 0,
-    *,
     open: OpenAt = open_at,
-    select: Callable[[str], object] | None = None,
-    rename: Callable[[str], str] | None = None,
-) -> Iterator[Member]:
+    choose: Callable[[str], str | None] | None = None,
+    warn_of_no_end: bool = True,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> Generator[tuple[str, int, bytes], None, None]:
     """Yields the regular files of a tar archive in order; skips directories, links and devices.
+
+    Of each file, it yields the name, the offset of its first header, where reading can start again, and the
+    data. Bytes of a name that are not UTF-8 become surrogates (``surrogateescape``).
 
     Reads v7, ustar, GNU and pax archives, with long names and large sizes, several archives in a row, and all
     that compressed by gzip, bzip2, xz or zstd. Memory is bounded: a length in the archive is compared with
@@ -76,44 +70,20 @@ def read_members(
 
     Args:
         url: A path or URL for ``open``.
-        offset: Byte offset at which to start: 0, or a ``Member.offset``. In a compressed archive it counts
+        offset: Byte offset at which to start: 0, or that of a file. In a compressed archive it counts
             decompressed bytes, and all bytes before it are decompressed again. A global pax header before it
             is not seen.
         open: Opens ``url`` at a byte offset.
-        select: Takes a member's name, returns whether to read it; other members are skipped unread.
-        rename: Takes a member's name, returns the name to yield. ``select`` gets that name.
+        choose: Takes a file's name, returns the name to yield, or ``None`` to skip the file unread.
+        warn_of_no_end: Whether to warn of a missing end.
+        max_decompressed_bytes: The most data that a file of a compressed archive may have.
 
     Raises:
         ShardError: The archive is damaged or truncated, holds GNU sparse files, or is followed by other
-            bytes. The message gives the file and the offset. Members before the fault have been yielded.
+            bytes. The message gives the file and the offset. Files before the fault have been yielded.
 
     Source:
         POSIX.1-2001 ``pax`` (ustar and pax interchange formats); the GNU tar manual, "Basic Tar Format".
-    """
-    choose = None
-    if rename is not None or select is not None:
-
-        def choose(name: str) -> str | None:
-            name = name if rename is None else rename(name)
-            return name if select is None or select(name) else None
-
-    make_member = tuple.__new__
-    for entry in read_entries(url, offset, open, choose):
-        yield make_member(Member, entry)
-
-
-def read_entries(
-    url: str,
-    offset: int,
-    open: OpenAt,
-    choose: Callable[[str], str | None] | None = None,
-    warn_of_no_end: bool = True,
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> Generator[tuple[str, int, bytes], None, None]:
-    """Yields name, offset and data of each member, as ``read_members`` does but as plain tuples.
-
-    This is one loop, because a member of 300 bytes takes 0.8 us in it and each further call a tenth of that.
-    ``choose`` takes a member's name and returns the name to yield, or ``None`` to skip the member unread.
     """
     if offset < 0:
         raise ValueError(f"offset in a shard must not be negative, got {offset}")
@@ -125,7 +95,7 @@ def read_entries(
         at = 0  # of the next header, in the window
         available = 0  # bytes in the window
         first = -1  # offset of the member's first header, once an extension header is read
-        after_zeros = offset  # behind the zero blocks that were read last
+        after_zeros = offset  # where the zero blocks end that were read last
         for_all = extended = NOTHING
         known_back = b""  # third part of a header that was found to be a regular file's, ...
         known_sum = 0  # ... what it adds to the checksum, ...
@@ -203,7 +173,7 @@ def read_entries(
                 extended = for_all
             if name is None:
                 raw_name = front.partition(b"\0")[0]
-                if len(raw_name) > NAME_BYTES:  # a name that fills its field has no zero behind it
+                if len(raw_name) > NAME_BYTES:  # a name that fills its field has no zero after it
                     raw_name = raw_name[:NAME_BYTES]
                 if directory:
                     raw_name = directory + raw_name
@@ -232,20 +202,20 @@ def read_entries(
             if following <= available:
                 data = window[start:stop]
             else:
-                position, behind = base + at, base + following
-                if behind <= source.end:
+                position, end = base + at, base + following
+                if end <= source.end:
                     if size >= _APART_BYTES:
                         if size > source.largest:
                             raise too_large_decompressed(source, position, name, size)
                         data = source.data(base + start, size, following - stop)
                         window, available = b"", 0
                     else:
-                        window, at = source.window(position, behind - position)
+                        window, at = source.window(position, end - position)
                         base = position - at
                         available = len(window)
-                        following = behind - base
+                        following = end - base
                         data = window[at + BLOCK : at + BLOCK + size]
-                if behind > source.end:
+                if end > source.end:
                     raise data_missing(source, position, size)
             at = following
             yield chosen, member_offset, data
@@ -264,3 +234,38 @@ def read_entries(
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def check_tar_format(fname: str | os.PathLike[str]) -> bool:
+    """True if a file begins like a tar archive or a compressed file (gzip, zstd, bzip2, xz).
+
+    Source:
+        ``webdataset.cache.check_tar_format``.
+    """
+    with open(fname, "rb") as file:
+        block = file.read(BLOCK)
+    return compression_of(block) is not None or (len(block) == BLOCK and begins_archive(block))
+
+
+def is_whole_shard(fname: str | os.PathLike[str], detects_truncation: bool = True) -> bool:
+    """True if a file is a tar archive, compressed or not, that can be read to its end.
+
+    Reads all headers, and decompresses a compressed archive, to find a download that broke off without an
+    error (``pipe:curl ... || true``). An archive without an end mark counts as whole, unless the stream that
+    it was copied from does not detect truncation. So does one that cannot be decompressed because a package
+    is missing.
+    """
+    if not check_tar_format(fname):
+        return False
+
+    def opened(path: str, offset: int) -> BinaryIO:
+        return io.BufferedReader((io.FileIO if detects_truncation else PerhapsCut)(path))
+
+    try:
+        for _ in read_members(os.fspath(fname), 0, opened, lambda name: None, warn_of_no_end=False):
+            pass
+    except ShardError:
+        return False
+    except ImportError:
+        pass
+    return True

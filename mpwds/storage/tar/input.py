@@ -1,4 +1,7 @@
-"""Opens an archive: a plain file is read at any offset, a stream once from its start."""
+"""The bytes of an archive: a plain file is read at any offset, a stream once from its start.
+
+:func:`open_archive` chooses, and decompresses where the first bytes say so.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,59 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.tar.damage import no_header, nothing_there
-from mpwds.storage.tar.header import BLOCK, begins_archive
-from mpwds.storage.tar.streams import Decompressed, Input, StreamInput, compression_of
+from mpwds.storage.tar.compression import LOOK_BYTES, Codec, compression_of
+from mpwds.storage.tar.headers import BLOCK, begins_archive, no_header, nothing_there
 
 OpenAt = Callable[[str, int], BinaryIO]
 """``open(url, offset)``: a stream of a resource's bytes from ``offset`` on."""
 
 _WINDOW_BYTES = 256 * 1024
 _LEAST_WINDOW_BYTES = 4 * 1024
+_PIECE_BYTES = 256 * 1024
 
 # glibc gives freed memory back to the system and has it cleared again for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
 bytes(16 * 1024 * 1024)
+
+
+class Readable(Protocol):
+    """A stream: a file, a pipe, a response or a decompressor."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+class Input(Protocol):
+    """The bytes of an archive, from an offset on.
+
+    Attributes:
+        url: The archive's name in errors.
+        end: Where the archive ends; ``sys.maxsize`` until that is known.
+        largest: The most data that a member may have; ``sys.maxsize`` unless the archive is compressed.
+        detects_truncation: Whether an end that comes too early is an error, or the archive's length is known.
+    """
+
+    url: str
+    end: int
+    largest: int
+
+    @property
+    def detects_truncation(self) -> bool: ...
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        """Bytes, and the index of ``position`` among them. Positions rise from call to call.
+
+        At least ``need`` bytes from there on, often more; fewer only where the archive ends.
+        """
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
+
+    def close(self) -> None: ...
 
 
 class FileInput:
@@ -84,6 +123,175 @@ class FileInput:
             position += len(piece)
             size -= len(piece)
         return b"".join(pieces)
+
+
+class StreamInput:
+    """A stream at an offset of the archive. Reads pieces as they come: waits for no more than it needs."""
+
+    def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
+        self.url = url
+        self.largest = largest
+        self.end = sys.maxsize
+        self._stream = stream
+        self._read = reader(stream)
+        self._chunk = b""
+        self._position = offset  # of the chunk
+
+    def window(self, position: int, need: int) -> tuple[bytes, int]:
+        self._skip_to(position)
+        at = position - self._position
+        have = len(self._chunk) - at
+        if have >= need:
+            return self._chunk, at
+        pieces = [self._chunk[at:]] if have > 0 else []
+        while have < need and (piece := self._read(_PIECE_BYTES)):
+            pieces.append(piece)
+            have += len(piece)
+        if have < need:
+            self.end = min(self.end, position + have)
+        self._chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._position = position
+        return self._chunk, 0
+
+    def data(self, position: int, size: int, padding: int) -> bytes:
+        self._skip_to(position)
+        at = position - self._position
+        if at + size <= len(self._chunk):
+            data = self._chunk[at : at + size]
+        else:
+            # The rest is copied, so that the chunk's memory can be used again; later pieces are views.
+            pieces: list[bytes | memoryview] = [self._chunk[at:]]
+            missing = size - len(pieces[0])
+            while missing > 0 and (piece := self._read(_PIECE_BYTES)):
+                self._position += len(self._chunk)
+                self._chunk = piece
+                pieces.append(memoryview(piece)[:missing])
+                missing -= len(pieces[-1])
+            data = b"".join(pieces)
+            if missing > 0:
+                self.end = min(self.end, self._position + len(self._chunk))
+                return data
+        self.window(position + size, padding)
+        return data
+
+    @property
+    def detects_truncation(self) -> bool:
+        return detects_truncation(self._stream)
+
+    def close(self) -> None:
+        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+            self._stream.close()
+
+    def _skip_to(self, position: int) -> None:
+        """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
+        while position > self._position + len(self._chunk):
+            self._position += len(self._chunk)
+            self._chunk = self._read(_PIECE_BYTES)
+            if not self._chunk:
+                self.end, self._position = self._position, position
+
+
+def detects_truncation(stream: object) -> bool:
+    """True if a stream raises if it ends too early; streams of the user's own are taken to do so.
+
+    Those of ``gopen`` have an attribute that says so. Pipes and devices do not raise.
+    """
+    raw = getattr(stream, "raw", stream)
+    is_pipe = type(raw) is io.FileIO and not stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+    return bool(getattr(raw, "detects_truncation", not is_pipe))
+
+
+class PerhapsCut(io.FileIO):
+    """A file that may hold only the beginning of what it was copied from."""
+
+    detects_truncation = False
+
+
+def reader(stream: Readable) -> Callable[[int], bytes]:
+    """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
+    if isinstance(stream, io.RawIOBase):
+        # Its own read copies once more than that of a buffer around it, which is never filled.
+        stream = io.BufferedReader(stream)
+    read: Callable[[int], bytes | None] = getattr(stream, "read1", stream.read)
+    buffered = isinstance(stream, io.BufferedReader)
+
+    def read_some(size: int) -> bytes:
+        piece = read(size)
+        if not piece and buffered:  # at its end; or it would block, which only `read` tells
+            piece = stream.read(1)
+        if piece is None:
+            raise BlockingIOError(f"{stream!r} does not block: shards are read from blocking streams")
+        return piece
+
+    return read_some
+
+
+class Decompressed:
+    """A stream of decompressed bytes; consecutive compressed members form one stream.
+
+    Zero bytes behind the last member are padding; anything else there is an error.
+    """
+
+    detects_truncation = True  # the end of a member is marked
+
+    def __init__(self, source: Input, codec: Codec) -> None:
+        self._source = source
+        self._codec = codec
+        self._decompressor = codec.decompressor()
+        self._position = 0  # in the compressed bytes
+        self._pending = b""  # compressed bytes that were read and not yet decompressed
+        self._ended = False
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes, as soon as there are any; none at the end."""
+        while not self._ended:
+            decompressor = self._decompressor
+            if decompressor.eof:
+                self._begin_next(decompressor.unused_data)
+                continue
+            data = self._input() if decompressor.needs_input else b""
+            try:
+                piece: bytes = decompressor.decompress(data, size)
+            except Exception as error:  # each of these modules raises a type of its own
+                raise self._damaged(str(error)) from error
+            if piece:
+                return piece
+        return b""
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _input(self) -> bytes:
+        data, self._pending = self._pending or self._more(), b""
+        if not data:
+            raise self._damaged("it ends in the middle, so it is truncated")
+        return data
+
+    def _more(self) -> bytes:
+        window, at = self._source.window(self._position, 1)
+        data = window[at:]
+        self._position += len(data)
+        return data
+
+    def _begin_next(self, unused: bytes) -> None:
+        """Starts the next member. The last decompressor left ``unused``."""
+        rest = (unused + self._pending).lstrip(b"\0")
+        while len(rest) < LOOK_BYTES and (more := self._more()):
+            rest = (rest + more).lstrip(b"\0")
+        self._pending = rest
+        following = compression_of(rest)
+        if not rest:
+            self._ended = True
+        elif following is None or following.name != self._codec.name:
+            raise self._damaged(f"the bytes behind its end are not {self._codec.name}: cut them off")
+        else:
+            self._decompressor = following.decompressor()
+
+    def _damaged(self, why: str) -> ShardError:
+        return ShardError(
+            f"{self._source.url} cannot be decompressed ({self._codec.name}), {self._position} bytes "
+            f"read: {why}"
+        )
 
 
 def open_archive(url: str, offset: int, open: OpenAt, max_decompressed_bytes: int) -> Input:

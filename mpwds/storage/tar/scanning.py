@@ -9,14 +9,8 @@ from typing import NamedTuple
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.tar.damage import (
-    cut_off,
-    data_missing,
-    no_header,
-    too_large_decompressed,
-)
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
-from mpwds.storage.tar.header import (
+from mpwds.storage.tar.headers import (
     BLOCK,
     EXTENSIONS,
     GLOBAL,
@@ -24,13 +18,17 @@ from mpwds.storage.tar.header import (
     NOTHING,
     REGULAR,
     ZERO_BLOCK,
+    cut_off,
+    data_missing,
     directory_of,
     extend,
     has_valid_checksum,
+    name_of,
+    no_header,
+    size_of,
+    too_large_decompressed,
 )
-from mpwds.storage.tar.headers import name_of, size_of
-from mpwds.storage.tar.input import OpenAt, open_archive
-from mpwds.storage.tar.streams import Input
+from mpwds.storage.tar.input import Input, OpenAt, open_archive
 
 NO_END = "ends without the end-of-archive blocks: it may be truncated"
 """How the reason of a damage ends that took no member."""

@@ -21,11 +21,11 @@ from mpwds.errors import StreamError
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
-from mpwds.storage.streams.rewriting import rewrite_url
 from mpwds.storage.streams.urls import (
     is_local,
     local_path,
     refuse_in_secure_mode,
+    rewrite_url,
     url_scheme,
     without_credentials,
 )
@@ -76,7 +76,7 @@ def write_whole(destination: Destination, *pieces: bytes) -> None:
     """Writes pieces to a destination and publishes it. After an error in writing it is discarded."""
     try:
         for piece in pieces:
-            write_all(destination.stream, piece, getattr(destination, "path", None))
+            write_all(destination.stream, piece, destination.path)
     except BaseException:
         destination.discard()
         raise
@@ -106,6 +106,8 @@ def write_all(stream: BinaryIO, data: bytes | memoryview, name: str | None = Non
 class _Given:
     """The caller's stream: stays open, with all that was written to it."""
 
+    path = None
+
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
 
@@ -119,6 +121,8 @@ class _Given:
 
 class OwnedStream:
     """A stream whose ``close`` completes the output, at the other end as well."""
+
+    path = None
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream = stream

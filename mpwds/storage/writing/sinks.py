@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.imports import require
-from mpwds.storage.closing import ClosesOrDiscards
+from mpwds.storage.streams.resuming import ClosesOrDiscards
 from mpwds.storage.writing.destinations import Destination, open_destination, write_all
-from mpwds.storage.writing.tar_writer import TarWriter, archive_bytes, member_bytes
-from mpwds.storage.writing.writers import ShardWriter
+from mpwds.storage.writing.tar_members import archive_bytes, member_bytes
+from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
 
 _WITHOUT_LIMIT = 1 << 62
 _NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data

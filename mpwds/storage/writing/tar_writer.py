@@ -1,37 +1,34 @@
-"""Write samples to a tar archive."""
+"""Writes samples to a tar archive, or to a series of them."""
 
 from __future__ import annotations
 
-import bz2
 import errno
 import io
-import lzma
 import os
-import re
+import sys
 import tarfile
 import time
-import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
-from mpwds.imports import require
-from mpwds.storage.closing import ClosesOrDiscards
+from mpwds.storage.streams.resuming import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.tar.compression import COMPRESSORS, compression_for
 from mpwds.storage.writing.destinations import OwnedStream, open_destination, write_all
 from mpwds.storage.writing.encoders import EncoderSpec, make_encoder
-from mpwds.storage.writing.ustar import ustar_header
+from mpwds.storage.writing.tar_members import (
+    Format,
+    archive_bytes,
+    check_key,
+    field_bytes,
+    file_header,
+    file_name,
+    format_number,
+)
 
 Sample = Mapping[str, Any]
-Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
-
-_FORMATS = ("USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT")
 
 _PIECE_BYTES = 16 << 20  # so that Ctrl-C does not wait for long
-_LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
-_SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
-
-_READABLE_KEY = re.compile(r"(?:.*/)?[^.]+")
-_METADATA = re.compile(r"__[^/]*__(?:/|$)")
 
 
 class TarWriter(ClosesOrDiscards):
@@ -109,14 +106,14 @@ class TarWriter(ClosesOrDiscards):
         self.keep_meta = keep_meta
         self.mtime = mtime
         self._encode = make_encoder(encoder)
-        self._format = _make_format(format)
+        self._format = format_number(format)
         self._last_key: str | None = None
         self._bytes_in_archive = 0
         self._closed = False
         self.discarded = False
         name = os.fspath(fileobj) if isinstance(fileobj, (str, os.PathLike)) else ""
-        self.compress = compression_of(compress, name)
-        self._compressor = None if self.compress is None else _COMPRESSORS[self.compress]()
+        self.compress = compression_for(compress, name)
+        self._compressor = None if self.compress is None else COMPRESSORS[self.compress]()
         self._name = without_credentials(name) or None
         self._destination = open_destination(fileobj, sync, replace)
         self._stream = self._destination.stream
@@ -249,35 +246,172 @@ class TarWriter(ClosesOrDiscards):
         now = int(time.time() if self.mtime is None else self.mtime)
         files = []
         for field in sorted(fields):
-            data = _as_bytes(key, field, encoded[field])
+            data = field_bytes(key, field, encoded[field])
             name = file_name(key, field)
             try:
-                header = self._header(name, len(data), now)
+                header = file_header(name, len(data), now, self.mode, self.user, self.group, self._format)
             except ValueError as error:
                 raise ValueError(f"sample {key!r}: no tar header for {name!r}: {error}") from error
             files.append((header, data))
         return key, files
 
-    def _header(self, name: str, size: int, mtime: int) -> bytes:
-        if self._format is None:
-            header = ustar_header(name, size, mtime, self.mode, self.user, self.group)
-            if header is not None:
-                return header
-        info = tarfile.TarInfo(name)
-        info.size = size
-        info.mtime = mtime
-        info.mode = self.mode
-        info.uname = self.user
-        info.gname = self.group
-        if self._format is not None:
-            return info.tobuf(self._format, "utf-8", "surrogateescape")
-        # tarfile would split a long name that starts with a slash into an empty prefix and a relative name.
-        if name.isascii() and (len(name) <= tarfile.LENGTH_NAME or not name.startswith("/")):
+
+class ShardWriter(ClosesOrDiscards):
+    """Writes samples to a series of tar archives, and begins a new one when one is full.
+
+    Each shard appears under its name when it is complete; an exception inside ``with`` leaves the complete
+    ones and drops the current one. A shard without samples is never left.
+
+    Args:
+        pattern: The shards' paths or URLs with a ``%`` directive for the number: ``"digits-%06d.tar"``.
+        maxcount: Samples in a shard, at most.
+        maxsize: Bytes of data in a shard: the sample that reaches it is the shard's last.
+        post: Called with the name of each complete shard.
+        start_shard: Number of the first shard.
+        verbose: Print a line on standard error for each complete shard.
+        opener: Called with each shard's name, returns the binary stream to write it to, which is closed when
+            the shard is complete. To drop a shard, the writer calls the stream's ``discard`` (streams of
+            ``gopen`` and fsspec have one), or else its ``__exit__`` with an error. A plain file is removed.
+            Any other stream is left open, with a warning.
+        **kw: Arguments of ``TarWriter``.
+
+    Attributes:
+        shard: Number of the next shard.
+        fname: Name of the current shard.
+        count: Samples in the current shard.
+        size: Bytes of data in the current shard.
+        total: Samples in all shards.
+
+    Raises:
+        ValueError: The pattern has no ``%`` directive for an integer, or a limit is not positive.
+
+    Source:
+        ``webdataset.writer.ShardWriter``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     with ShardWriter(f"{directory}/x-%03d.tar", maxcount=2, verbose=0) as sink:
+        ...         for index in range(3):
+        ...             sink.write({"__key__": f"{index:06d}", "cls": index})
+        ...     sorted(os.listdir(directory))
+        ['x-000.tar', 'x-001.tar']
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], object] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **kw: Any,
+    ) -> None:
+        self.pattern = check_pattern(os.fspath(pattern))
+        if maxcount < 1 or maxsize <= 0:
+            raise ValueError(f"maxcount ({maxcount}) and maxsize ({maxsize}) must be positive")
+        self.maxcount = maxcount
+        self.maxsize = maxsize
+        self.post = post
+        self.verbose = verbose
+        self.opener = opener
+        self.shard = start_shard
+        self.total = 0
+        self._options = kw
+        self._closed = False
+        self._writer: TarWriter | None = self._open_next()
+
+    def write(self, sample: Sample) -> None:
+        """Write one sample, in a new shard if the current one is full. Raises as ``TarWriter.write``."""
+        self._check_open()
+        if self._writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self.finish()
+            self._writer = self._open_next()
+        size = self._writer.write(sample)
+        self.count += 1
+        self.total += 1
+        self.size += size
+
+    def dwrite(self, key: str | None = None, **fields: Any) -> None:
+        """Write a sample given as keyword arguments, as ``TarWriter.dwrite`` does."""
+        self.write(named_sample(key, fields))
+
+    def next_stream(self) -> None:
+        """End the current shard, if there is a sample in it, and begin the next."""
+        self._check_open()
+        if self._writer is None or self.count or self._writer.discarded:
+            self.finish()
+            self._writer = self._open_next()
+
+    def finish(self) -> None:
+        """Complete the current shard; the next sample begins another."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if not self.count or writer.discarded:
+            writer.discard()
+            return
+        writer.close()
+        if self.verbose:
+            figures = f"{self.count} samples, {shown_bytes(self.size)}; {self.total} samples in all"
+            print(f"wrote {self.fname}: {figures}", file=sys.stderr)
+        if self.post is not None:
+            self.post(self.fname)
+
+    def close(self) -> None:
+        """Complete the last shard. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.finish()
+
+    def discard(self) -> None:
+        """Close and drop the shard that is being written; complete shards stay."""
+        if not self._closed:
+            self._closed = True
+            if self._writer is not None:
+                self._writer.discard()
+
+    def _open_next(self) -> TarWriter:
+        self.fname = self.pattern % self.shard
+        if self.opener is None:
+            writer = TarWriter(self.fname, **self._options)
+        else:
+            opened = OwnedStream(self.opener(self.fname), without_credentials(self.fname))
             try:
-                return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-            except ValueError:
-                pass  # a name or a size that does not fit
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                writer = TarWriter(opened, **self._options)
+            except BaseException:
+                opened.discard()
+                raise
+        self.shard += 1
+        self.count = 0
+        self.size = 0
+        return writer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the shard writer is closed: no more samples can be written to it")
+
+
+def shown_bytes(size: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def check_pattern(pattern: str) -> str:
+    try:
+        if pattern % 0 != pattern % 1:
+            return pattern
+        reason = "it gives every shard the same name"
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+    raise ValueError(
+        f"shard pattern {pattern!r} needs one % directive for the number, such as %06d: {reason}"
+    )
 
 
 def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
@@ -286,111 +420,3 @@ def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
         name if name.startswith("__") else name.replace("_", "."): value for name, value in fields.items()
     }
     return sample if key is None else {"__key__": key, **sample}
-
-
-def member_bytes(size: int, name: str = "") -> int:
-    """Bytes that a file of ``size`` bytes takes in an archive: its header, and its data in whole blocks.
-
-    Example:
-        >>> member_bytes(1), member_bytes(512), member_bytes(513)
-        (1024, 1024, 1536)
-    """
-    is_plain = name.isascii() and len(name) <= tarfile.LENGTH_NAME
-    header = tarfile.BLOCKSIZE if is_plain else 3 * tarfile.BLOCKSIZE
-    return header + size + -size % tarfile.BLOCKSIZE
-
-
-def archive_bytes(members: int) -> int:
-    """Bytes of an archive whose members take ``members`` bytes: with its end, in whole records.
-
-    Example:
-        >>> archive_bytes(1024), archive_bytes(10_000)
-        (10240, 20480)
-    """
-    end = members + 2 * tarfile.BLOCKSIZE
-    return end + -end % tarfile.RECORDSIZE
-
-
-def check_key(key: Any) -> str:
-    """Returns a sample's key if readers, which cut file names at the first dot, will find it again."""
-    if not isinstance(key, str):
-        raise ValueError(f"sample key {key!r} is {type(key).__name__}, expected a str")
-    if _READABLE_KEY.fullmatch(key) is not None and "\0" not in key:
-        return key
-    directory, slash, last = key.rpartition("/")
-    base, dot, _ = last.partition(".")
-    if base and dot:
-        raise ValueError(
-            f"sample key {key!r} would be read back as {directory + slash + base!r}: names end at "
-            "the first dot, replace it"
-        )
-    raise ValueError(
-        f"sample key {key!r} cannot be read back: expected a name, with directories before it or not"
-    )
-
-
-def file_name(key: str, field: Any) -> str:
-    """The name of the file that holds a field. Raises ``ValueError`` if readers would not find it again."""
-    if not isinstance(field, str) or not field or "/" in field or "\n" in field or "\0" in field:
-        raise ValueError(
-            f"field name {field!r} of sample {key!r} cannot be part of a file name: expected a str such as "
-            "'png' or 'mask.png'"
-        )
-    name = f"{key}.{field}"
-    if name.startswith("__") and _METADATA.match(name) is not None:
-        raise ValueError(
-            f"{name!r} would be skipped by readers, as a name with __ at both ends: change the key"
-        )
-    return name
-
-
-def _as_bytes(key: str, field: str, data: Any) -> bytes:
-    if isinstance(data, str) and field.startswith("_"):
-        return data.encode("utf-8")
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ValueError(
-            f"field {field!r} of sample {key!r} is {type(data).__name__} after encoding, expected bytes"
-        )
-    return bytes(data)
-
-
-def _make_format(archive_format: Format | None) -> Literal[0, 1, 2] | None:
-    if archive_format is None or archive_format in (0, 1, 2):
-        return archive_format
-    if archive_format not in _FORMATS:
-        raise ValueError(f"format {archive_format!r} is not one of {', '.join(_FORMATS)}")
-    number: Literal[0, 1, 2] = getattr(tarfile, archive_format)
-    return number
-
-
-def compression_of(compress: bool | str | None, name: str) -> str | None:
-    """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``, by the argument or the name's last suffix."""
-    if compress is None:
-        _, dot, suffix = name.rpartition(".")
-        return _SUFFIXES.get(suffix.lower()) if dot else None
-    if compress is False:
-        return None
-    if compress is True:
-        return "gz"
-    if compress not in _COMPRESSORS:
-        raise ValueError(
-            f"compress={compress!r} is not one of True, False, {', '.join(map(repr, _COMPRESSORS))}"
-        )
-    return compress
-
-
-def _gzip() -> Any:
-    return zlib.compressobj(_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-
-
-def _zstd() -> Any:
-    zstandard = require("zstandard", "zstd is written with zstandard: pip install 'mpwds[zstd]'")
-    return zstandard.ZstdCompressor().compressobj()
-
-
-_COMPRESSORS: dict[str, Callable[[], Any]] = {
-    "gz": _gzip,
-    "bz2": bz2.BZ2Compressor,
-    "xz": lzma.LZMACompressor,
-    "zst": _zstd,
-}

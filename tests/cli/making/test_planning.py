@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.cli.making.planning import into_even_shards, into_shards, shuffled, split_in_two
-from mpwds.storage.writing.tar_writer import archive_bytes
+from mpwds.storage.writing.tar_members import archive_bytes
 
 shares = st.floats(0.01, 0.99)
 

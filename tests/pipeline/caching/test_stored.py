@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.caching.db_cache import DBCache
-from mpwds.pipeline.caching.lmdb_cached import LMDBCached
+from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
 from mpwds.pipeline.caching.mcached import Cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -283,4 +282,4 @@ def _open_files():
 def _databases(stage):
     if isinstance(stage, DBCache):
         return [stage.path, stage.path + "-wal"]
-    return [os.path.join(stage.fname, name) for name in ("data.mdb", "lock.mdb")]
+    return [os.path.join(stage.fname, name) for name in ("elements.db", "elements.db-wal")]

@@ -143,7 +143,7 @@ class TestThreads:
     def test_end_with_the_stream(self):
         stream = IndexedSamples(Letters(100), threads=3).stream()
         next(stream)
-        readers = [each for each in threading.enumerate() if each.name.startswith("mpwds reads")]
+        readers = [each for each in threading.enumerate() if each.name.startswith("mpwds ahead")]
         assert readers
         del stream
         for reader in readers:

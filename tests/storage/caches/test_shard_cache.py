@@ -16,7 +16,7 @@ import pytest
 from mpwds.errors import ShardError
 from mpwds.storage.caches import fetch as cache_fetch
 from mpwds.storage.caches.shard_cache import NotKept, ShardCache
-from mpwds.storage.tar.entries import read_members
+from tests.storage.members import read_members
 
 
 def tar(size, seed=0):

@@ -3,7 +3,7 @@
 import pytest
 
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.hubs import hf_location
+from mpwds.storage.streams.http import hf_location
 
 
 @pytest.fixture

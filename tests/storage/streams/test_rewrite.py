@@ -7,7 +7,7 @@ from webdataset.gopen import rewrite_url as webdataset_rewrite_url
 
 from mpwds.errors import SecurityError
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.rewriting import rewrite_url
+from mpwds.storage.streams.urls import rewrite_url
 
 
 @pytest.mark.parametrize("variable", ["WDS_REWRITE", "GOPEN_REWRITE"])

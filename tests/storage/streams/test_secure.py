@@ -8,7 +8,7 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
-from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import enforce_security, refuse_in_secure_mode, security_enforced
 
 

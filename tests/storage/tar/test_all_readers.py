@@ -6,9 +6,9 @@ import tarfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.headers import find_all_members
 from mpwds.storage.tar.scanning import scan
+from tests.storage.members import read_members
 
 MAGIC = {"v7": b"", "ustar": b"ustar\x0000", "gnu": b"ustar  \0"}
 

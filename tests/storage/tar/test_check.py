@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from mpwds.storage.tar.check import check_tar_format, is_whole_shard
+from mpwds.storage.tar.entries import check_tar_format, is_whole_shard
 
 
 def archive(format):

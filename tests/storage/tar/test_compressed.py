@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.webdataset import WebDataset
-from mpwds.storage.tar.entries import read_members
+from tests.storage.members import read_members
 
 COMPRESS = {
     "gzip": gzip.compress,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.entries import read_members
+from tests.storage.members import read_members
 
 
 def archive_of(members, archive_format=tarfile.PAX_FORMAT):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.entries import Member, read_members
+from tests.storage.members import Member, read_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -233,13 +233,12 @@ def test_the_file_is_closed_when_the_generator_is(tmp_path):
     assert [stream.closed for stream in opened] == [True]
 
 
-def test_members_are_renamed_then_selected(tmp_path):
+def test_members_get_the_names_that_are_chosen(tmp_path):
     path = file_with(
         tmp_path, archive_of([("a.png", b"1"), ("a.cls", b"2"), ("b.png", b"3")], tarfile.GNU_FORMAT)
     )
-    members = read_members(
-        str(path), rename=lambda name: name.replace("a", "c"), select=lambda name: name != "c.cls"
-    )
+    choice = {"a.png": "c.png", "a.cls": None, "b.png": "b.png"}
+    members = read_members(str(path), choose=choice.get)
     assert list(members) == [("c.png", 0, b"1"), ("b.png", 2048, b"3")]
 
 

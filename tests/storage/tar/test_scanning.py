@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.scanning import Damage, Entry, scan
+from tests.storage.members import read_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = [("a.cls", b"1"), ("a.jpg", b"x" * 700), ("d/b.cls", b""), ("d/b.jpg", bytes(range(256)) * 3)]

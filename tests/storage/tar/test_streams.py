@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.scanning import scan
+from tests.storage.members import read_members
 
 names = st.text("ab./é", min_size=1, max_size=130)
 contents = st.integers(0, 1400).map(lambda size: b"x" * size)
@@ -321,7 +321,7 @@ def test_standard_input_is_read_and_stays_open(tmp_path):
     program = """
 import sys
 from mpwds.storage.tar.entries import read_members
-print([member.name for member in read_members("-")], sys.stdin.closed)
+print([member[0] for member in read_members("-")], sys.stdin.closed)
 """
     for source in (f"cat {tmp_path}/x.tar |", f"< {tmp_path}/x.tar"):
         shell = f"{source} {sys.executable} -c '{program}'"

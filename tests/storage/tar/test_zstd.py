@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.storage.tar.streams import compression_of
+from mpwds.storage.tar.compression import compression_of
 
 
 def zstd():

@@ -12,7 +12,8 @@ import pytest
 import webdataset
 import zstandard
 
-from mpwds.storage.writing.tar_writer import TarWriter, compression_of
+from mpwds.storage.tar.compression import compression_for
+from mpwds.storage.writing.tar_writer import TarWriter
 
 SAMPLES = [{"__key__": f"{index:06d}", "cls": index, "txt": "text" * index} for index in range(5)]
 NAMES = [f"{index:06d}.{field}" for index in range(5) for field in ("cls", "txt")]
@@ -78,11 +79,11 @@ def test_webdataset_reads_compressed_archives(tmp_path, name):
 @pytest.mark.parametrize("compress", [None, False, True])
 def test_the_rules_are_those_of_webdataset(name, compress):
     theirs = webdataset.TarWriter.tarmode(name, compress).removeprefix("w|") or None
-    assert compression_of(compress, name) == theirs
+    assert compression_for(compress, name) == theirs
 
 
 def test_a_name_that_is_a_suffix_has_none():
-    assert compression_of(None, "gz") is None
+    assert compression_for(None, "gz") is None
 
 
 def test_a_stream_can_be_compressed_as_well():

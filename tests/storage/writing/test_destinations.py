@@ -11,7 +11,7 @@ import pytest
 
 from mpwds.errors import SecurityError, StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
-from mpwds.storage.writing.writers import ShardWriter, TarWriter
+from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
-from mpwds.storage.writing.tar_writer import check_key, file_name
+from mpwds.storage.writing.tar_members import check_key, file_name
 
 text = st.text(st.sampled_from("ab./_\n\0é"), max_size=8)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.storage.writing.ustar import ustar_header
+from mpwds.storage.writing.tar_members import ustar_header
 
 names = st.text(st.characters(min_codepoint=1, max_codepoint=126), min_size=1, max_size=120)
 

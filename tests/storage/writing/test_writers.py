@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from mpwds.storage.tar.entries import read_members
-from mpwds.storage.writing.writers import ShardWriter, TarWriter
+from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
+from tests.storage.members import read_members
 
 SAMPLES = [
     {"__key__": f"train/{index:06d}", "cls": index, "json": {"n": index}, "txt": "été", "png": np.eye(4)}
@@ -231,7 +231,7 @@ def test_a_writer_that_is_never_closed_leaves_no_file(tmp_path):
 
 def test_a_writer_that_is_killed_leaves_no_file_that_looks_whole(tmp_path):
     program = (
-        "import sys; from mpwds.storage.writing.writers import ShardWriter\n"
+        "import sys; from mpwds.storage.writing.tar_writer import ShardWriter\n"
         "sink = ShardWriter(sys.argv[1] + '/x-%d.tar', maxcount=2, verbose=0)\n"
         "for index in range(3): sink.write({'__key__': str(index), 'bin': bytes(100_000)})\n"
         "print('ready', flush=True); sys.stdin.read()"

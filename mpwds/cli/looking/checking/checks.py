@@ -12,7 +12,8 @@ from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.media import check_complete
 from mpwds.pipeline.decoding.video import VideoDecoder
-from mpwds.storage.tar.streams import LOOK_BYTES, Decompressed, StreamInput, compression_of
+from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
+from mpwds.storage.tar.input import Decompressed, StreamInput
 
 _JPEG_START = b"\xff\xd8\xff"
 _PNG_START = b"\x89PNG\r\n\x1a\n"

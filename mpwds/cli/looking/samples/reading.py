@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.tar.header import BLOCK
+from mpwds.storage.tar.headers import BLOCK
 from mpwds.storage.tar.input import OpenAt
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import Damage, Entry, blocks, scan

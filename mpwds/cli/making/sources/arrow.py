@@ -19,7 +19,7 @@ from mpwds.errors import ShardError
 from mpwds.imports import require
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, local_path
-from mpwds.storage.writing.tar_writer import member_bytes
+from mpwds.storage.writing.tar_members import member_bytes
 
 _ROWS_AT_A_TIME = 64
 _OPEN_FILES = 100

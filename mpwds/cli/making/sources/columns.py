@@ -11,11 +11,11 @@ from typing import Any
 
 from mpwds.cli.shards import version_of
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.rewriting import check_url
+from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
-from mpwds.storage.writing.tar_writer import member_bytes
+from mpwds.storage.writing.tar_members import member_bytes
 
 LABELS = ("cls", "label", "class")
 """Columns of these names hold a sample's class."""

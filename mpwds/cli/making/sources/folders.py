@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.writing.tar_writer import member_bytes
+from mpwds.storage.writing.tar_members import member_bytes
 
 _LABEL = "cls"
 _PIECE_BYTES = 1 << 26

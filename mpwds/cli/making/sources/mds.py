@@ -11,7 +11,7 @@ from typing import Any
 
 from mpwds.cli.making.encodings import KEY, Convert, field_of, from_column, parse
 from mpwds.pipeline.formats import Format
-from mpwds.storage.writing.tar_writer import member_bytes
+from mpwds.storage.writing.tar_members import member_bytes
 
 _LOOKED_AT = 64  # samples
 

@@ -1,17 +1,21 @@
+"""Elements kept on disk: DBCache, and lmdb_cached, which keeps them the same way."""
+
 import itertools
+import os
+import pickle
 import signal
 import sqlite3
 import subprocess
 import sys
 from itertools import islice
 
-import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.pipeline.caching.db_cache import DBCache
+from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached, lmdb_cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Source, collect
@@ -22,6 +26,16 @@ def path(tmp_path):
     return str(tmp_path / "samples.db")
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "samples.lmdb")
+
+
+class Anything:
+    def __init__(self, value):
+        self.value = value
+
+
 def elements(stream):
     return [element for _, element in stream]
 
@@ -29,11 +43,19 @@ def elements(stream):
 def test_reads_as_it_is_written():
     assert str(DBCache("x.db", 100)) == "dbcache('x.db', 100)"
     assert str(DBCache("x.db", 100, shuffle=True)) == "dbcache('x.db', 100, shuffle=True)"
+    assert str(lmdb_cached("x.lmdb")) == "lmdb_cached('x.lmdb')"
+    stage = lmdb_cached("x.lmdb", 1e9, pickle, 100)
+    assert str(stage) == "lmdb_cached('x.lmdb', map_size=1000000000.0, pickler='pickle', chunksize=100)"
 
 
-def test_the_database_outlives_the_stage(path):
-    collect(DBCache(path, 100), "abc")
-    assert collect(DBCache(path, 100), "xyz") == ["a", "b", "c"]
+@pytest.mark.parametrize(
+    "new", [lmdb_cached, lambda path: DBCache(path, 100)], ids=["lmdb_cached", "DBCache"]
+)
+def test_the_database_outlives_the_stage_and_is_made_when_it_is_needed(path, new):
+    stage = new(path)
+    assert not os.path.exists(path)
+    collect(stage, "abc")
+    assert collect(new(path), "xyz") == ["a", "b", "c"]
 
 
 def test_an_epoch_ends_when_the_size_is_reached(path):
@@ -179,11 +201,71 @@ def test_readers_are_not_kept_waiting_by_a_writer(path):
     writer.close()
 
 
+def test_samples_of_the_same_key_are_all_kept(folder):
+    samples = [{"__key__": "same", "n": n} for n in range(5)]
+    assert collect(lmdb_cached(folder), samples) == collect(lmdb_cached(folder), []) == samples
+
+
+def test_what_cannot_be_stored_without_pickle_is_an_error_that_says_where(folder):
+    with pytest.raises(
+        TypeError, match=r'lmdb_cached: an element cannot be stored: in it, batch\["x"\] is a'
+    ):
+        collect(lmdb_cached(folder), [{"x": Anything(1)}])
+    assert collect(lmdb_cached(folder), "ab") == ["a", "b"]
+
+
+def test_with_pickle_anything_is_stored(folder):
+    collect(lmdb_cached(folder, pickler=pickle), [Anything([1, 2])])
+    assert collect(lmdb_cached(folder, pickler=pickle), [])[0].value == [1, 2]
+
+
+def test_the_secure_mode_refuses_a_pickler(folder, monkeypatch):
+    collect(lmdb_cached(folder, pickler=pickle), [Anything([1, 2])])
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(SecurityError, match=r"lmdb_cached takes no pickler.*WDS_SECURE"):
+        collect(lmdb_cached(folder, pickler=pickle), [])
+    assert collect(lmdb_cached(folder + "2"), "ab") == ["a", "b"]
+
+
+def test_a_database_is_not_read_with_another_pickler(folder):
+    collect(lmdb_cached(folder, pickler=pickle), "ab")
+    with pytest.raises(ValueError, match="were stored with pickle, but would be read with mpwds"):
+        collect(lmdb_cached(folder), "ab")
+
+
+def test_an_lmdb_database_is_refused_and_left_alone(folder):
+    os.mkdir(folder)
+    open(os.path.join(folder, "data.mdb"), "wb").close()
+    with pytest.raises(ValueError, match="LMDB database that mpwds did not make"):
+        collect(lmdb_cached(folder), "ab")
+    assert os.listdir(folder) == ["data.mdb"]
+
+
+def test_a_full_database_says_what_to_do(folder):
+    with pytest.raises(MemoryError, match="is full: it has map_size=40960 bytes; give a larger one"):
+        collect(lmdb_cached(folder, 40_960, chunksize=1), [bytes(10_000)] * 10)
+
+
+@pytest.mark.parametrize("arguments", [{"chunksize": 0}, {"map_size": 100}])
+def test_impossible_sizes_are_refused(folder, arguments):
+    with pytest.raises(ValueError, match="lmdb_cached: .* must be at least"):
+        LMDBCached(folder, **arguments)
+
+
+def test_elements_are_written_by_the_chunk(folder):
+    stream = lmdb_cached(folder, chunksize=10).stream(Source(range(100)))
+    list(islice(stream, 25))
+    del stream
+    connection = sqlite3.connect(os.path.join(folder, "elements.db"))
+    assert connection.execute("SELECT count(*) FROM elements").fetchone() == (20,)
+    connection.close()
+
+
 PROGRAM = """if True:
     import sys, time
     from mpwds.pipeline.context import Context
     from mpwds.pipeline.dataset import DataPipeline
-    from mpwds.pipeline.caching.db_cache import DBCache
+    from mpwds.pipeline.caching.disk_cached import DBCache
 
     worker, workers, last = map(int, sys.argv[2:])
     dataset = DataPipeline(range(300)).compose(DBCache(sys.argv[1], 1000))
@@ -220,8 +302,29 @@ def test_the_workers_of_a_loader_share_it(path):
     with MultiLoader(dataset, workers=2) as loader:
         epochs = [sorted(n for batch in loader for n in batch.tolist()) for _ in range(2)]
     assert epochs == [list(range(60))] * 2
-    with sqlite3.connect(path) as connection:
-        packed = connection.execute("SELECT value FROM mpwds WHERE hex(key) LIKE ?", (f"{ord('n'):x}%",))
-        counts = [msgpack.unpackb(value) for (value,) in packed]
-        assert [complete for _, complete, _ in counts] == [True, True]
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT complete FROM parts").fetchall() == [(1,), (1,)]
     connection.close()
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_elements_are_the_same_in_order_and_by_address_in_any_order(folder, size):
+    elements = [bytes([n]) * size for n in range(50)]
+    stage = lmdb_cached(folder)
+    collect(stage, elements)
+    stream = stage.stream(Source([]))
+    for n in (0, 1, 2, 3, 2, 40, 41, 42, 5):
+        assert stream.fetch(n) == elements[n]
+    assert collect(stage, []) == elements
+
+
+def test_an_element_that_is_gone_is_an_error(folder):
+    stage = lmdb_cached(folder)
+    collect(stage, range(5))
+    connection = sqlite3.connect(os.path.join(folder, "elements.db"), isolation_level=None)
+    connection.execute("DELETE FROM elements WHERE element = (SELECT element FROM elements LIMIT 1 OFFSET 2)")
+    connection.close()
+    stream = stage.stream(Source([]))
+    assert [next(stream), next(stream)] == [(0, 0), (1, 1)]
+    with pytest.raises(LookupError, match="has no element 2 any more"):
+        next(stream)
