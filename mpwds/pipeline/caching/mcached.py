@@ -39,7 +39,7 @@ class Cached(Filter):
     """The stage that ``mcached`` makes, by webdataset's name (``webdataset.filters.Cached``)."""
 
     pins_epoch = True
-    _parts: _Parts = field(default_factory=lambda: _Parts(), repr=False, compare=False)
+    _parts: _Memories = field(default_factory=lambda: _Memories(), repr=False, compare=False)
 
     def __str__(self) -> str:
         return "mcached()"
