@@ -1,4 +1,4 @@
-"""The public names, for type checkers; ``names.py`` finds them when they are first used."""
+"""The public names: `tools/stubs.py` writes this file from `names.py`, which finds them."""
 
 from mpwds import autodecode as autodecode
 from mpwds import cache as cache
@@ -93,6 +93,9 @@ from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
 from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
+from mpwds.pipeline.error_context import Incident as Incident
+from mpwds.pipeline.generators import PipelineStage as PipelineStage
+from mpwds.pipeline.generators import pipelinefilter as pipelinefilter
 from mpwds.pipeline.handlers import ignore_and_continue as ignore_and_continue
 from mpwds.pipeline.handlers import ignore_and_stop as ignore_and_stop
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
@@ -107,9 +110,6 @@ from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDatas
 from mpwds.pipeline.indexed.streaming_dataset import StreamingDataset as StreamingDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
-from mpwds.pipeline.notes import Incident as Incident
-from mpwds.pipeline.parts import PipelineStage as PipelineStage
-from mpwds.pipeline.parts import pipelinefilter as pipelinefilter
 from mpwds.pipeline.quarantine import quarantine as quarantine
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
 from mpwds.pipeline.sources.records import cbors2_to_samples as cbors2_to_samples
@@ -129,20 +129,22 @@ from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
 from mpwds.pipeline.sources.specs import MultiShardSample as MultiShardSample
 from mpwds.pipeline.sources.specs import load_spec as load_spec
 from mpwds.pipeline.sources.specs import shardspec as shardspec
+from mpwds.pipeline.sources.webdataset import WebDataset as WebDataset
+from mpwds.pipeline.sources.webdataset import construct_dataset as construct_dataset
 from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import bucketed as bucketed
 from mpwds.pipeline.stages.batched import listed as listed
 from mpwds.pipeline.stages.decode import decode as decode
 from mpwds.pipeline.stages.decode import xdecode as xdecode
+from mpwds.pipeline.stages.fields import extract_keys as extract_keys
 from mpwds.pipeline.stages.fields import getfirst as getfirst
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.fields import rename as rename
+from mpwds.pipeline.stages.fields import rename_keys as rename_keys
 from mpwds.pipeline.stages.fields import to_tuple as to_tuple
 from mpwds.pipeline.stages.info import info as info
 from mpwds.pipeline.stages.info import log_keys as log_keys
-from mpwds.pipeline.stages.keys import extract_keys as extract_keys
-from mpwds.pipeline.stages.keys import rename_keys as rename_keys
 from mpwds.pipeline.stages.map import associate as associate
 from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map import map_dict as map_dict
@@ -156,8 +158,6 @@ from mpwds.pipeline.stages.shuffle import shuffle as shuffle
 from mpwds.pipeline.stages.unbatched import flatmap as flatmap
 from mpwds.pipeline.stages.unbatched import unbatched as unbatched
 from mpwds.pipeline.stages.unbatched import unlisted as unlisted
-from mpwds.pipeline.webdataset import WebDataset as WebDataset
-from mpwds.pipeline.webdataset import construct_dataset as construct_dataset
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
 from mpwds.stats.report import LoaderStats as LoaderStats

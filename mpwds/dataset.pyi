@@ -17,4 +17,4 @@ from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.sources.shards import ShardList as ShardList
 from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
-from mpwds.pipeline.webdataset import WebDataset as WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset as WebDataset

@@ -29,7 +29,7 @@ NAMES = {
     "mpwds.pipeline.sources.resampled": "ResampledShards",
     "mpwds.pipeline.sources.shards": "ShardList split_by_node split_by_worker",
     "mpwds.pipeline.sources.specs": "load_spec",
-    "mpwds.pipeline.webdataset": "WebDataset",
+    "mpwds.pipeline.sources.webdataset": "WebDataset",
     "mpwds.sharedmem.share": "share",
     "mpwds.storage.caches.shard_cache": "ShardCache",
     "mpwds.storage.streams.gopen": "gopen",
@@ -68,8 +68,8 @@ FURTHER_NAMES = {
     "mpwds.pipeline.indexed.samplers": "ChunkedSampler DistributedChunkedSampler ShardListSampler",
     "mpwds.pipeline.indexed.shard_list": "ShardListDataset",
     "mpwds.pipeline.indexed.streaming_dataset": "StreamingDataset",
-    "mpwds.pipeline.notes": "Incident",
-    "mpwds.pipeline.parts": "PipelineStage pipelinefilter",
+    "mpwds.pipeline.error_context": "Incident",
+    "mpwds.pipeline.generators": "PipelineStage pipelinefilter",
     "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
     "mpwds.pipeline.sources.resampled": "ResampledShardList resampled",
     "mpwds.pipeline.sources.samples": "tarfile_samples tarfile_to_samples",
@@ -77,14 +77,13 @@ FURTHER_NAMES = {
     "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.stages.batched": "batch batched bucketed listed",
     "mpwds.pipeline.stages.decode": "decode xdecode",
-    "mpwds.pipeline.stages.fields": "getfirst parse_field_spec rename to_tuple",
+    "mpwds.pipeline.stages.fields": "extract_keys getfirst parse_field_spec rename rename_keys to_tuple",
     "mpwds.pipeline.stages.info": "info log_keys",
-    "mpwds.pipeline.stages.keys": "extract_keys rename_keys",
     "mpwds.pipeline.stages.map": "associate map map_dict map_tuple transform_with",
     "mpwds.pipeline.stages.select": "rsample select slice",
     "mpwds.pipeline.stages.shuffle": "detshuffle shuffle",
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",
-    "mpwds.pipeline.webdataset": "construct_dataset",
+    "mpwds.pipeline.sources.webdataset": "construct_dataset",
     "mpwds.sharedmem.share": "SharedList",
     "mpwds.storage.mds.writer_v1": "StreamingDatasetWriter",
     "mpwds.storage.mds.writer_v2": "MDSWriter",
@@ -107,7 +106,7 @@ def find(name: str) -> Any:
         from importlib.metadata import version
 
         return version("mpwds")
-    from mpwds.mistakes import did_you_mean
+    from mpwds.suggestions import did_you_mean
 
     similar = "" if name.startswith("_") else did_you_mean(name, HOMES)
     raise AttributeError(f"module 'mpwds' has no attribute {name!r}{similar}", name=name)

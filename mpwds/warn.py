@@ -9,7 +9,7 @@ import warnings
 from mpwds.tracebacks import is_ours
 
 _TORCHS_LOADER = "torch.utils.data.dataloader"
-_EXPLAINS = "mpwds.mistakes"  # the frames of its decorator lie between a method and its caller
+_EXPLAINS = "mpwds.suggestions"  # the frames of its decorator lie between a method and its caller
 _CACHE, _POP_TOP = opcode.opmap.get("CACHE"), opcode.opmap.get("POP_TOP")
 
 

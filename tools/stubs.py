@@ -1,9 +1,28 @@
-"""Writes the stubs of peers' modules (`mpwds/filters.pyi`, ...) from the table in `mpwds/peers.py`."""
+"""Writes the stubs for type checkers: `mpwds/__init__.pyi` by `names.py`, those of peers by `peers.py`."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
-from mpwds import peers
+import mpwds
+from mpwds import names, peers
 
-for module in peers.PEERS:
-    if "." not in module:
-        (Path(__file__).parents[1] / "mpwds" / f"{module}.pyi").write_text(peers.stub(module))
+
+def stubs() -> dict[str, str]:
+    """The text of each stub, by the module's name."""
+    by_name = {name: peers.stub(name) for name in peers.PEERS if "." not in name}
+    modules = dict.fromkeys(("compat", *names.MODULES, *by_name), "mpwds")
+    homes = sorted((home, name) for name, home in {**modules, **names.HOMES}.items())
+    lines = [
+        '"""The public names: `tools/stubs.py` writes this file from `names.py`, which finds them."""\n',
+        *(f"from {home} import {name} as {name}" for home, name in homes),
+        "\n__all__ = [",
+        *(f'    "{name}",' for name in mpwds.__all__),
+        "]\n\n__version__: str\n",
+    ]
+    return {"__init__": "\n".join(lines), **by_name}
+
+
+if __name__ == "__main__":
+    for module, text in stubs().items():
+        (Path(__file__).parents[1] / "mpwds" / f"{module}.pyi").write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.error_context import add_note
 
 
 @contextlib.contextmanager

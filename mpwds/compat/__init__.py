@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from mpwds.loader.dataloader.web_loader import WebLoader
     from mpwds.pipeline.dataset import DataPipeline as FluidWrapper
     from mpwds.pipeline.fluent import Fluent as FluidInterface
-    from mpwds.pipeline.webdataset import WebDataset
+    from mpwds.pipeline.sources.webdataset import WebDataset
 
 __all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader"]
 
 _HOMES = {
     "FluidInterface": ("mpwds.pipeline.fluent", "Fluent"),
     "FluidWrapper": ("mpwds.pipeline.dataset", "DataPipeline"),
-    "WebDataset": ("mpwds.pipeline.webdataset", "WebDataset"),
+    "WebDataset": ("mpwds.pipeline.sources.webdataset", "WebDataset"),
     "WebLoader": ("mpwds.loader.dataloader.web_loader", "WebLoader"),
 }
 

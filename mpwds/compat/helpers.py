@@ -6,12 +6,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from itertools import repeat
 from typing import Any, TypeVar
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ContinuedEpochs
-from mpwds.pipeline.stream import Origin, Source, Stream
+from mpwds.pipeline.stream import Count, Origin, Source, Stream
+from mpwds.suggestions import shown
 
 T = TypeVar("T")
 

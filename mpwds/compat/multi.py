@@ -18,7 +18,7 @@ from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker
-from mpwds.pipeline.parts import TorchIterable
+from mpwds.pipeline.iterable_sources import TorchIterable
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
 timeout = float(os.environ.get("MULTIDATASET_TIMEOUT", "0.1"))

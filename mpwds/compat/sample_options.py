@@ -8,7 +8,6 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, torch_audio
 from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
@@ -20,6 +19,7 @@ from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.fields import to_tuple
 from mpwds.pipeline.stages.map import associate, map
 from mpwds.pipeline.stages.shuffle import shuffle
+from mpwds.suggestions import shown
 
 _BY_EXTENSIONS = "with extensions"
 

@@ -15,9 +15,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeGuard
 
-from mpwds.mistakes import shown
+from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.sources.shard_stream import file_of, url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.caches.eviction import files_in, remove
@@ -26,6 +25,7 @@ from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.tar.entries import is_whole_shard, read_members
 from mpwds.storage.tar.names import split_name
+from mpwds.suggestions import shown
 
 Name = Callable[[str], Any]
 Keys = Callable[[str], "tuple[str | None, str | None]"]

@@ -10,11 +10,11 @@ from typing import Any
 
 from mpwds.loader.ranks.lengths import count_delivered
 from mpwds.loader.resume.state import described
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.parts import IterableSource, iterates_itself, takes_any_order
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
+from mpwds.pipeline.stream import Count, LengthUnknown, Stream
 
 _MOST_DEPTH = 12
 

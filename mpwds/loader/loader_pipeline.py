@@ -16,14 +16,14 @@ from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable, beginning
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import described_stages
-from mpwds.mistakes import explained
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.fluent import Composable, Fluent, Self
-from mpwds.pipeline.parts import takes_any_order
 from mpwds.pipeline.stream import Stream
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
+from mpwds.suggestions import suggest_arguments
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn_if_dropped
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TIME_EVERY_NS = 100_000
 
 
-@explained
+@suggest_arguments
 class Rebatching(Composable):
     """Base of loaders, and of pipelines behind them, for the stage that only they have."""
 

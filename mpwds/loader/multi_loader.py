@@ -24,14 +24,15 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.worker.elements import as_dataset
-from mpwds.mistakes import explained
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.parts import TorchIterable, takes_any_order
+from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.stats.collector import ConsumerTimer, StatsCollector
+from mpwds.suggestions import suggest_arguments
 from mpwds.tracebacks import shorten
 
 # Features are imported where they are asked for: a plain loader starts without them.
@@ -137,7 +138,7 @@ class MultiLoader(LoaderStages, TorchIterable):
     _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
     _remote: Any = None  # the servers of its workers that are elsewhere
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         dataset: Any,

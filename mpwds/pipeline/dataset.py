@@ -8,16 +8,16 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-from mpwds.mistakes import shown
+from mpwds.pipeline.coercion import as_source, as_stage, as_stages
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
 from mpwds.pipeline.epochs import ONCE, Epochs
+from mpwds.pipeline.error_context import check_whole
 from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.fluent import Fluent
+from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
 from mpwds.pipeline.iterator_streams import Replayed
-from mpwds.pipeline.notes import check_whole
-from mpwds.pipeline.parts import IterableSource, as_source, as_stage, as_stages, iterates_itself
-from mpwds.pipeline.stream import Origin, Stage, Stream
+from mpwds.pipeline.stream import Count, Origin, Stage, Stream
+from mpwds.suggestions import shown
 from mpwds.warn import warn_if_dropped
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
@@ -202,7 +202,7 @@ class DataPipeline(Fluent, IterableSource):
 
         Args:
             stages: Stages as for the constructor (elements of generator functions have no addresses: see
-                ``mpwds.pipeline.parts.Generator``). Or a stage class and its arguments, as in webdataset
+                ``mpwds.pipeline.generators.Generator``). Or a stage class and its arguments, as in webdataset
                 0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import Draws
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, Stream
 from mpwds.warn import warn
 
 Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once

@@ -9,12 +9,21 @@ from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, RowStep
+from mpwds.pipeline.error_context import arguments_of, check_function, explain
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.notes import arguments_of, check_function, explain
-from mpwds.pipeline.randomness import Call, States, put_aside, put_back, seeded, unseeded
-from mpwds.pipeline.stream import Address, Derived, Part, Stream, fetch_held, reached_end
+from mpwds.pipeline.randomness import Call, States, restore_rng, saved_rng, seeded, unseeded
+from mpwds.pipeline.stream import (
+    Address,
+    Count,
+    LengthUnknown,
+    Part,
+    RowStep,
+    Stream,
+    WrappedStream,
+    fetch_held,
+    reached_end,
+)
 from mpwds.tracebacks import shorten
 
 
@@ -59,10 +68,10 @@ class Filter(Part, ABC):
         raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        return plain(self.stream(IteratorStream(source), Context.current()))
+        return iter_elements(self.stream(IteratorStream(source), Context.current()))
 
 
-class Configured(Filter):
+class DataclassStage(Filter):
     """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
 
     Fields ``handler`` and ``function``, if there are such, must be callable.
@@ -82,14 +91,14 @@ class Configured(Filter):
         return f"{self.called}({arguments_of(self)})"
 
 
-class SameElements(Configured):
+class PassThroughStage(DataclassStage):
     """Base of stages that yield exactly the elements that they take in, in any order."""
 
     def count_of(self, incoming: Count) -> Count:
         return incoming
 
 
-class Applying(Configured):
+class MapStage(DataclassStage):
     """Base of stages that apply a function to each element: ``apply``, or what ``prepared`` returns."""
 
     handler: Handler
@@ -100,10 +109,10 @@ class Applying(Configured):
         return self.apply
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self.prepared(), seeded(context) if self.draws else unseeded)
+        return MapStream(source, self, self.prepared(), seeded(context) if self.draws else unseeded)
 
 
-class OneOfEach(Applying):
+class OneToOneStage(MapStage):
     """Base of those that make one element of each, unless their error handler skips it."""
 
     def count_of(self, incoming: Count) -> Count:
@@ -112,14 +121,14 @@ class OneOfEach(Applying):
         return Count(incoming.elements)
 
 
-def plain(stream: Stream[Any]) -> Iterator[Any]:
+def iter_elements(stream: Stream[Any]) -> Iterator[Any]:
     """The elements of a stream without addresses. Puts back random generators: see ``randomness.seeded``."""
     advance = stream.__next__
     mine: States = []
     while True:
-        outermost = put_aside.states is None
+        outermost = saved_rng.states is None
         if outermost:
-            put_aside.states = mine
+            saved_rng.states = mine
         try:
             _, element = advance()
         except StopIteration:
@@ -129,14 +138,14 @@ def plain(stream: Stream[Any]) -> Iterator[Any]:
             raise
         finally:
             if outermost:
-                put_aside.states = None
+                saved_rng.states = None
                 if mine:
-                    put_back(mine)
+                    restore_rng(mine)
                     mine.clear()
         yield element
 
 
-class Handled(Derived[Any]):
+class ErrorHandlingStream(WrappedStream[Any]):
     """Base of streams that ask an error handler about each element that causes an exception.
 
     A handler may count elements by a method ``watch(stage, next)``, which returns a function to call in place
@@ -198,7 +207,7 @@ class Handled(Derived[Any]):
             self._stop()
 
 
-class Retrying(Handled):
+class Retrying(ErrorHandlingStream):
     """Base of those that take in one element at a time. The state names each that raised an exception.
 
     A program that catches the exception and saves the state gets the element where it loads that state.
@@ -230,11 +239,11 @@ def _taken(items: list[Any]) -> Iterator[Any]:
         yield items.pop(0)
 
 
-class Applied(Retrying):
+class MapStream(Retrying):
     """The stream of ``function(element)``, called by ``call``, at the same addresses. ``None`` drops it."""
 
     def __init__(
-        self, source: Stream[Any], stage: Applying, function: Callable[[Any], Any], call: Call
+        self, source: Stream[Any], stage: MapStage, function: Callable[[Any], Any], call: Call
     ) -> None:
         super().__init__(source, stage, stage.handler)
         self._function = function

@@ -10,8 +10,8 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
-from mpwds.mistakes import Suggesting, explained
-from mpwds.pipeline.parts import stage_of
+from mpwds.pipeline.coercion import stage_of
+from mpwds.suggestions import Suggesting, suggest_arguments
 
 P = ParamSpec("P")
 Self = TypeVar("Self", bound="Composable")
@@ -45,7 +45,7 @@ class _Adds(Generic[P]):
         return self._method if dataset is None else MethodType(self._method, dataset)
 
     def _made(self) -> Callable[..., Any]:
-        make = explained(self._function())
+        make = suggest_arguments(self._function())
 
         def method(self: Composable, /, *args: P.args, **keywords: P.kwargs) -> Composable:
             return self.compose(make(*args, **keywords))
@@ -60,7 +60,7 @@ class _Adds(Generic[P]):
         return method
 
 
-@explained
+@suggest_arguments
 class Fluent(Composable):
     """Base of datasets with stages. Each method returns a copy with one more stage."""
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
-from mpwds.mistakes import shown
+from mpwds.suggestions import shown
 
 Handler: TypeAlias = Callable[[Exception], Any]
 """Called with the exception, which has notes for people and an ``incident`` for programs.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Derived, Description, Stream
+from mpwds.pipeline.stream import Address, Description, Stream, WrappedStream
+from mpwds.suggestions import shown
 from mpwds.warn import warn
 
 
@@ -111,16 +111,16 @@ class IteratorStream(_IteratedStream):
         return Description.of_sample(element, Description(f"element {address} {self._which}"))
 
 
-class Replayed(Derived[Any]):
+class Replayed(WrappedStream[Any]):
     """A stream that resumes by running again and skipping the elements it delivered before.
 
-    ``start`` makes the stream, at its beginning; ``culprit`` is the stage or source without addresses.
+    ``start`` makes the stream, at its beginning; ``unaddressed`` is the stage or source without addresses.
     """
 
-    def __init__(self, start: Callable[[], Stream[Any]], culprit: str = "the epoch") -> None:
+    def __init__(self, start: Callable[[], Stream[Any]], unaddressed: str = "the epoch") -> None:
         super().__init__(start())
         self._start = start
-        self._culprit = culprit
+        self._unaddressed = unaddressed
         self._delivered = 0
 
     def __next__(self) -> tuple[Address, Any]:
@@ -135,7 +135,7 @@ class Replayed(Derived[Any]):
         """Runs the stream again up to where the state was saved, and warns of that."""
         if delivered := state["delivered"]:
             warn(
-                f"{self._culprit} gives elements without addresses: the pipeline is restored by running "
+                f"{self._unaddressed} gives elements without addresses: the pipeline is restored by running "
                 f"the first {delivered} elements of the epoch again",
                 UserWarning,
             )
@@ -144,7 +144,7 @@ class Replayed(Derived[Any]):
     def _run_to(self, delivered: int) -> None:
         self._source = self._start()
         self._next = self._source.__next__
-        skip(self._source, delivered, self._culprit)
+        skip(self._source, delivered, self._unaddressed)
         self._delivered = delivered
 
 

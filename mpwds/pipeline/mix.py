@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
-from mpwds.mistakes import shown
+from mpwds.pipeline.coercion import as_source
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.parts import as_source
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Origin, PipelineSource, Stream
+from mpwds.suggestions import shown
 
 StopRule: TypeAlias = Literal[
     "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"

@@ -14,8 +14,8 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from mpwds.errors import QuarantineFull
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
+from mpwds.suggestions import shown
 
 T = TypeVar("T")
 

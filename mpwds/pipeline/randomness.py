@@ -49,7 +49,7 @@ def seeded(context: Context) -> Call:
         return function(argument)
 
     def call_and_put_back(function: Callable[[A], R], address: Address, argument: A) -> R:
-        states = put_aside.states
+        states = saved_rng.states
         if states is not None:
             if not states:
                 states.extend(generator_states())
@@ -60,7 +60,7 @@ def seeded(context: Context) -> Call:
         try:
             return function(argument)
         finally:
-            put_back(before)
+            restore_rng(before)
 
     if not context.owns_process:
         return call_and_put_back
@@ -91,7 +91,7 @@ def seed_late_imports() -> None:
 
 
 def generator_states() -> States:
-    """The states of the generators that :func:`seed_generators` seeds, for :func:`put_back`."""
+    """The states of the generators that :func:`seed_generators` seeds, for :func:`restore_rng`."""
     states: States = [(random.setstate, random.getstate())]
     if "numpy" in sys.modules:
         import numpy.random
@@ -103,7 +103,7 @@ def generator_states() -> States:
     return states
 
 
-def put_back(states: States) -> None:
+def restore_rng(states: States) -> None:
     """Gives the generators the states they had at :func:`generator_states`."""
     for set_state, state in states:
         set_state(state)
@@ -115,7 +115,7 @@ class _PutAside(threading.local):
     states: States | None = None  # None outside a request; empty until a generator is first seeded for it
 
 
-put_aside = _PutAside()
+saved_rng = _PutAside()
 
 _latest_seed = 0
 

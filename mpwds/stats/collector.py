@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpwds.pipeline.filter import Handled
+from mpwds.pipeline.filter import ErrorHandlingStream
 from mpwds.stats.snapshot import CounterSnapshot, stage_name
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class StatsCollector:
 
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
-        if isinstance(stream, Handled):
+        if isinstance(stream, ErrorHandlingStream):
             stream.on_skipped = functools.partial(self._count_skipped, stage_name(part))
         return stream
 

@@ -20,7 +20,7 @@ from mpwds.pipeline.sources.resampled import ResampledShards, resampled
 from mpwds.pipeline.sources.samples import tarfile_samples
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, split_by_node, split_by_worker
 from mpwds.pipeline.sources.specs import MultiShardSample
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.writing.tar_writer import TarWriter
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.pipeline.counts import Count, LengthUnknown
+from mpwds.pipeline.coercion import as_stage
 from mpwds.pipeline.filter import rows_in
-from mpwds.pipeline.parts import as_stage
+from mpwds.pipeline.stream import Count, LengthUnknown
 
 
 @dataclasses.dataclass

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mpwds.pipeline.collation.collate import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stages.batches import Batched
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.webdataset import WebDataset
 
 
 def numbers(dataset, **context):

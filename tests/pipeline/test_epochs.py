@@ -20,7 +20,7 @@ from mpwds.extradatasets import (
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.streams.patterns import expand_urls
 
 

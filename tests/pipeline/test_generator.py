@@ -3,7 +3,7 @@ import random
 import pytest
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.parts import Generator
+from mpwds.pipeline.generators import Generator
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 

@@ -3,7 +3,7 @@ import webdataset.handlers
 
 from mpwds import DataPipeline, WebDataset
 from mpwds.pipeline import handlers
-from mpwds.pipeline.notes import Incident
+from mpwds.pipeline.error_context import Incident
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.select import select
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.mix import RandomMix, RoundRobin
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 
 RULES = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never", 13]
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=4)

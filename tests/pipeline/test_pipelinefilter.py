@@ -8,7 +8,7 @@ import pytest
 import webdataset.filters
 
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.parts import PipelineFilter, PipelineStage, pipelinefilter
+from mpwds.pipeline.generators import PipelineFilter, PipelineStage, pipelinefilter
 
 
 def numbered(source, first, step=1):
@@ -83,7 +83,7 @@ def test_one_of_a_module_is_pickled_by_its_name_as_functions_are(monkeypatch):
     module = types.ModuleType("a_users_module")
     monkeypatch.setitem(sys.modules, "a_users_module", module)
     exec(
-        "from mpwds.pipeline.parts import pipelinefilter\n"
+        "from mpwds.pipeline.coercion import pipelinefilter\n"
         "@pipelinefilter\n"
         "def same(source):\n"
         "    yield from source\n",

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stages.batched import batched
 from mpwds.pipeline.stages.fields import to_tuple
 from mpwds.pipeline.stages.map import map, map_dict, map_tuple
 from mpwds.pipeline.stages.select import select
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.webdataset import WebDataset
 
 fields = st.sampled_from(["png", "jpg", "cls"])
 values = st.none() | st.integers(-3, 3)

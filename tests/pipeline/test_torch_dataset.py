@@ -8,7 +8,7 @@ import torch.utils.data
 
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.indexed.dataset import IndexedDataset
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 
 
 @pytest.mark.parametrize("workers", [0, 2])

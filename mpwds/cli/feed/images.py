@@ -14,7 +14,7 @@ import numpy.typing as npt
 import mpwds
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.images import open_image
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.streams.patterns import expand_braces
 
 if TYPE_CHECKING:

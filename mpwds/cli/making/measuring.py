@@ -11,7 +11,7 @@ import numpy as np
 
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.stats.diagnosis import diagnose_workers, idle_share
 from mpwds.stats.report import LoaderStats
 from mpwds.storage.streams.gopen import gopen

@@ -19,10 +19,10 @@ from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import plain
+from mpwds.pipeline.error_context import add_note
+from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import add_note
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -91,7 +91,7 @@ class Processing:
         samples = size = 0
         skipped = getattr(self._handler, "count", 0)
         with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
-            for sample in plain(self.dataset.stream(context)):
+            for sample in iter_elements(self.dataset.stream(context)):
                 try:
                     size += sink.write(_of_round(sample, job.round))
                     samples += 1

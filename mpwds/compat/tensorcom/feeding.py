@@ -13,10 +13,9 @@ from mpwds.compat.tensorcom.conversion import arrays_of
 from mpwds.compat.tensorcom.zcom import Connection, parse_url
 from mpwds.errors import TenbinError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import UnseekableStream
-from mpwds.pipeline.stream import Origin, Stream
+from mpwds.pipeline.stream import Count, Origin, Stream
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.tenbin.kinds import describe
 from mpwds.warn import warn

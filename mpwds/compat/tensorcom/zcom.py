@@ -27,8 +27,8 @@ from mpwds.compat.tensorcom.conversion import (
 )
 from mpwds.errors import StreamError, TenbinError
 from mpwds.feed import unix_sockets
-from mpwds.mistakes import did_you_mean
 from mpwds.storage.streams.patterns import expand_braces
+from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
 
 __all__ = [

@@ -32,7 +32,7 @@ from mpwds.loader.processes.forkserver import ServerGone
 from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.counts import LengthUnknown
+from mpwds.pipeline.stream import LengthUnknown
 from mpwds.sharedmem.bell import Bell
 
 logger = logging.getLogger("mpwds.feed")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mpwds.feed.wire import Place
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker, export_place
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.error_context import add_note
 
 
 @dataclass

@@ -15,8 +15,8 @@ from mpwds.loader.engine.options import Even, FinalOutput
 from mpwds.loader.engine.receiving import Output
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
 from mpwds.loader.processes.launchers import Launcher
-from mpwds.mistakes import explained
 from mpwds.sharedmem.pinning import Pinning
+from mpwds.suggestions import suggest_arguments
 
 
 class RemoteLoader(MultiLoader):
@@ -76,7 +76,7 @@ class RemoteLoader(MultiLoader):
         [[0, 2], [1, 3], [4], [5]]
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         urls: str | list[str],

@@ -26,7 +26,7 @@ from mpwds.loader.engine.protocol import with_cause
 from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
 from mpwds.loader.resume.progress import START, Position
 from mpwds.nest import unpack
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.error_context import add_note
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.bell import Bell

@@ -17,10 +17,10 @@ from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
 from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since
+from mpwds.suggestions import suggest_arguments
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
@@ -83,7 +83,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [2, 3] [4, 9]
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[T_co],

@@ -26,7 +26,7 @@ from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.loader_pipeline import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess

@@ -19,7 +19,7 @@ from mpwds.loader.resume.state import VERSION, check, wrong
 from mpwds.loader.resume.state import field as read
 from mpwds.loader.worker.elements import is_stateful
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.iterable_sources import IterableSource
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
-from mpwds.pipeline.notes import add_note
+from mpwds.pipeline.error_context import add_note
 from mpwds.stats.collector import ConsumerTimer
 
 Answer = tuple[Any, list[BaseException]]

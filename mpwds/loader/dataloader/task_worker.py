@@ -21,8 +21,8 @@ from mpwds.loader.resume.progress import START, Position, made_fewer
 from mpwds.loader.worker.sending import EpochStopped
 from mpwds.loader.worker.worker import Worker, WorkerIterator, announce_to_torch
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.filter import plain, rows_in
-from mpwds.pipeline.parts import IterableSource, iterates_itself
+from mpwds.pipeline.filter import iter_elements, rows_in
+from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
 
 
 class Exhausted(Exception):
@@ -69,7 +69,7 @@ def _iterated(dataset: Any, context: Context) -> Iterator[Any]:
     if iterates_itself(dataset):
         dataset.set_epoch(context.epoch)
         return iter(dataset)
-    return plain(dataset.stream(context))
+    return iter_elements(dataset.stream(context))
 
 
 def _next_of(samples: Iterator[Any]) -> Any:

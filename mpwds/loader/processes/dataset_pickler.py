@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 
 from mpwds.pickling import Pickler
-from mpwds.pipeline.parts import TorchIterable
+from mpwds.pipeline.iterable_sources import TorchIterable
 
 _MOST_TRIALS = 20_000
 _TakesBuffer = Callable[[pickle.PickleBuffer], object]

@@ -18,8 +18,8 @@ from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
 from mpwds.loader.ranks.lengths import CountOf, all_ranks
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.epochs import epoch_of_repetition
+from mpwds.pipeline.stream import LengthUnknown
 from mpwds.warn import warn
 
 

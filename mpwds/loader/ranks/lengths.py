@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from mpwds.loader.engine.options import Even
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.parts import iterates_itself
+from mpwds.pipeline.iterable_sources import iterates_itself
+from mpwds.pipeline.stream import Count, LengthUnknown
 
 CountOf: TypeAlias = Callable[[Context, bool], int]
 """Counts the elements of an epoch; the arguments are ``context`` and ``exact`` of ``count_delivered``."""

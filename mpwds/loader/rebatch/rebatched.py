@@ -25,14 +25,13 @@ from mpwds.loader.rebatch.rows import (
     rows_of,
 )
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown
-from mpwds.pipeline.filter import Configured, rows_in
-from mpwds.pipeline.notes import check_whole, explain
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.error_context import check_whole, explain
+from mpwds.pipeline.filter import DataclassStage, rows_in
+from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, Stream
 
 
 @dataclass(frozen=True)
-class Rebatched(Configured, called="rebatched"):
+class Rebatched(DataclassStage, called="rebatched"):
     """Stage that yields batches of ``batchsize`` rows: see the method ``rebatched`` of loaders.
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
@@ -199,7 +198,7 @@ class RebatchedStream:
                 gather(number, ids, made, out)
         if self._mixer is not None:
             pool, filled, given = held
-            self._mixer.put_back(pool, filled, draining=state["draining"])
+            self._mixer.restore_rng(pool, filled, draining=state["draining"])
             self._given = given if len(given[0]) else []
 
     def _given_ids(self) -> npt.NDArray[np.int64]:

@@ -13,10 +13,9 @@ import numpy as np
 from mpwds.loader.rebatch.rebatched import Rebatched, RebatchedStream
 from mpwds.pipeline.collation.collate import FIXED_SIZE
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import RowStep
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.stream import Address, RowStep, Stream, WrappedStream
 
 
 def regrouped(stages: Sequence[Any]) -> list[Any]:
@@ -59,7 +58,7 @@ class Regrouped(Filter):
         return source
 
 
-class _Regrouped(Derived[Any]):
+class _Regrouped(WrappedStream[Any]):
     def __init__(self, stage: Regrouped, source: Stream[Any], context: Context) -> None:
         self._stage = stage
         self._context = context
@@ -99,7 +98,7 @@ class _Unlike(Exception):
     """The next batch is unlike those before."""
 
 
-class _Alike(Derived[Any]):
+class _Alike(WrappedStream[Any]):
     """The batches of a source, lists of columns as tuples. While ``compares`` is set, they must be alike."""
 
     def __init__(self, source: Stream[Any]) -> None:

@@ -64,7 +64,7 @@ class ShuffleBuffer:
         """True if the pool is being emptied because no more rows are given."""
         return self._pool is not None and self._pool.order is not None
 
-    def put_back(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
+    def restore_rng(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
         """Puts rows into the empty pool and batch, as they were when ``row_ids`` was called."""
         if self._pool is not None:
             self._pool.append(held)

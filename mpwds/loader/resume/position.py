@@ -18,7 +18,7 @@ from mpwds.loader.resume.state import (
 )
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.parts import iterates_itself
+from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.warn import warn
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from mpwds.loader.engine.epoch import Iteration
 from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
 from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
-from mpwds.pipeline.filter import plain
+from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.warn import warn
@@ -105,7 +105,7 @@ class StagesStream(Replayed):
         """The elements. When the iterator is dropped, only the state is kept."""
         loaded = self._delivered
         try:
-            yield from plain(self)
+            yield from iter_elements(self)
             if loaded and self._delivered == loaded:
                 warn_of_empty_epoch()
             self.finished = self.handed_over is None

@@ -14,7 +14,7 @@ from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_sta
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
-from mpwds.pipeline.parts import iterates_itself
+from mpwds.pipeline.iterable_sources import iterates_itself
 
 VERSION = 3
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import rows_in
-from mpwds.pipeline.notes import arguments
-from mpwds.pipeline.parts import iterates_itself
+from mpwds.pipeline.iterable_sources import iterates_itself
 
 
 def as_dataset(dataset: Any) -> Any:

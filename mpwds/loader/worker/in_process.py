@@ -19,7 +19,7 @@ from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.worker import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.randomness import States, generator_states, put_back, seed_generators
+from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.stats.collector import ConsumerTimer
 from mpwds.stats.snapshot import CounterSnapshot
@@ -138,12 +138,12 @@ def _with_own_generators(source: Iterator[Any], context: Context) -> Iterator[An
         if own is None:
             seed_generators(process_seed(context))
         else:
-            put_back(own)
+            restore_rng(own)
         try:
             element = next(source)
         except StopIteration:
             return
         finally:
             own = generator_states()
-            put_back(users)
+            restore_rng(users)
         yield element

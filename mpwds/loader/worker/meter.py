@@ -21,8 +21,8 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.filter import Handled
-from mpwds.pipeline.stream import Derived, Part, Stream
+from mpwds.pipeline.filter import ErrorHandlingStream
+from mpwds.pipeline.stream import Part, Stream, WrappedStream
 from mpwds.stats.snapshot import stage_name
 
 _BUDGET = 0.01
@@ -143,7 +143,7 @@ class Meter:
             return stream
         name = stage_name(part)
         stage = self._stage(context.stage, name, part.reads_shards)
-        if isinstance(stream, Handled):
+        if isinstance(stream, ErrorHandlingStream):
             stream.on_skipped, stream.counts = functools.partial(self._skipped, name), stage
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
@@ -193,7 +193,7 @@ class Meter:
             self._write_next_ns = time.monotonic_ns() + _PROCESSOR_TIMES_EVERY_NS
 
 
-class _Watched(Derived[Any]):
+class _Watched(WrappedStream[Any]):
     """A stage's stream, counted and, while a batch is timed, timed.
 
     Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages:

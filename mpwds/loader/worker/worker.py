@@ -30,9 +30,9 @@ from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import plain
-from mpwds.pipeline.notes import add_note
-from mpwds.pipeline.parts import iterates_itself
+from mpwds.pipeline.error_context import add_note
+from mpwds.pipeline.filter import iter_elements
+from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.sharedmem.bell import Bell
@@ -205,7 +205,7 @@ class WorkerIterator(Iterator[Any]):
                 self._stream = stream
                 if state is not None:
                     stream.load_state_dict(state)
-            self._elements = plain(stream)
+            self._elements = iter_elements(stream)
         else:
             own = OwnElements(dataset, lambda: start(dataset, context), state or {})
             self._stream, self._elements = own, own if around is None else around(own, context)

@@ -11,8 +11,8 @@ from typing import Any
 from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.urls import refuse_in_secure_mode
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stream import Address, Derived, Stream, as_address
+from mpwds.pipeline.stream import Address, Stream, WrappedStream, as_address
 
 _CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
 
@@ -62,7 +62,7 @@ class Store(ABC):
         """Removes everything."""
 
 
-class Stored(Derived[Any]):
+class Stored(WrappedStream[Any]):
     """Elements from a store; after its last one those of the source, which are added to the store.
 
     An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with

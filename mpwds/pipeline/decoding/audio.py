@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.images import as_tensor
 from mpwds.pipeline.decoding.media import Data, Media, SeekFailed, Sound, check_complete, mp3_length
+from mpwds.suggestions import shown
 
 AUDIO_EXTENSIONS = frozenset(["flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"])
 """The extensions of the fields that ``torch_audio`` decodes."""

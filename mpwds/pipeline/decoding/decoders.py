@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from mpwds import tenbin
 from mpwds.errors import DecodeError
-from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.images import ImageDecoder
 from mpwds.pipeline.decoding.loads import (
     MAX_DECOMPRESSED_BYTES,
@@ -22,6 +21,7 @@ from mpwds.pipeline.decoding.loads import (
     text_loads,
     unpickle_loads,
 )
+from mpwds.suggestions import shown
 from mpwds.warn import warn
 
 Load: TypeAlias = Callable[[Any], Any]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpwds.mistakes import shown
+from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image

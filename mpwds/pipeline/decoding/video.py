@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.decoding.audio import extension_set
 from mpwds.pipeline.decoding.images import as_tensor
 from mpwds.pipeline.decoding.media import ROUNDING, Data, Media, SeekFailed, Sound, check_timed
+from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from av import VideoFrame

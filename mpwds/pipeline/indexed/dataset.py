@@ -10,18 +10,17 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.filter import Applying, plain
+from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.filter import MapStage, iter_elements
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.notes import arguments, options
 from mpwds.pipeline.stages.select import select
-from mpwds.pipeline.stream import Address, Stream
+from mpwds.pipeline.stream import Address, Count, Stream
+from mpwds.suggestions import suggest_arguments
 
 Dataset = TypeVar("Dataset", bound="IndexedDataset")
 
@@ -82,7 +81,7 @@ class IndexedDataset(DataPipeline):
 
     _reads = 0  # of ds[i], in a DataLoader's worker
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         source: Any,
@@ -235,7 +234,7 @@ class IndexedDataset(DataPipeline):
 
     def _obstacle(self) -> object:
         """The first stage that does not make one element of one; ``None`` if there is none."""
-        return next((stage for stage in self.stages if not isinstance(stage, Applying)), None)
+        return next((stage for stage in self.stages if not isinstance(stage, MapStage)), None)
 
     def _element(self, number: int, position: int) -> Any:
         context = self._context() if len(self.pipeline) > 1 else ALONE  # to find it takes 3 us
@@ -277,7 +276,7 @@ class ResumableIterator(Iterator[Any]):
     def _begin(self, context: Context) -> None:
         self._context = context
         self._stream = self._dataset.stream(context)
-        self._elements = plain(self._stream)
+        self._elements = iter_elements(self._stream)
 
     def __next__(self) -> Any:
         return next(self._elements)

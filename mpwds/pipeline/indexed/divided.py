@@ -16,7 +16,7 @@ import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
 from mpwds.pipeline.indexed.orders import Order
@@ -178,7 +178,7 @@ class DividedDataset(IndexedDataset):
 
 
 @dataclass(frozen=True)
-class _Items(OneOfEach, called="getitem"):
+class _Items(OneToOneStage, called="getitem"):
     get: Callable[[int], Any]
     handler: Handler = reraise_exception
 

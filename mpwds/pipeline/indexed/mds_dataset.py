@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from mpwds.mistakes import explained
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.indexed.dataset import IndexedDataset
 from mpwds.pipeline.indexed.orders import Shuffling
-from mpwds.pipeline.notes import arguments, options
 from mpwds.storage.mds.shards_v2 import MDSShards
+from mpwds.suggestions import suggest_arguments
 
 
 class MDSDataset(IndexedDataset):
@@ -55,7 +55,7 @@ class MDSDataset(IndexedDataset):
         (5, {'cls': 4}, [4, 1, 2, 0, 3])
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         local: str | os.PathLike[str] | None = None,

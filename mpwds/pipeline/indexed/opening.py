@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.filter import Applying
+from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.formats import FORMATS, CacheConfig, find_format, tar_shards
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.sources.elements import Indexed
+from mpwds.pipeline.iterable_sources import Indexed
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import (
     NonEmpty,
@@ -87,7 +87,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
         shards, called, _, _ = open_source(origin.elements, cache)
     else:
         raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
-    obstacle = next((stage for stage in stages if not isinstance(stage, Applying)), None)
+    obstacle = next((stage for stage in stages if not isinstance(stage, MapStage)), None)
     if obstacle is not None:
         raise TypeError(
             f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "

@@ -15,7 +15,6 @@ from itertools import accumulate
 from types import GenericAlias
 from typing import Any, SupportsIndex
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.indexed.field_streams import (
     LateBytesIO,
     Sample,
@@ -28,6 +27,7 @@ from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cach
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
 from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 
 _MOST_MISSES = 0.3  # of all accesses
@@ -102,7 +102,7 @@ class ShardListDataset:
         """For annotations such as ``ShardListDataset[dict]``."""
         return GenericAlias(cls, item)
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         shards: Sequence[Mapping[str, Any]] | Source,

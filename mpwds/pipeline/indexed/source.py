@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_sample
+from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.indexed.orders import Order, Shuffling, check_shuffling, order_of, places_of
 from mpwds.pipeline.indexed.permutation import Numbers
-from mpwds.pipeline.notes import check_whole, explain
-from mpwds.pipeline.stream import Address, Description, Origin, Stream
+from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.streams.ahead import work_ahead
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import explained
-from mpwds.pipeline.filter import OneOfEach
+from mpwds.pipeline.error_context import arguments
+from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples
 from mpwds.pipeline.indexed.orders import Shuffling
-from mpwds.pipeline.notes import arguments
 from mpwds.storage.mds.shards_v1 import MDS1Shards
+from mpwds.suggestions import suggest_arguments
 
 _SHARDS_OF_A_CHUNK = 4
 
@@ -59,7 +59,7 @@ class StreamingDataset(DividedDataset):
         ([{'uid': 0}, {'uid': 1}, {'uid': 2}], {'uid': 2}, 3)
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         remote: str | None,
@@ -86,7 +86,7 @@ class StreamingDataset(DividedDataset):
 
 
 @dataclass(frozen=True)
-class _Decoded(OneOfEach, called="decoders"):
+class _Decoded(OneToOneStage, called="decoders"):
     decoders: dict[str, Callable[[bytes], Any]]
     handler: Handler = reraise_exception
 

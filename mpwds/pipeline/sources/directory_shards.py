@@ -25,14 +25,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import plain
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.filter import iter_elements
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.suggestions import shown
 from mpwds.warn import warn
 
 _CLAIMED = re.compile(r"(?P<name>.+)\._\d+(-(?P<domain>[0-9a-f]{16})-(?P<time_ns>\d+))?_")
@@ -135,7 +135,7 @@ class DirectoryShardList(IterableSource):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The shards alone. After a ``break`` the last one stays claimed until the process ends."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return plain(_Claimed(self, worker_draws("directory", Context.current(epoch))))
+        return iter_elements(_Claimed(self, worker_draws("directory", Context.current(epoch))))
 
     def recycle(self, activename: str) -> None:
         """Removes or renames a claimed shard that has been read, as ``mode`` or ``fate`` says."""

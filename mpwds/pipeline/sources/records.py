@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import one_sample
+from mpwds.pipeline.error_context import arguments, changed
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed
 from mpwds.pipeline.sources.shard_stream import Read, ShardStream, url_of
-from mpwds.pipeline.stream import Description, Stream
+from mpwds.pipeline.stream import Description, Stream, one_sample
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
 

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Filter, plain
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.filter import Filter, iter_elements
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.sources.shards import Shards, Urls, listed
-from mpwds.pipeline.stream import Address, Derived, Description, Stream
+from mpwds.pipeline.stream import Address, Description, Stream, WrappedStream
 from mpwds.storage.streams.patterns import expand_urls
 
 
@@ -75,7 +75,7 @@ class ResampledShards(IterableSource):
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
         entropy = () if self.deterministic else (os.urandom(8),)
-        return plain(self._drawn(Context.current(self.epoch), *entropy))
+        return iter_elements(self._drawn(Context.current(self.epoch), *entropy))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``."""
@@ -142,7 +142,7 @@ class Resampled(Filter):
         return _Redrawn(self, source, context)
 
 
-class _Redrawn(Derived[Any]):
+class _Redrawn(WrappedStream[Any]):
     def __init__(self, stage: Resampled, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         self._n = stage.n

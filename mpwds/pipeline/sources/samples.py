@@ -9,19 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from mpwds.errors import ShardError
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_sample
+from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.notes import add_note, arguments, changed
 from mpwds.pipeline.sources.shard_stream import Read, ShardStream, file_of, options_of, url_of
-from mpwds.pipeline.stream import Description, Stream
+from mpwds.pipeline.stream import Count, Description, Stream, one_sample
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES, read_members
 from mpwds.storage.tar.input import OpenAt
 from mpwds.storage.tar.names import is_meta, split_name
+from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache

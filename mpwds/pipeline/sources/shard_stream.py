@@ -6,18 +6,19 @@ import os
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.errors import ShardError
-from mpwds.mistakes import shown
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.filter import Handled
+from mpwds.pipeline.error_context import add_incident, add_note
+from mpwds.pipeline.filter import ErrorHandlingStream
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import add_incident, add_note
 from mpwds.pipeline.stream import Address, Description, Stream, as_address
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
+from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -26,12 +27,15 @@ Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
 
 
+_MOST_FILES = 100_000  # of a folder that are looked at
+
+
 def _nbytes(element: Any) -> int:
     values = element.values() if isinstance(element, dict) else ()
     return sum(len(value) for value in values if isinstance(value, (bytes, memoryview)))
 
 
-class ShardStream(Handled):
+class ShardStream(ErrorHandlingStream):
     """Base of the streams that read shards. An element's address is (the shard's address, byte offset).
 
     Args:
@@ -209,12 +213,10 @@ class ShardStream(Handled):
                 add_note(error, f"it was read from the cache; to fetch it again, remove {kept}")
 
     def _explain_absence(self, error: Exception, shard: Description) -> None:
-        from mpwds.pipeline.sources.absence import explain_absence
-
         path = None if shard.url is None else file_of(shard.url)
         if path is not None:
             listed, urls = shard.listed or ("", ())
-            explain_absence(error, path, listed, list(map(file_of, urls)))
+            _explain_missing(error, path, listed, list(map(file_of, urls)))
 
     def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
@@ -281,3 +283,41 @@ def file_of(url: str) -> str | None:
         return None
     url = rewrite_url(url)
     return local_path(url) if is_local(url) else None
+
+
+def _explain_missing(error: Exception, path: str, listed: str, paths: Sequence[str | None]) -> None:
+    """Adds a note to the error about a local shard that does not exist, or is a folder.
+
+    ``listed`` is how the user gave the list that the shard is in; ``paths`` are its local files, ``None`` for
+    other shards.
+    """
+    if os.path.isdir(path):
+        add_note(error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}")
+    elif paths and not os.path.exists(path):
+        shards = "the only shard" if len(paths) == 1 else f"one of the {len(paths)} shards"
+        add_note(error, f"it is {shards} of {listed}; {_present(path, paths)}")
+
+
+def _present(missing: str, paths: Sequence[str | None]) -> str:
+    """Which of ``paths`` are in the folder of the missing file, or which archives are."""
+    folder = os.path.dirname(missing)
+    try:
+        with os.scandir(folder or ".") as entries:
+            present = {entry.name for entry in islice(entries, _MOST_FILES)}
+    except OSError:
+        return f"there is no folder {folder}"
+    names = [os.path.basename(path) for path in paths if path and os.path.dirname(path) == folder]
+    there = [name for name in names if name in present]
+    archives = sorted(name for name in present if name.endswith(".tar"))
+    if there:
+        found = f"{_few(there)} of them"
+    else:
+        found = f"no such file, but {_few(archives)}" if archives else "no .tar file"
+    return f"{folder or 'this folder'} holds {found}"
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names; if there are more than four, only the first and the last."""
+    if len(names) < 5:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} files)"

@@ -10,13 +10,12 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
-from mpwds.pipeline.counts import Count
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.notes import arguments, options
-from mpwds.pipeline.parts import IterableSource
-from mpwds.pipeline.sources.splitting import Splitter
+from mpwds.pipeline.generators import Splitter
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, Derived, Description, Stage, Stream
+from mpwds.pipeline.stream import Address, Count, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import expand_names, expand_urls
 from mpwds.storage.streams.urls import url_scheme
 
@@ -112,7 +111,7 @@ class NonEmpty(Filter):
         return _NonEmpty(source, context)
 
 
-class _Share(Derived[Any]):
+class _Share(WrappedStream[Any]):
     def __init__(self, source: Stream[Any], first: int, step: int) -> None:
         super().__init__(source)
         self._step = step
@@ -134,7 +133,7 @@ class _Share(Derived[Any]):
         self._skip = state["skip"]
 
 
-class _NonEmpty(Derived[Any]):
+class _NonEmpty(WrappedStream[Any]):
     def __init__(self, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         self._context = context

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mpwds.errors import SpecError
-from mpwds.mistakes import shown
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.suggestions import shown
 
 Path = tuple["str | int", ...]
 

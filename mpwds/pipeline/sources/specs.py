@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mpwds.errors import SecurityError
-from mpwds.mistakes import shown
 from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
-from mpwds.pipeline.parts import IterableSource
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
 from mpwds.pipeline.sources.spec_values import SpecValue, read_spec
 from mpwds.pipeline.stream import Address, Stream
 from mpwds.storage.streams.patterns import MAX_NAMES, check_url, expand_braces
 from mpwds.storage.streams.urls import is_local
+from mpwds.suggestions import shown
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | DatasetSpec"
 

@@ -12,18 +12,18 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-from mpwds.mistakes import explained, shown
 from mpwds.pipeline.collation.collate import default_collation_fn
 from mpwds.pipeline.collation.padded import PADDED
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import arguments, changed, check_whole
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed, check_whole
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stages.batches import Batched, Batches, Batching, CollationFunction
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.suggestions import shown, suggest_arguments
 
 
-@explained
+@suggest_arguments
 def batched(
     batchsize: int | None = None,
     collation_fn: CollationFunction | None = default_collation_fn,
@@ -77,7 +77,7 @@ def batched(
     return BatchedBySize(by, [], batchsize, collation_fn, partial, max_total, include_padding, handler)
 
 
-@explained
+@suggest_arguments
 def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     """Stage that gathers elements into lists: ``batched`` without collation.
 
@@ -88,7 +88,7 @@ def listed(batchsize: int = 20, partial: bool = True) -> Batched:
     return Batched(batchsize, None, partial)
 
 
-@explained
+@suggest_arguments
 def bucketed(
     by: Callable[[Any], float],
     edges: Iterable[float],

@@ -6,21 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.collation.collate import default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.collation.padded import Padded
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, RowStep
-from mpwds.pipeline.filter import Configured, Retrying, rows_in
+from mpwds.pipeline.error_context import check_whole, explain
+from mpwds.pipeline.filter import DataclassStage, Retrying, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import check_whole, explain
 from mpwds.pipeline.randomness import Call, seeded, unseeded
-from mpwds.pipeline.stream import Address, Description, Stream, fetch_held
+from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
+from mpwds.suggestions import shown
 
 CollationFunction = Callable[[list[Any]], Any]
 
 
-class Batching(Configured):
+class Batching(DataclassStage):
     """Base of the stages that make batches."""
 
     collation_fn: CollationFunction | None

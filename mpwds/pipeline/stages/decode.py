@@ -10,18 +10,18 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from mpwds.errors import DecodeError
-from mpwds.mistakes import explained, shown
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES, unpickle_loads
-from mpwds.pipeline.filter import Applied, OneOfEach
+from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stages.fields import check_sample
 from mpwds.pipeline.stream import Stream
+from mpwds.suggestions import shown, suggest_arguments
 
 
-@explained
+@suggest_arguments
 def decode(
     *handlers: HandlerSpec,
     pre: Iterable[Callable[..., Any]] | None = None,
@@ -74,7 +74,7 @@ def decode(
 
 
 @dataclass(frozen=True)
-class Decode(OneOfEach, called="decode"):
+class Decode(OneToOneStage, called="decode"):
     handlers: tuple[HandlerSpec, ...]
     pre: tuple[Callable[..., Any], ...] | None = None
     post: tuple[Callable[..., Any], ...] | None = None
@@ -93,7 +93,7 @@ class Decode(OneOfEach, called="decode"):
         if context.worker:
             decoder.loads.untold.clear()  # the first worker warns for all
         # The built-in handlers draw no random numbers.
-        return Applied(source, self, decoder, unseeded if decoder.takes_views else seeded(context))
+        return MapStream(source, self, decoder, unseeded if decoder.takes_views else seeded(context))
 
     def _decoder(self) -> Decoder:
         return Decoder(
@@ -178,7 +178,7 @@ def xdecode(
 
 
 @dataclass(frozen=True)
-class XDecode(OneOfEach, called="xdecode"):
+class XDecode(OneToOneStage, called="xdecode"):
     decoders: tuple[tuple[str, StreamDecoder], ...]
     must_decode: bool = True
     defaults: tuple[tuple[str, StreamDecoder], ...] = tuple(default_decoders)

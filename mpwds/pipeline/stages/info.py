@@ -8,15 +8,15 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Retrying, SameElements
-from mpwds.pipeline.notes import arguments, changed
+from mpwds.pipeline.error_context import arguments, changed
+from mpwds.pipeline.filter import PassThroughStage, Retrying
 from mpwds.pipeline.stages.map import key_of
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.stream import Address, Stream, WrappedStream
+from mpwds.suggestions import suggest_arguments
 
 
-@explained
+@suggest_arguments
 def info(
     fmt: str | None = None,
     n: int = 3,
@@ -51,7 +51,7 @@ def info(
     return Info(fmt, n, every, width, stream, name)
 
 
-@explained
+@suggest_arguments
 def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
     """Stage that appends a line to a file for each sample and passes the sample on.
 
@@ -79,7 +79,7 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
 
 @dataclass(frozen=True)
-class Info(SameElements, called="info"):
+class Info(PassThroughStage, called="info"):
     fmt: str | None = None
     n: int = 3
     every: int = -1
@@ -131,14 +131,14 @@ class _Shown(Retrying):
 
 
 @dataclass(frozen=True)
-class LogKeys(SameElements, called="log_keys"):
+class LogKeys(PassThroughStage, called="log_keys"):
     logfile: str | None = None
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Logged(self.logfile, source, context) if self.logfile else source
 
 
-class _Logged(Derived[Any]):
+class _Logged(WrappedStream[Any]):
     _counters = ("_count",)
 
     def __init__(self, logfile: str, source: Stream[Any], context: Context) -> None:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import Applied, Applying, OneOfEach
+from mpwds.pipeline.error_context import arguments, changed, check_function
+from mpwds.pipeline.filter import MapStage, MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import arguments, changed, check_function
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stages.fields import check_sample, getfirst, missing
 from mpwds.pipeline.stream import Stream
+from mpwds.suggestions import suggest_arguments
 
 Associator = Mapping[str, Mapping[str, Any]] | Callable[[str], "Mapping[str, Any] | None"]
 
 
-@explained
+@suggest_arguments
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
     """Stage that yields ``f(element)`` for each element.
 
@@ -60,7 +60,7 @@ def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], 
     return MapDict(functions, handler)
 
 
-@explained
+@suggest_arguments
 def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> MapTuple:
     """Stage that applies a function to each field of tuple samples.
 
@@ -82,7 +82,7 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
     return MapTuple(functions, handler)
 
 
-@explained
+@suggest_arguments
 def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
     """Stage that looks up fields by the ``__key__`` of dict samples and adds them.
 
@@ -137,7 +137,7 @@ def transform_with(
 
 
 @dataclass(frozen=True)
-class Map(Applying, called="map"):
+class Map(MapStage, called="map"):
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
@@ -147,7 +147,7 @@ class Map(Applying, called="map"):
 
 
 @dataclass(frozen=True)
-class MapDict(OneOfEach, called="map_dict"):
+class MapDict(OneToOneStage, called="map_dict"):
     functions: dict[str, Callable[[Any], Any]]
     handler: Handler = reraise_exception
 
@@ -169,7 +169,7 @@ class MapDict(OneOfEach, called="map_dict"):
 
 
 @dataclass(frozen=True)
-class MapTuple(OneOfEach, called="map_tuple"):
+class MapTuple(OneToOneStage, called="map_tuple"):
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception
 
@@ -188,7 +188,7 @@ class MapTuple(OneOfEach, called="map_tuple"):
 
 
 @dataclass(frozen=True)
-class Associate(OneOfEach, called="associate"):
+class Associate(OneToOneStage, called="associate"):
     associator: Associator
     handler: Handler = reraise_exception
 
@@ -202,7 +202,7 @@ class Associate(OneOfEach, called="associate"):
         return f"associate({arguments(associator, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return Applied(source, self, self.apply, seeded(context) if callable(self.associator) else unseeded)
+        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else unseeded)
 
     def apply(self, sample: Any) -> dict[str, Any]:
         check_sample("associate", sample)

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count
-from mpwds.pipeline.filter import Configured, Retrying
+from mpwds.pipeline.error_context import arguments, check_whole
+from mpwds.pipeline.filter import DataclassStage, Retrying
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import arguments, check_whole
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Derived, Stream
+from mpwds.pipeline.stream import Address, Count, Stream, WrappedStream
+from mpwds.suggestions import suggest_arguments
 
 
-@explained
+@suggest_arguments
 def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Select:
     """Stage that keeps the elements for which ``predicate`` is true, unchanged and in order.
 
@@ -35,7 +34,7 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
     return Select(predicate, handler)
 
 
-@explained
+@suggest_arguments
 def rsample(p: float = 0.5) -> RSample:
     """Stage that keeps each element with probability ``p``, unchanged and in order.
 
@@ -58,7 +57,7 @@ def rsample(p: float = 0.5) -> RSample:
     return RSample(p)
 
 
-@explained
+@suggest_arguments
 def slice(*args: int | None) -> Slice:
     """Stage that yields the elements from ``start`` up to but excluding ``stop``, as ``itertools.islice``.
 
@@ -88,7 +87,7 @@ def slice(*args: int | None) -> Slice:
 
 
 @dataclass(frozen=True)
-class Select(Configured, called="select"):
+class Select(DataclassStage, called="select"):
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
@@ -116,7 +115,7 @@ class _Selected(Retrying):
 
 
 @dataclass(frozen=True)
-class RSample(Configured, called="rsample"):
+class RSample(DataclassStage, called="rsample"):
     p: float
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ class RSample(Configured, called="rsample"):
         return _Sampled(self, source, context)
 
 
-class _Sampled(Derived[Any]):
+class _Sampled(WrappedStream[Any]):
     def __init__(self, stage: RSample, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         place = ("rsample", context.seed or 0, context.moment, context.stage)
@@ -144,7 +143,7 @@ class _Sampled(Derived[Any]):
 
 
 @dataclass(frozen=True)
-class Slice(Configured, called="slice"):
+class Slice(DataclassStage, called="slice"):
     start: int = 0
     stop: int | None = None
     step: int = 1
@@ -167,7 +166,7 @@ class Slice(Configured, called="slice"):
         return _Sliced(self, source)
 
 
-class _Sliced(Derived[Any]):
+class _Sliced(WrappedStream[Any]):
     _counters = ("_position", "_wanted")
 
     def __init__(self, stage: Slice, source: Stream[Any]) -> None:

@@ -6,15 +6,14 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import RowStep
-from mpwds.pipeline.filter import SameElements
-from mpwds.pipeline.notes import check_whole
-from mpwds.pipeline.stream import Address, Derived, Stream, fetch_held
+from mpwds.pipeline.error_context import check_whole
+from mpwds.pipeline.filter import PassThroughStage
+from mpwds.pipeline.stream import Address, RowStep, Stream, WrappedStream, fetch_held
+from mpwds.suggestions import suggest_arguments
 
 
-@explained
+@suggest_arguments
 def shuffle(
     bufsize: int = 1000,
     initial: int = 100,
@@ -55,7 +54,7 @@ def shuffle(
     return Shuffle(max(_whole("size", bufsize), 1), max(_whole("initial", initial), 1), seed)
 
 
-@explained
+@suggest_arguments
 def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
     """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
 
@@ -79,7 +78,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 
 @dataclass(frozen=True)
-class Shuffle(SameElements, called="shuffle"):
+class Shuffle(PassThroughStage, called="shuffle"):
     size: int
     initial: int = 100
     seed: int | None = None
@@ -105,7 +104,7 @@ class Shuffle(SameElements, called="shuffle"):
         return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
 
 
-class _Buffered(Derived[Any]):
+class _Buffered(WrappedStream[Any]):
     """Base of the streams that yield a random one of the elements they hold."""
 
     def __init__(self, source: Stream[Any], rng: random.Random) -> None:
@@ -158,7 +157,7 @@ class _Shuffled(_Buffered):
 
 
 @dataclass(frozen=True)
-class Detshuffle(SameElements, called="detshuffle"):
+class Detshuffle(PassThroughStage, called="detshuffle"):
     bufsize: int
     initial: int = 100
     seed: int = 0

@@ -7,19 +7,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.mistakes import explained
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, LengthUnknown, RowStep, one_sample
-from mpwds.pipeline.filter import Configured, Retrying
+from mpwds.pipeline.filter import DataclassStage, Retrying
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded
 from mpwds.pipeline.stages.map import key_of, with_key
-from mpwds.pipeline.stream import Address, Description, Stream, as_address, reached_end
+from mpwds.pipeline.stream import (
+    Address,
+    Count,
+    Description,
+    LengthUnknown,
+    RowStep,
+    Stream,
+    as_address,
+    one_sample,
+    reached_end,
+)
+from mpwds.suggestions import suggest_arguments
 
 Take = Callable[[int], Any]  # a part by its index; ``reached_end`` after the last
 
 
-@explained
+@suggest_arguments
 def unbatched(handler: Handler = reraise_exception) -> Unbatched:
     """Stage that splits batches into their rows.
 
@@ -44,7 +53,7 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
     return Unbatched(handler)
 
 
-@explained
+@suggest_arguments
 def unlisted(handler: Handler = reraise_exception) -> Unlisted:
     """Stage that yields the items of lists, such as ``listed`` makes; ``handler`` as for ``unbatched``.
 
@@ -61,7 +70,7 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
     return Unlisted(handler)
 
 
-@explained
+@suggest_arguments
 def flatmap(f: Callable[[Any], Iterable[Any] | None], handler: Handler = reraise_exception) -> Flatmap:
     """Stage that yields each element of ``f(element)``, for each element.
 
@@ -176,7 +185,7 @@ class _Parts(Retrying):
 
 
 @dataclass(frozen=True)
-class Unbatched(Configured, called="unbatched"):
+class Unbatched(DataclassStage, called="unbatched"):
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
@@ -231,7 +240,7 @@ def _length(batch: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Unlisted(Configured, called="unlisted"):
+class Unlisted(DataclassStage, called="unlisted"):
     handler: Handler = reraise_exception
 
     samples_in = staticmethod(one_sample)
@@ -247,7 +256,7 @@ def _items(address: Address, element: Any) -> Take:
 
 
 @dataclass(frozen=True)
-class Flatmap(Configured, called="flatmap"):
+class Flatmap(DataclassStage, called="flatmap"):
     function: Callable[[Any], Iterable[Any] | None]
     handler: Handler = reraise_exception
 

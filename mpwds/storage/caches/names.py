@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
-from mpwds.mistakes import shown
 from mpwds.storage.streams.urls import without_credentials
+from mpwds.suggestions import shown
 
 PRIVATE = ".mpwds"
 """The folder of a cache directory for marks, partial files and the lock file."""

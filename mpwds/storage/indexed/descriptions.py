@@ -15,10 +15,10 @@ from typing import IO, Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
 
 from mpwds.errors import SpecError
-from mpwds.mistakes import shown
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import has_rules, local_path, url_scheme, without_credentials
+from mpwds.suggestions import shown
 
 Source: TypeAlias = "str | os.PathLike[str] | IO[Any]"
 Shard = dict[str, Any]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
-from mpwds.mistakes import shown
 from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
@@ -20,6 +19,7 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.headers import BLOCK, find_members
 from mpwds.storage.tar.names import split_name
+from mpwds.suggestions import shown
 
 _File: TypeAlias = "MappedShard | RemoteShard"
 _Open: TypeAlias = "tuple[_File, array[int], Sequence[str], bytes, struct.Struct, mmap.mmap, dict[str, Any]]"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from mpwds.mistakes import shown
 from mpwds.storage.streams.urls import (
     local_path,
     refuse_in_secure_mode,
@@ -20,6 +19,7 @@ from mpwds.storage.streams.urls import (
     verbose,
     without_credentials,
 )
+from mpwds.suggestions import shown
 
 _MODES = {"r": "rb", "rb": "rb", "w": "wb", "wb": "wb"}
 _SKIPPED_BYTES = 256 * 1024

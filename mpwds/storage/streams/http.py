@@ -21,7 +21,6 @@ from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
 from urllib3.util import parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
-from mpwds.mistakes import shown
 from mpwds.storage.streams.resuming import (
     Attempts,
     Interrupted,
@@ -32,6 +31,7 @@ from mpwds.storage.streams.resuming import (
     open_resuming,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
+from mpwds.suggestions import shown
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)

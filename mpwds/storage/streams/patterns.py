@@ -11,7 +11,6 @@ from urllib.parse import unquote
 from braceexpand import braceexpand
 
 from mpwds.errors import SecurityError
-from mpwds.mistakes import shown
 from mpwds.storage.streams.urls import (
     apply_rules,
     as_str,
@@ -20,6 +19,7 @@ from mpwds.storage.streams.urls import (
     url_scheme,
     without_credentials,
 )
+from mpwds.suggestions import shown
 
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError, StreamError
-from mpwds.mistakes import shown
+from mpwds.suggestions import shown
 
 _REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 

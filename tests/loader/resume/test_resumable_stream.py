@@ -12,7 +12,7 @@ from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.worker import worker
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.stream import Derived, fetch_held
+from mpwds.pipeline.stream import WrappedStream, fetch_held
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -175,7 +175,7 @@ class Pairs(Filter):
         return _Paired(source, self.key)
 
 
-class _Paired(Derived):
+class _Paired(WrappedStream):
     def __init__(self, source, key):
         super().__init__(source)
         self.key = key

@@ -5,9 +5,9 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.ranks.lengths import count_delivered
-from mpwds.pipeline.counts import LengthUnknown
 from mpwds.pipeline.handlers import warn_and_continue
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
+from mpwds.pipeline.stream import LengthUnknown
 from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.streams.patterns import expand_urls
 

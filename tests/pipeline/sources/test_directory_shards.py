@@ -17,7 +17,7 @@ import pytest
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.streams.patterns import expand_urls
 
 CLAIM = re.compile(r"\._(\d+)(-[0-9a-f]{16}-\d+)?_")

@@ -11,8 +11,8 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.resampled import Draws, ResampledShardList, ResampledShards, resampled
 from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import Source
-from mpwds.pipeline.webdataset import WebDataset
 
 NAMES = [f"{number}.tar" for number in range(10)]
 

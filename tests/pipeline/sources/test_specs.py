@@ -15,7 +15,7 @@ from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources import specs
 from mpwds.pipeline.sources.shards import SimpleShardList
 from mpwds.pipeline.sources.specs import MultiShardSample, load_spec, shardspec
-from mpwds.pipeline.webdataset import WebDataset, construct_dataset
+from mpwds.pipeline.sources.webdataset import WebDataset, construct_dataset
 from mpwds.storage.streams import patterns
 
 SOURCES = [

@@ -3,7 +3,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.keys import extract_keys, rename_keys
+from mpwds.pipeline.stages.fields import extract_keys, rename_keys
 from mpwds.pipeline.stream import collect
 
 names = st.sampled_from(["png", "left.png", "x/RIGHT.PNG", "cls", "__key__", "a"])

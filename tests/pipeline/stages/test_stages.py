@@ -15,9 +15,8 @@ from mpwds.pipeline.handlers import (
 )
 from mpwds.pipeline.stages.batched import batched, bucketed, listed
 from mpwds.pipeline.stages.decode import decode, xdecode
-from mpwds.pipeline.stages.fields import rename, to_tuple
+from mpwds.pipeline.stages.fields import extract_keys, rename, rename_keys, to_tuple
 from mpwds.pipeline.stages.info import info, log_keys
-from mpwds.pipeline.stages.keys import extract_keys, rename_keys
 from mpwds.pipeline.stages.map import associate, map, map_dict, map_tuple
 from mpwds.pipeline.stages.select import rsample, select, slice
 from mpwds.pipeline.stages.shuffle import detshuffle, shuffle

@@ -9,7 +9,7 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.streams import patterns
 from mpwds.storage.streams.patterns import expand_braces, expand_urls
 from mpwds.storage.writing.tar_writer import TarWriter

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 from tests.storage.members import read_members
 
 COMPRESS = {

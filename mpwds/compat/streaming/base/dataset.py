@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
-from mpwds.mistakes import explained
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.notes import arguments, options
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import parse_binary_size
+from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 
 # In those of the second kind, samples stay among their neighbours.
@@ -108,7 +108,7 @@ class StreamingDataset(DividedDataset):
         ({'cls': 3}, [{'cls': 0}, {'cls': 1}], [0, 1, 2, 3, 4])
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         *,

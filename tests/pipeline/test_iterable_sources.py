@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.sources.elements import Indexed, Iterated
+from mpwds.pipeline.iterable_sources import Indexed, Iterated
 
 
 @settings(max_examples=50, deadline=None)

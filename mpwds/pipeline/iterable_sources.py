@@ -1,18 +1,88 @@
-"""Pipelines that begin at a sequence, a map-style dataset or any iterable."""
+"""Sources that are iterables: their base, and those that begin at a sequence or any iterable."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.counts import Count, one_sample
+from mpwds.pipeline.error_context import explain
+from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import UnseekableStream
-from mpwds.pipeline.notes import explain
 from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stream import Address, Description, Origin, Stream
+from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
+from mpwds.tracebacks import shorten
+
+
+class TorchIterable:
+    """Base of datasets that torch's DataLoader treats as an ``IterableDataset``.
+
+    Inheriting from torch's class would import torch in every process that uses a dataset. But DataLoader asks
+    ``isinstance``, which also looks at ``__class__``: once torch is imported, that is a subclass of both.
+    """
+
+    @property
+    def map_style(self) -> bool:
+        """True if torch's DataLoader is to ask for samples by index instead."""
+        return False
+
+    @property  # type: ignore[misc]  # nobody sets it
+    def __class__(self) -> Any:
+        data = sys.modules.get("torch.utils.data")
+        base = getattr(data, "IterableDataset", None)  # absent while torch is being imported
+        kind: Any = type(self)  # mypy finds no __hash__ in a type whose instances redefine __class__
+        return kind if base is None or self.map_style else _both(kind, base)
+
+    def __reduce__(self) -> Any:
+        # By default pickle refuses an object whose __class__ is not its type.
+        return _rebuilt, (type(self), self.__dict__)
+
+
+class IterableSource(TorchIterable, Origin):
+    """Base of pipelines and sources that can be iterated. Each ``iter()`` is another epoch."""
+
+    _epoch = 0
+    _epoch_is_given = False
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            stream = self.stream(self._context())
+            self._epoch += 1  # not of an epoch that failed to begin
+            return iter_elements(stream)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
+
+    def _context(self) -> Context:
+        context = Context.current(self._epoch)
+        return replace(context, run=0) if self._epoch_is_given else context
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` run epoch ``epoch``, from 0.
+
+        Example:
+            >>> import mpwds
+            >>> dataset = mpwds.DataPipeline(range(50)).shuffle(50)
+            >>> first = list(dataset)
+            >>> dataset.set_epoch(0)
+            >>> list(dataset) == first != list(dataset)
+            True
+        """
+        self._epoch = epoch
+        self._epoch_is_given = True
+
+
+def iterates_itself(dataset: Any) -> bool:
+    """True if a dataset's class overrides ``__iter__`` but not ``stream``, so that it must be iterated."""
+    for kind in type(dataset).__mro__:
+        if "stream" in vars(kind):
+            return False
+        if "__iter__" in vars(kind):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -118,3 +188,16 @@ def is_torch_iterable(dataset: Any) -> bool:
     """True if an object is a ``torch.utils.data.IterableDataset``; it may be an iterator, too."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(dataset, data.IterableDataset)
+
+
+@functools.cache
+def _both(kind: type, base: type) -> type:
+    return type(
+        kind.__name__, (kind, base), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
+
+
+def _rebuilt(kind: type, attributes: dict[str, Any]) -> Any:
+    instance: Any = object.__new__(kind)
+    instance.__dict__.update(attributes)
+    return instance

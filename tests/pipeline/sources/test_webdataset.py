@@ -20,7 +20,7 @@ from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples, tarfile_samples, tarfile_to_samples
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, single_node_only
-from mpwds.pipeline.webdataset import WebDataset
+from mpwds.pipeline.sources.webdataset import WebDataset
 
 
 def classes(samples):

@@ -51,13 +51,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f": did you mean {similar[0]!r}?" if similar else ""
 
 
-def explained(function: C) -> C:
+def suggest_arguments(function: C) -> C:
     """Decorator: an unknown argument of ``function`` is an error that suggests the right one.
 
     On a class it decorates the public methods that the class defines.
 
     Example:
-        >>> @explained
+        >>> @suggest_arguments
         ... def load(workers=4):
         ...     pass
         >>> load(worker=2)
@@ -68,7 +68,7 @@ def explained(function: C) -> C:
     if isinstance(function, type):
         for name, method in list(vars(function).items()):
             if isinstance(method, FunctionType) and not name.startswith("_"):
-                setattr(function, name, explained(method))
+                setattr(function, name, suggest_arguments(method))
         return function
 
     @functools.wraps(function)

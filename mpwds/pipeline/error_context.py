@@ -7,8 +7,8 @@ import functools
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from mpwds.mistakes import shown
 from mpwds.pipeline.stream import Description, Stream
+from mpwds.suggestions import shown
 
 
 class Incident(NamedTuple):

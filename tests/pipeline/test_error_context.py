@@ -2,7 +2,7 @@ import functools
 
 import pytest
 
-from mpwds.pipeline.notes import add_note, arguments
+from mpwds.pipeline.error_context import add_note, arguments
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.select import Select
 from mpwds.pipeline.stream import Source

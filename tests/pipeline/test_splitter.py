@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.generators import Splitter
 from mpwds.pipeline.sources.shards import (
     ShardList,
     SimpleShardList,
@@ -18,7 +19,6 @@ from mpwds.pipeline.sources.shards import (
     split_by_node,
     split_by_worker,
 )
-from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stream import Source
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpwds.mistakes import explained
-from mpwds.pipeline.counts import Count
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
+from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.generators import Splitter
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.notes import arguments, options
+from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
-from mpwds.pipeline.sources.elements import is_torch_iterable
 from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import (
@@ -27,11 +26,11 @@ from mpwds.pipeline.sources.shards import (
     split_by_node,
     split_by_worker,
 )
-from mpwds.pipeline.sources.splitting import Splitter
 from mpwds.pipeline.stages.shuffle import shuffle
-from mpwds.pipeline.stream import PipelineSource, Stage
+from mpwds.pipeline.stream import Count, PipelineSource, Stage
 from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
+from mpwds.suggestions import suggest_arguments
 
 if TYPE_CHECKING:
     from mpwds.pipeline.sources.specs import SpecLike, SpecSource
@@ -102,7 +101,7 @@ class WebDataset(DataPipeline):
             .to_tuple('png', 'cls')
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         urls: Urls | SpecLike | PipelineSource,

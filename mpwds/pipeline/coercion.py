@@ -1,0 +1,143 @@
+"""The parts of a pipeline: makes a source and stages of the objects that users pass."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import check_function
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.generators import Generator, PipelineFilter, PipelineStage, Splitter, pipelinefilter
+from mpwds.pipeline.iterable_sources import Indexed, Iterated, TorchIterable, iterates_itself
+from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, RowStep, Stage, Stream
+
+
+def as_source(source: Any) -> Origin:
+    """Makes a source of a user's object, which is one of those that ``DataPipeline`` documents."""
+    if isinstance(source, PipelineSource) and not iterates_itself(source):
+        return source if isinstance(source, Origin) else OwnSource(source)
+    if isinstance(source, Mapping):
+        raise TypeError(
+            "a dict cannot be the source of a pipeline: write mpwds.WebDataset(spec) for a dataset "
+            "specification, DataPipeline([sample]) for a sample"
+        )
+    data = sys.modules.get("torch.utils.data")
+    iterable = data is not None and isinstance(source, (data.IterableDataset, data.DataLoader))
+    if not iterable and hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return Indexed(source)
+    return Iterated(source)
+
+
+def takes_any_order(dataset: Any) -> bool:
+    """True if a dataset, of any kind, takes elements as they appear."""
+    return isinstance(dataset, Part) and dataset.takes_any_order
+
+
+def as_stage(stage: Any) -> Filter:
+    """Makes a stage of a user's object: one with a method ``stream(source, context)``, or a function."""
+    if isinstance(stage, TorchIterable):
+        raise TypeError(f"{stage} is a source, so it can only be the first part of a pipeline")
+    if isinstance(stage, Filter):
+        return stage
+    return OwnStage(stage) if isinstance(stage, Stage) else Generator(stage)
+
+
+def as_stages(stages: list[Any]) -> tuple[Filter, ...]:
+    """Makes the stages of a pipeline. Functions before a reader of shards keep the shards' addresses."""
+    configured = [as_stage(stage) for stage in stages]
+    readers = [number for number, stage in enumerate(configured) if stage.reads_shards]
+    for number in range(max(readers, default=0)):
+        stage = configured[number]
+        if isinstance(stage, Generator):
+            configured[number] = Splitter(stage.function)
+    return tuple(configured)
+
+
+class _Own(Part):
+    """Gives a user's object the usual answers to what it does not answer itself."""
+
+    _answers: ClassVar[tuple[str, ...]] = ("addressable", "in_any_order", "reads_shards")
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        for name in self._answers:
+            if hasattr(given, name):
+                setattr(self, name, getattr(given, name))
+
+    @property
+    def samples_in(self) -> Callable[[Any], int] | None:
+        return getattr(self.given, "samples_in", None)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return getattr(self.given, "__dict__", {})
+
+    def __str__(self) -> str:
+        kind: Any = type(self.given)
+        is_bare = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+        return str(kind.__name__ if is_bare else self.given)
+
+
+class OwnSource(_Own, Origin):
+    """A user's object with a method ``stream(context)``, and perhaps more of what sources have."""
+
+    _answers = (*_Own._answers, "never_empty")
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        stream: Stream[Any] = self.given.stream(context)
+        return stream
+
+    def count_in(self, context: Context, exact: bool = True) -> Count:
+        if not hasattr(self.given, "count_in"):
+            return super().count_in(context, exact)
+        count = self.given.count_in(context)
+        return count if isinstance(count, Count) else Count(count)
+
+
+class OwnStage(_Own, Filter):
+    """A user's object with a method ``stream(source, context)``, and perhaps more of what stages have."""
+
+    _answers = (*_Own._answers, "alike_before_split", "count_of", "divides_among", "pins_epoch")
+
+    @property
+    def row_step(self) -> RowStep | None:
+        return getattr(self.given, "row_step", None)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        stream: Stream[Any] = self.given.stream(source, context)
+        return stream
+
+
+def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:
+    """The stage that ``.pipe(f, *args, **keywords)`` adds.
+
+    ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
+    """
+    if isinstance(f, Stage) and not isinstance(f, type):
+        if args or keywords:
+            raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")
+        return as_stage(f)
+    if _makes_a_stage(f):
+        return as_stage(f(*args, **keywords))
+    check_function("pipe", f, "a stage or a generator function of an iterator")
+    return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
+
+
+def _makes_a_stage(f: Any) -> bool:
+    if isinstance(f, type):
+        return issubclass(f, (Filter, PipelineStage))
+    if isinstance(f, PipelineFilter):
+        return True
+    try:
+        only = SimpleNamespace(__annotations__={"return": f.__annotations__["return"]})
+        result = typing.get_type_hints(only, inspect.unwrap(f).__globals__)["return"]
+    except Exception:  # no annotation, or one that only a type checker can resolve
+        return False
+    kinds = typing.get_args(result) or (result,)
+    classes = (typing.get_origin(kind) or kind for kind in kinds)  # of dict[str, Any] in Python 3.10
+    return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in classes)
