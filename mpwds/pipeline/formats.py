@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mpwds.storage.caches.names import source_digest
+from mpwds.storage.caches.directory import source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import gopen, open_at

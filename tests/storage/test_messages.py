@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from mpwds.pipeline.sources.samples import read_samples
-from mpwds.storage.caches.names import cache_name
+from mpwds.storage.caches.directory import cache_name
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.streams.gopen import gopen

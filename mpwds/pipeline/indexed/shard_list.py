@@ -23,7 +23,7 @@ from mpwds.pipeline.indexed.field_streams import (
     as_function,
     as_functions,
 )
-from mpwds.storage.caches.names import distinct_name, source_digest, url_to_cache_name
+from mpwds.storage.caches.directory import distinct_name, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
 from mpwds.storage.indexed.tar_shards import TarShards

@@ -28,7 +28,7 @@ from mpwds.pipeline.sources.shards import (
 )
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
-from mpwds.storage.caches.names import url_to_cache_name
+from mpwds.storage.caches.directory import url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.suggestions import suggest_arguments
 

@@ -1,5 +1,5 @@
 """Local copies of shards: one process of a machine downloads, others follow or wait.
 
-Read ``fetch.py``, which documents the protocol, then ``shard_cache.py``. ``locks.py`` locks files,
-``eviction.py`` removes copies.
+Read ``directory.py`` for the files, ``fetch.py`` for the protocol, then ``shard_cache.py``, the public class.
+``locks.py`` locks files.
 """

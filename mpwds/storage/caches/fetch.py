@@ -1,18 +1,22 @@
-"""Fetching a shard into a cache directory, while readers of the same process follow it.
+"""Fetching shards into a cache directory, while readers of the same process follow.
 
-The files of a shard::
+*Idea.* The process that holds the lock of a shard's partial file fetches the shard, in a thread. Readers of
+that process follow the growing file. Other processes wait (:func:`wait_for_other`) until the partial file was
+renamed or removed, or until the kernel releases the lock because the process died: then one of them takes
+over.
 
-    000.tar                               a complete shard: the raw bytes that were fetched
-    .mpwds/000.tar.offsets                where its samples begin, if they were read by number
-    .mpwds/000.tar.mark                   source and size of a shard that the cache fetched; touched at each
-                                          use. A shard without a mark was put there by hand
-    .mpwds/partial/000.tar.0f1e...partial a shard that is being fetched
-    .mpwds/lock                           locked while files get names and are removed; notes the bytes in all
+*Invariants.*
 
-The process that holds the partial file's lock fetches. When the shard is on disk, its mark gets its name,
-then the shard; eviction removes them in the opposite order. Other processes wait (:func:`wait_for_other`)
-until the partial file was renamed or removed, or until the kernel releases the lock because the process died:
-then one of them takes over.
+- A file under a shard's name is complete, on disk, and accepted by the validator.
+- A reader gets all bytes of its URL, whether the shard can be kept or not: if a fetch stops, its readers open
+  the URL where they are.
+- A fetch that fails is an error for its readers only. A shard that cannot be kept (there is no room, or the
+  validator refuses it) is streamed, with one warning.
+- Of a process that was killed, a partial file without a lock remains. The next fetch removes it.
+
+*Rejected.* Readers of other processes could follow the growing file, too: they would have to be told how far
+it is, and by whom if the process that fetches dies. Fetching in a process of its own would need one to start
+and end it. Locks with owners and times in them go wrong when clocks or hosts differ; the kernel's do not.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ import atexit
 import contextlib
 import functools
 import io
-import json
 import os
 import stat
 import sys
@@ -32,17 +35,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import ShardError
-from mpwds.storage.caches.eviction import SizeLimit, locked_usage, remove_abandoned
+from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, remove_abandoned
 from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
-from mpwds.storage.caches.names import (
-    PARTIALS,
-    PRIVATE,
-    cache_name,
-    distinct_name,
-    mark_path,
-    source_digest,
-    url_to_cache_name,
-)
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
 from mpwds.storage.tar.input import PerhapsCut, detects_truncation
@@ -51,7 +45,6 @@ from mpwds.warn import warn
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BUFFER_BYTES = 256 * 1024
 patience_s = 60.0
 """How long to wait for another process whose partial file does not grow."""
 
@@ -62,93 +55,6 @@ REFUSED = ShardError("it is not a whole shard, but an error page of a server, or
 
 _running: dict[str, Fetch] = {}
 _warned: set[tuple[str, type[Exception]]] = set()
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """The files of one URL in a cache directory; ``source`` is the URL's ``source_digest``."""
-
-    directory: str
-    name: str
-    source: str
-
-    @staticmethod
-    def of(directory: str, url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> CacheEntry:
-        """The entry of a URL. Raises as ``cache_name``."""
-        return CacheEntry(directory, cache_name(url, url_to_name), source_digest(url))
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.directory, self.name)
-
-    @property
-    def mark(self) -> str:
-        return mark_path(self.directory, self.name)
-
-    @property
-    def partial(self) -> str:
-        name = f"{os.path.basename(self.name)}.{self.source}.partial"
-        return os.path.join(self.directory, PRIVATE, PARTIALS, name)
-
-    def chosen(self) -> CacheEntry:
-        """This entry, or one of another name if another URL's shard has the name."""
-        if _read_mark(self.mark)[0] in (None, self.source) or not os.path.exists(self.path):
-            return self
-        return CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
-
-    def open(self) -> BinaryIO | None:
-        """Opens the complete shard, locked against removal; ``None`` if it is not there.
-
-        A shard that is shorter than it was when it was fetched, as after a power failure, is removed.
-        """
-        while True:
-            entry = self.chosen()
-            try:
-                file = open(entry.path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            try:
-                lock_shared(file.fileno(), timeout_s=0.5)  # others lock it exclusively only for a moment
-                source, size = _read_mark(entry.mark)
-                if same_file(file.fileno(), entry.path) and source in (None, self.source):
-                    if os.fstat(file.fileno()).st_size >= size:
-                        with contextlib.suppress(OSError):  # no mark, or another user's
-                            os.utime(entry.mark)
-                        return file
-                    warn(f"{entry.path} is shorter than when it was fetched: it is fetched again")
-                    os.unlink(entry.path)
-            except BaseException:
-                file.close()
-                raise
-            file.close()  # it was removed meanwhile: look again
-
-    def publish(self) -> None:
-        """Gives the complete partial file its name, unless a file put there by hand has it."""
-        new_mark = self.partial + ".mark"
-        with open(new_mark, "w", encoding="ascii") as file:
-            json.dump({"source": self.source, "size": os.stat(self.partial).st_size}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        with locked_usage(self.directory) as usage:
-            entry = self.chosen()
-            if os.path.exists(entry.path):
-                os.unlink(new_mark)
-                return
-            for path in (entry.mark, entry.path):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.replace(new_mark, entry.mark)
-            os.rename(self.partial, entry.path)
-            usage.total += os.stat(entry.path).st_size
-
-
-def _read_mark(path: str) -> tuple[str | None, int]:
-    """Source and size of a shard; ``None`` and 0 for one without a mark."""
-    try:
-        with open(path, encoding="ascii") as file:
-            noted = json.load(file)
-        return str(noted["source"]), int(noted["size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, 0
 
 
 @dataclass(frozen=True)

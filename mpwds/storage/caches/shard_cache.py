@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from mpwds.errors import StreamError
-from mpwds.storage.caches.eviction import SizeLimit
+from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, url_to_cache_name
 from mpwds.storage.caches.fetch import (
-    BUFFER_BYTES,
     REFUSED,
-    CacheEntry,
     FetchOptions,
     join,
     unread,
@@ -21,13 +19,12 @@ from mpwds.storage.caches.fetch import (
     warn_not_kept,
     warn_once,
 )
-from mpwds.storage.caches.names import url_to_cache_name
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
 
 
-class NotKept(StreamError):
+class UncacheableShard(StreamError):
     """A shard is needed whole, and the cache cannot keep it."""
 
 
@@ -141,7 +138,7 @@ class ShardCache:
         room on the disk until then.
 
         Raises:
-            NotKept: The shard cannot be kept: the message says why.
+            UncacheableShard: The shard cannot be kept: the message says why.
             OSError: The URL cannot be read, or the cache directory cannot be used.
         """
         entry = self._entry(url)
@@ -188,9 +185,9 @@ class ShardCache:
     def _entry(self, url: str) -> CacheEntry:
         return CacheEntry.of(self.directory, url, self._url_to_name)
 
-    def _not_kept(self, url: str, why: Exception) -> NotKept:
+    def _not_kept(self, url: str, why: Exception) -> UncacheableShard:
         shown = without_credentials(url)
-        return NotKept(
+        return UncacheableShard(
             f"{shown} is needed whole, and the cache {self.directory} cannot keep it: {why}", shown
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpwds.errors import ShardError
-from mpwds.storage.caches.names import distinct_name, offsets_path, source_digest, url_to_cache_name
+from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar
 
 from mpwds.errors import StreamError
+from mpwds.storage.caches.directory import PRIVATE
 from mpwds.storage.caches.locks import lock_shared, same_file
-from mpwds.storage.caches.names import PRIVATE
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials

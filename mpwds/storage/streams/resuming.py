@@ -14,8 +14,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.urls import too_short
@@ -345,24 +344,13 @@ class _ResumingReader(io.RawIOBase):
             body.close()
 
 
-class _Completes(Protocol):
-    def close(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
 class ClosesOrDiscards:
     """Mixin: ``close``, which completes the output, ends a ``with`` block, or ``discard`` if it raises."""
 
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(
-        self: _Completes,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self: Any, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -206,7 +206,7 @@ def read_members(
                 if end <= source.end:
                     if size >= _APART_BYTES:
                         if size > source.largest:
-                            raise too_large_decompressed(source, position, name, size)
+                            raise too_large_decompressed(source, position, name, size, source.largest)
                         data = source.data(base + start, size, following - stop)
                         window, available = b"", 0
                     else:

@@ -178,13 +178,6 @@ class Archive(Protocol):
     def end(self) -> int: ...
 
 
-class Limited(Archive, Protocol):
-    """An archive whose members may have ``largest`` bytes."""
-
-    @property
-    def largest(self) -> int: ...
-
-
 Found = tuple[str, int, int, int]
 """A regular file: name, offset of its first header, offset and size of its data."""
 
@@ -417,10 +410,10 @@ def bad_size(front: bytes, source: Archive, position: int) -> ShardError:
     )
 
 
-def too_large_decompressed(source: Limited, position: int, name: str, size: int) -> ShardError:
+def too_large_decompressed(source: Archive, position: int, name: str, size: int, limit: int) -> ShardError:
     return ShardError(
         f"member {name[:200]} at offset {position} of the compressed shard {source.url} decompresses to "
-        f"{size} bytes, more than the limit of {source.largest}; if you trust the shard's author, raise it: "
+        f"{size} bytes, more than the limit of {limit}; if you trust the shard's author, raise it: "
         "WebDataset(..., max_decompressed_bytes=...)"
     )
 

@@ -184,7 +184,7 @@ class _Scan:
         end = start + _padded(size)
         data = None
         if wanted and size > source.largest:
-            raise too_large_decompressed(source, position, name, size)
+            raise too_large_decompressed(source, position, name, size, source.largest)
         if end <= source.end:
             if wanted:
                 data = self._read(start, size, end - start - size)

@@ -7,7 +7,7 @@ import pytest
 
 from mpwds.cache import LRUCleanup
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.eviction import SizeLimit, locked_usage
+from mpwds.storage.caches.directory import SizeLimit, locked_usage
 from mpwds.storage.caches.fetch import CacheEntry
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.caches.shard_cache import ShardCache

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.cache import pipe_cleaner
-from mpwds.storage.caches.names import (
+from mpwds.storage.caches.directory import (
     cache_name,
     distinct_name,
     source_digest,

@@ -15,7 +15,7 @@ import pytest
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.shard_cache import NotKept, ShardCache
+from mpwds.storage.caches.shard_cache import ShardCache, UncacheableShard
 from tests.storage.members import read_members
 
 
@@ -568,7 +568,7 @@ def test_a_download_that_may_be_cut_off_is_an_error_and_is_not_kept(web, tmp_pat
     web.files["/x.tar"] = tar(5120)[:4096] + tar(5120)
     web.plan = [{"sends_length": False, "cut": 4096}] * 2
     cache = ShardCache(tmp_path / "cache")
-    with pytest.raises(NotKept, match="not a whole shard"):
+    with pytest.raises(UncacheableShard, match="not a whole shard"):
         cache.open_whole(web.url())
     with pytest.raises(ShardError, match="is cut off"):
         list(read_members(web.url(), open=cache.open))

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.eviction import files_in, locked_usage
+from mpwds.storage.caches.directory import files_in, locked_usage
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.http import pools
 
