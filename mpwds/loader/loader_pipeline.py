@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.engine.epoch import TAKE_TURNS, Iteration
+from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
 from mpwds.loader.engine.options import Even, integer
 from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.position import CountOnYield, LoaderPosition, Resumable, beginning
@@ -279,7 +279,7 @@ class LoaderStages(Rebatching, Fluent, Resumable):
         """The call that makes such a loader, for ``repr``."""
 
     @abstractmethod
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
         """Begins an epoch: at a progress, by default at its start or where a state was loaded."""
 
     @abstractmethod

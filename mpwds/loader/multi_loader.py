@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from mpwds.loader.engine import options as checks
-from mpwds.loader.engine.epoch import EpochIterator, Iteration
+from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
@@ -198,22 +198,21 @@ class MultiLoader(LoaderStages, TorchIterable):
         pinning = None if self._converter is None else self._converter.pinning
         self._epoch = 0
         self._position = LoaderPosition()
-        self._iterations: WeakSet[Iteration] = WeakSet()
+        self._iterations: WeakSet[EpochIterator] = WeakSet()
         self._group = self._make_group(received, pinning)
-        self._in_process = None
-        if self.workers == 0:
-            from mpwds.loader.worker.in_process import InProcess
-
-            self._in_process = InProcess(self.dataset, received, pinning)
         self._statistics = StatsCollector(
-            self._group.snapshots if self._in_process is None else self._in_process.snapshots,
+            self._group.snapshots,
             self._group.private_copies,
             in_order=self.in_order,
-            in_process=self.workers == 0,
+            in_process=self._group.in_process,
         )
         self._finalizer = weakref.finalize(self, _finish, self._iterations, self._group)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+        if self.workers == 0:
+            from mpwds.loader.engine.in_process import InProcessGroup
+
+            return InProcessGroup(self.dataset, self.seed, output, pinning)
         make_group = WorkerGroup if self._remote is None else self._remote.group
         group: WorkerGroup = make_group(
             functools.partial(
@@ -245,26 +244,19 @@ class MultiLoader(LoaderStages, TorchIterable):
         to_device = self._converter is not None and self._converter.to_device is not None
         return to_device or self._is_even()
 
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> Iteration:
+    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
         _end(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._statistics.begin(epoch, times)
-        iterator: Iteration
-        if self._in_process is not None:
-            from mpwds.loader.worker.in_process import LocalIterator
-
-            context = replace(Context.current(epoch), seed=self.seed)
-            iterator = LocalIterator(self, progress, times, self._in_process, context)
-        else:
-            iterator = EpochIterator(
-                self,
-                progress,
-                times,
-                self._group,
-                self._options,
-                in_order=self.in_order and not takes_any_order(self.dataset),
-            )
+        iterator = EpochIterator(
+            self,
+            progress,
+            times,
+            self._group,
+            self._options,
+            in_order=self.in_order and not takes_any_order(self.dataset),
+        )
         self._iterations.add(iterator)
         return iterator
 
@@ -399,13 +391,13 @@ def make_setup(
     return setup_class(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
 
 
-def _end(iterations: WeakSet[Iteration], because: str) -> None:
+def _end(iterations: WeakSet[EpochIterator], because: str) -> None:
     for iteration in list(iterations):
         iteration.close(because)
     iterations.clear()
 
 
-def _finish(iterations: WeakSet[Iteration], group: WorkerGroup) -> None:
+def _finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
     """Ends the workers when a loader is collected, or the interpreter exits."""
     with interrupts.kept(), interrupts_deferred():
         _end(iterations, "")

@@ -18,8 +18,9 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position, made_fewer
+from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.loader.worker.sending import EpochStopped
-from mpwds.loader.worker.worker import Worker, WorkerIterator, announce_to_torch
+from mpwds.loader.worker.worker import Worker, announce_to_torch
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import iter_elements, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself

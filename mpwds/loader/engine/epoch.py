@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.group import WorkerGroup, check_owner
+from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import LoaderOptions
-from mpwds.loader.engine.worker_handle import WorkerHandle, message_here, next_message
+from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.sharedmem import interrupts
 from mpwds.stats.collector import ConsumerTimer
 from mpwds.tracebacks import shorten
 from mpwds.warn import warn
-
-T = TypeVar("T")
 
 NOT_YET = object()
 """No batch is here, and there may be more."""
@@ -47,50 +44,18 @@ class OneThread:
         self._lock.release()
 
 
-class Iteration(Iterator[Any]):
-    """One epoch of a loader, with or without workers; it keeps ``owner`` alive.
-
-    Attributes:
-        progress: Where the epoch begins, and then how far it is delivered.
-        place: Worker and number of the batch that was delivered last.
-        closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
-    """
-
-    def __init__(self, owner: object, progress: EpochProgress, times: ConsumerTimer) -> None:
-        self._owner = owner
-        self.progress = progress
-        self._times = times
-        self.place = (-1, -1)
-        self.closed = ""
-        self._one_thread = OneThread()
-
-    def __next__(self) -> Any:
-        try:
-            with self._one_thread:
-                return self._next()
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
-
-    @abstractmethod
-    def _next(self) -> Any: ...
-
-    @abstractmethod
-    def remake(self, worker: int) -> tuple[int, Any]:
-        """The number and the batch that ``worker`` makes next, delivered before this iteration."""
-
-    @abstractmethod
-    def close(self, because: str = "") -> None:
-        """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
-
-
-class EpochIterator(Iteration):
-    """The batches of one epoch, made by workers.
+class EpochIterator(Iterator[Any]):
+    """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
     With ``in_order``, which is false for datasets that have no order, workers take turns, and one that has
     ended is left out. Otherwise the first batch to arrive is next. The iteration ends with its last batch,
     with an error (KeyboardInterrupt among them), by :meth:`close`, or when it is dropped. When it is closed,
     the workers stop, and what they have sent is discarded.
+
+    Attributes:
+        progress: Where the epoch begins, and then how far it is delivered.
+        place: Worker and number of the batch that was delivered last.
+        closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
     _running = False
@@ -105,7 +70,13 @@ class EpochIterator(Iteration):
         *,
         in_order: bool,
     ) -> None:
-        super().__init__(owner, progress, times)
+        self._owner = owner
+        self.progress = progress
+        self._times = times
+        self.place = (-1, -1)
+        self.closed = ""
+        self._lock = threading.Lock()
+        self._process = os.getpid()
         try:
             workers, self._generation = group.begin_epoch(progress.epoch, progress.positions())
         except BaseException:
@@ -117,22 +88,35 @@ class EpochIterator(Iteration):
         self._options = options
         self._group = group
         self._deaths: Counter[tuple[int, int]] = Counter()  # by the worker and the batch that it owed
-        self._process = os.getpid()
         self._running = progress.running = True
 
-    def next_now(self) -> Any:
-        """As ``next()``, but ``NOT_YET`` if that would wait."""
-        with self._one_thread:
-            return self._next(lambda candidates: message_here(candidates, self._generation))
+    def __next__(self) -> Any:
+        if os.getpid() != self._process:
+            self._group.check_owner("iteration")
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            return self._next(waits=True)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
+        finally:
+            self._lock.release()
 
-    def _next(self, receive: Callable[..., tuple[WorkerHandle, Message] | None] | None = None) -> Any:
-        check_owner(self._process, "iteration")
+    def next_now(self) -> Any:
+        """As ``next()``, but ``NOT_YET`` if no batch has arrived."""
+        if self._group.in_process:
+            return NOT_YET
+        with self._lock:
+            return self._next(waits=False)
+
+    def _next(self, waits: bool) -> Any:
         try:
             if self._running:
                 self._times.asked()
                 while self._turns:
                     candidates = [self._turns[0]] if self._in_order else list(self._turns)
-                    arrived = self._survived(receive or self._awaited, candidates)
+                    arrived = self._received(candidates, waits)
                     if arrived is None:
                         self._times.left()
                         return NOT_YET
@@ -154,10 +138,12 @@ class EpochIterator(Iteration):
         raise StopIteration
 
     def remake(self, worker: int) -> tuple[int, Any]:
+        """The number and the batch that ``worker`` makes next, delivered before this iteration."""
         try:
             self._times.asked()
-            turn = [each for each in self._turns if each.index == worker]
-            handle, message = self._survived(self._awaited, turn)
+            arrived = self._received([each for each in self._turns if each.index == worker])
+            assert arrived is not None
+            handle, message = arrived
             self._is_batch(handle, message)  # or an error is raised: it has delivered more
             return self.progress.workers[worker].received - 1, self._batch(handle, message)
         except BaseException:
@@ -165,7 +151,8 @@ class EpochIterator(Iteration):
             raise
 
     def close(self, because: str = "") -> None:
-        if self._running and os.getpid() == self._process:
+        """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
+        if self._running and self._group.is_owner():
             self.closed = because
             for worker in tuple(self._turns):
                 worker.stop(self._generation)
@@ -181,21 +168,25 @@ class EpochIterator(Iteration):
         if failed or not self._options.persistent:
             self._group.close()
 
-    def _awaited(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message]:
-        return next_message(candidates, self._generation, self._options.timeout, self._turns)
-
-    def _survived(self, receive: Callable[[list[WorkerHandle]], T], candidates: list[WorkerHandle]) -> T:
-        """Receives from the candidates, and replaces one that died where the options allow it."""
+    def _received(
+        self, candidates: list[WorkerHandle], waits: bool = True
+    ) -> tuple[WorkerHandle, Message] | None:
+        """The next message of one of the candidates. Replaces one that died where the options allow it."""
         while True:
             try:
-                return receive(candidates)
+                for worker in candidates:
+                    message = worker.receive(self._generation)
+                    if message is not None:
+                        return worker, message
+                if not waits:
+                    return None
+                return next_message(candidates, self._generation, self._options.timeout, self._turns)
             except WorkerDied as death:
-                if self._options.on_worker_death == "raise":
+                if self._options.on_worker_death == "raise" or self._group.in_process:
                     raise
                 new = self._restarted(death)
                 candidates = [new if worker.index == new.index else worker for worker in candidates]
-                turns = [new if worker.index == new.index else worker for worker in self._turns]
-                self._turns = deque(turns)
+                self._turns = deque(new if worker.index == new.index else worker for worker in self._turns)
 
     def _restarted(self, death: WorkerDied) -> WorkerHandle:
         """Starts a new process for a worker, with a warning, unless it died too often.

@@ -34,6 +34,8 @@ class WorkerGroup:
     is called at each start.
     """
 
+    in_process = False  # the work is done where the batches are asked for
+
     def __init__(
         self,
         make_setup: Callable[[], WorkerSetup],
@@ -58,6 +60,18 @@ class WorkerGroup:
         self._fingerprint: bytes | None = None
         self._ended: dict[int, CounterSnapshot] = {}
         self._warned_of_idle = False
+
+    def is_owner(self) -> bool:
+        """False in a fork of the process that the workers belong to."""
+        return os.getpid() == self._owner
+
+    def check_owner(self, what: str) -> None:
+        """Raises RuntimeError in a fork of the process that the workers belong to."""
+        if not self.is_owner():
+            raise RuntimeError(
+                f"this {what} belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
+                "make a loader of its own here"
+            )
 
     @property
     def workers(self) -> list[WorkerHandle]:
@@ -112,7 +126,7 @@ class WorkerGroup:
             TypeError: The dataset cannot be sent to workers.
             SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
-        check_owner(self._owner, "loader")
+        self.check_owner("loader")
         if self._workers:
             return
         setup = self._make_setup()
@@ -152,7 +166,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""
-        if os.getpid() != self._owner:
+        if not self.is_owner():
             return
         with processes.interrupts_deferred():
             self._ended = self.snapshots()
@@ -175,17 +189,8 @@ class WorkerGroup:
         return now if before is None else before + now
 
     def _end_outdated(self) -> None:
-        check_owner(self._owner, "loader")
+        self.check_owner("loader")
         if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
             text = "mpwds: the dataset, or code that it uses, has changed: its workers start again"
             print(text, file=sys.stderr)
             self.close()
-
-
-def check_owner(process: int, what: str) -> None:
-    """Raises RuntimeError in a fork of the process that something belongs to."""
-    if os.getpid() != process:
-        raise RuntimeError(
-            f"this {what} belongs to process {process}, of which this one ({os.getpid()}) is a fork: "
-            "make a loader of its own here"
-        )

@@ -56,9 +56,8 @@ class LocalWorker:
             workers_ends.callback(workers_handover.close)
             ours.callback(self._handover.close)
             self._connected = True
-            self._command: dict[str, Any] | None = None
-            self._tasks: deque[dict[str, Any]] = deque()
-            self._listens = True
+            self._outgoing: deque[dict[str, Any]] = deque()  # a command and its tasks
+            self.unsent = False
             processes.guard(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
@@ -90,24 +89,17 @@ class LocalWorker:
             self._replace_command({"kind": protocol.STOP, "generation": generation})
 
     def give(self, task: bytes, generation: int) -> None:
-        self._tasks.append({"kind": protocol.TASK, "generation": generation, "index": task})
+        self._outgoing.append({"kind": protocol.TASK, "generation": generation, "index": task})
         self.flush()
-
-    @property
-    def unsent(self) -> bool:
-        return self._listens and (self._command is not None or bool(self._tasks) or self._channel.unsent)
 
     def flush(self) -> None:
         try:
             self._channel.flush()
-            if self._command is not None:
-                if not self._channel.try_send(self._command):
-                    return
-                self._command = None
-            while self._tasks and self._channel.try_send(self._tasks[0]):
-                self._tasks.popleft()
+            while self._outgoing and self._channel.try_send(self._outgoing[0]):
+                self._outgoing.popleft()
+            self.unsent = bool(self._outgoing) or self._channel.unsent
         except ChannelClosed:
-            self._listens = False  # receive() returns what it still sent, then reports its death
+            self.unsent = False  # receive() returns what the worker still sent, then reports its death
 
     def register(self, poller: select.poll, *, receives: bool) -> None:
         events = select.POLLOUT if self.unsent else 0
@@ -193,8 +185,7 @@ class LocalWorker:
 
     def _replace_command(self, command: dict[str, Any]) -> None:
         """Puts a command in the place of all that was not sent yet."""
-        self._tasks.clear()
-        self._command = command
+        self._outgoing = deque([command])
         self.flush()
 
     def _died(self) -> WorkerDied:

@@ -117,9 +117,10 @@ def next_message(
     began = time.monotonic() if since is None else since
     looks = 0
     while True:
-        arrived = message_here(candidates, generation)
-        if arrived is not None:
-            return arrived
+        for worker in candidates:
+            message = worker.receive(generation)
+            if message is not None:
+                return worker, message
         poller = select.poll()
         for worker in candidates:
             worker.register(poller, receives=True)
@@ -138,12 +139,3 @@ def next_message(
                 unsettled.settle()
         for worker in full:
             worker.flush()
-
-
-def message_here(candidates: Sequence[WorkerHandle], generation: int) -> tuple[WorkerHandle, Message] | None:
-    """As :func:`next_message`, of those that have arrived; never waits."""
-    for worker in candidates:
-        message = worker.receive(generation)
-        if message is not None:
-            return worker, message
-    return None

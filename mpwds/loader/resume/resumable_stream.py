@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
-from mpwds.loader.engine.epoch import Iteration
+from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
 from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
 from mpwds.pipeline.filter import iter_elements
@@ -31,7 +31,7 @@ class LoaderStream:
     worker begins at the earliest of its own.
     """
 
-    def __init__(self, iterate: Callable[[EpochProgress | None], Iteration]) -> None:
+    def __init__(self, iterate: Callable[[EpochProgress | None], EpochIterator]) -> None:
         self._iterate = iterate
         self._held: Counter[Batch] = Counter()  # how often each batch will be fetched
         self._remade: dict[Batch, Any] = {}

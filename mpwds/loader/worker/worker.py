@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -23,27 +22,21 @@ from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
+from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import STACK_SIGNAL, StatusPage
-from mpwds.loader.worker.elements import OwnElements, elements, process_seed
+from mpwds.loader.worker.elements import WorkerIterator, process_seed
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import add_note
-from mpwds.pipeline.filter import iter_elements
-from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
-from mpwds.pipeline.stream import Description, Stream
+from mpwds.pipeline.stream import Description
 from mpwds.sharedmem.bell import Bell
 from mpwds.stats.snapshot import WRITING_BATCHES
 
 _STOP_CHECK_S = 0.005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _USERS_CHOICE = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
-
-STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
-STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
 
 
 def main(index: int, setup: int, *ends: int) -> None:
@@ -174,77 +167,6 @@ class Worker:
             place = Description.of_sample(element, Description(f"element {sequence}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self.index} made")
             raise
-
-
-class WorkerIterator(Iterator[Any]):
-    """Iterates a dataset in one worker, for one epoch.
-
-    It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
-    before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
-    iterator, and ``around`` may put another one around it.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        context: Context,
-        position: Position = START,
-        start: Callable[[Any, Context], Iterator[Any]] = elements,
-        around: Callable[[Iterator[Any], Context], Iterator[Any]] | None = None,
-    ) -> None:
-        self._worker = context.worker
-        self._first = position.first
-        self._stream: Stream[Any] | OwnElements | None = None
-        self._elements: Iterator[Any]
-        state = None if position.state is None else unpack_state(position.state)
-        self._due = time.monotonic() + STATE_EVERY_S
-        self._exactly = False
-        if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-            stream = dataset.stream(context)
-            if dataset.non_resumable_part is None:
-                self._stream = stream
-                if state is not None:
-                    stream.load_state_dict(state)
-            self._elements = iter_elements(stream)
-        else:
-            own = OwnElements(dataset, lambda: start(dataset, context), state or {})
-            self._stream, self._elements = own, own if around is None else around(own, context)
-            self._due = 0.0  # the dataset may be in another state when it begins again from its start
-            self._exactly = True
-        self.number = position.at - 1
-
-    def __next__(self) -> Any:
-        try:
-            element = next(self._elements)
-        except StopIteration:
-            if self.number + 1 < self._first:
-                raise made_fewer(self._worker, self.number + 1, self._first) from None
-            self._due = math.inf  # a dataset's own state may be that of its next epoch
-            raise
-        self.number += 1
-        return element
-
-    def state(self, now: float) -> bytes | str | None:
-        """The packed state behind the last element, if it is due at ``now``; once, why there is none."""
-        if now < self._due or self._stream is None:
-            return None
-        try:
-            packed = pack_state(self._stream.state_dict(), exactly=self._exactly)
-        except Exception as error:
-            self._due = math.inf
-            if isinstance(error, LookupError):
-                return str(error)
-            return f"{type(error).__name__}: {error}"
-        done = time.monotonic()
-        self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
-        return packed
-
-    def close(self) -> None:
-        """Closes the iterator, if it can be closed, and the files that it reads."""
-        for part in (self._elements, self._stream):
-            if part is not None and hasattr(part, "close"):
-                part.close()
-        self._elements, self._stream = iter(()), None
 
 
 def keep_freed_memory() -> bool:

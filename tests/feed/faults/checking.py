@@ -12,7 +12,7 @@ import numpy as np
 
 import mpwds
 from mpwds.feed.inspecting import Inspector
-from mpwds.loader.worker import worker
+from mpwds.loader.worker import elements
 from tests.loader.faults.processes import wait_until
 
 BATCHES = 60
@@ -44,7 +44,7 @@ class Rows:
 
     def __setstate__(self, state):
         # Workers send the state of their stream often, so that they are continued in the middle of an epoch.
-        worker.STATE_EVERY_S, worker.STATE_SHARE = 0.002, float("inf")
+        elements.STATE_EVERY_S, elements.STATE_SHARE = 0.002, float("inf")
         self.__dict__.update(state)
 
 

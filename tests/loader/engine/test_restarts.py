@@ -15,7 +15,7 @@ import pytest
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
 from mpwds.loader.ranks import even
-from mpwds.loader.worker import worker
+from mpwds.loader.worker import elements
 
 LARGE = 5000
 """Numbers in an element that takes a block of shared memory."""
@@ -41,8 +41,8 @@ def values(loader, at=None):
 @pytest.fixture(autouse=True)
 def _states_everywhere(monkeypatch):
     """Workers that are forks send their state often, not with every batch."""
-    monkeypatch.setattr(worker, "STATE_EVERY_S", 0.002)
-    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0.002)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
 
 
 def loader_of(dataset, **options):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.worker.worker import WorkerIterator
+from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 

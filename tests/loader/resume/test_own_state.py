@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mpwds import DataLoader, MultiLoader
-from mpwds.loader.worker import worker
+from mpwds.loader.worker import elements
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -79,8 +79,8 @@ class Numbers:
 @pytest.fixture(autouse=True)
 def _states_everywhere(monkeypatch):
     """Workers that are forks send their state with every batch."""
-    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
     MADE.clear()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.worker import worker
+from mpwds.loader.worker import elements as iterating
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import WrappedStream, fetch_held
@@ -43,8 +43,8 @@ PIPELINES = {
 @pytest.fixture(scope="module", params=[0, 1, 3])
 def loader(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "STATE_EVERY_S", 0)
-        patch.setattr(worker, "STATE_SHARE", float("inf"))
+        patch.setattr(iterating, "STATE_EVERY_S", 0)
+        patch.setattr(iterating, "STATE_SHARE", float("inf"))
         dataset = ROWS.batched(5)
         with MultiLoader(dataset, request.param, output="numpy", start_method="fork") as loader:
             list(loader)
@@ -261,8 +261,8 @@ def test_set_epoch_to_another_begins_that_one_and_says_so(loader):
 
 @pytest.mark.parametrize("stages", ["unbatched", "rebatched", "bucketed"])
 def test_what_comes_before_the_rows_that_are_held_is_not_made_again(monkeypatch, stages):
-    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(iterating, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(iterating, "STATE_SHARE", float("inf"))
     made = []
 
     def make():

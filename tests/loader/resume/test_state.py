@@ -17,7 +17,7 @@ import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
 from mpwds.loader.resume.state import described
-from mpwds.loader.worker import worker
+from mpwds.loader.worker import elements
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -61,8 +61,8 @@ def own_numbers():
 @pytest.fixture
 def states_everywhere(monkeypatch):
     """Workers that are forks from now on send their state with every batch."""
-    monkeypatch.setattr(worker, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(worker, "STATE_SHARE", float("inf"))
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
 
 
 @pytest.fixture(params=[0, 2])

@@ -6,12 +6,12 @@ import pytest
 
 from mpwds.errors import MpwdsError
 from mpwds.loader.resume.progress import Position, unpack_state
-from mpwds.loader.worker import worker
-from mpwds.loader.worker.worker import WorkerIterator
+from mpwds.loader.worker import elements
+from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
-LATER = 10 * worker.STATE_EVERY_S
+LATER = 10 * elements.STATE_EVERY_S
 
 
 def begun(position=None, dataset=None):
@@ -48,9 +48,9 @@ def test_a_state_that_is_dear_is_saved_less_often(monkeypatch):
     next(running)
     took_s = 7.0
     began = time.monotonic() + LATER
-    monkeypatch.setattr(worker.time, "monotonic", lambda: began + took_s)
+    monkeypatch.setattr(elements.time, "monotonic", lambda: began + took_s)
     assert running.state(began) is not None
-    due = began + took_s + took_s / worker.STATE_SHARE
+    due = began + took_s + took_s / elements.STATE_SHARE
     assert running.state(due - 1) is None
     assert running.state(due + 1) is not None
 
