@@ -134,11 +134,10 @@ def _origin(origin: Any) -> list[str]:
         return list(origin.description)
     if isinstance(origin, DataPipeline):
         return described(origin)
-    parts = getattr(origin, "parts", None)
-    if parts is None:
+    if not origin.parts:
         elements = getattr(origin, "elements", origin)
         return [_counted(type(elements).__name__, getattr(origin, "urls", elements))]
-    mixed = ["; ".join(_origin(part)) for part in parts]
+    mixed = ["; ".join(_origin(part)) for part in origin.parts]
     rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
     return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
 
