@@ -103,13 +103,14 @@ class MapStage(DataclassStage):
 
     handler: Handler
     draws: ClassVar[bool] = True  # whether the function may draw random numbers, as a user's may
+    takes: ClassVar[type] = object  # the class of the elements
     apply: Callable[[Any], Any]
 
     def prepared(self) -> Callable[[Any], Any]:
         return self.apply
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return MapStream(source, self, self.prepared(), seeded(context) if self.draws else unseeded)
+        return MapStream(source, self, self.prepared(), seeded(context) if self.draws else None)
 
 
 class OneToOneStage(MapStage):
@@ -240,20 +241,27 @@ def _taken(items: list[Any]) -> Iterator[Any]:
 
 
 class MapStream(Retrying):
-    """The stream of ``function(element)``, called by ``call``, at the same addresses. ``None`` drops it."""
+    """The stream of ``function(element)``, called by ``call`` if given, at the same addresses.
+
+    ``None`` drops an element.
+    """
 
     def __init__(
-        self, source: Stream[Any], stage: MapStage, function: Callable[[Any], Any], call: Call
+        self, source: Stream[Any], stage: MapStage, function: Callable[[Any], Any], call: Call | None
     ) -> None:
         super().__init__(source, stage, stage.handler)
         self._function = function
         self._call = call
+        self._takes = stage.takes
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
             address, element = self._next()
             try:
-                result = self._call(self._function, address, element)
+                if not isinstance(element, self._takes):
+                    raise self._wrong_type(element)
+                call = self._call
+                result = self._function(element) if call is None else call(self._function, address, element)
             except Exception as error:
                 self._handle(error, address, element)
             else:
@@ -263,10 +271,18 @@ class MapStream(Retrying):
     def fetch(self, address: Any) -> Any:
         element = self._source.fetch(address)
         try:
-            return self._call(self._function, address, element)
+            if not isinstance(element, self._takes):
+                raise self._wrong_type(element)
+            return (self._call or unseeded)(self._function, address, element)
         except Exception as error:
             self._explain(error, address, element)
             raise
+
+    def _wrong_type(self, element: object) -> TypeError:
+        stage: Any = self._stage
+        return TypeError(
+            f"{stage.called} needs {self._takes.__name__} samples, got a {type(element).__name__}"
+        )
 
 
 def _ended() -> NoReturn:

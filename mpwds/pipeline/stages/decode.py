@@ -15,8 +15,7 @@ from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES, unpickle_loads
 from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stages.fields import check_sample
+from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import shown, suggest_arguments
 
@@ -93,7 +92,7 @@ class Decode(OneToOneStage, called="decode"):
         if context.worker:
             decoder.loads.untold.clear()  # the first worker warns for all
         # The built-in handlers draw no random numbers.
-        return MapStream(source, self, decoder, unseeded if decoder.takes_views else seeded(context))
+        return MapStream(source, self, decoder, None if decoder.takes_views else seeded(context))
 
     def _decoder(self) -> Decoder:
         return Decoder(
@@ -179,6 +178,7 @@ def xdecode(
 
 @dataclass(frozen=True)
 class XDecode(OneToOneStage, called="xdecode"):
+    takes = dict
     decoders: tuple[tuple[str, StreamDecoder], ...]
     must_decode: bool = True
     defaults: tuple[tuple[str, StreamDecoder], ...] = tuple(default_decoders)
@@ -194,7 +194,6 @@ class XDecode(OneToOneStage, called="xdecode"):
         decoder_of = functools.lru_cache(_CACHED_NAMES)(self._decoder_of)
 
         def decoded(sample: Any) -> dict[str, Any]:
-            check_sample("xdecode", sample)
             result = {}
             for field, data in sample.items():
                 try:

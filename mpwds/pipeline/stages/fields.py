@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -189,16 +189,11 @@ def missing(sample: Mapping[Any, Any], names: Sequence[str]) -> str:
     return f"no field {' or '.join(map(repr, names))}; the sample has {', '.join(map(str, sample))}"
 
 
-def check_sample(stage: str, sample: Any) -> None:
-    """Raises ``TypeError`` if ``sample`` is not a dict."""
-    if not isinstance(sample, dict):
-        raise TypeError(f"{stage} needs dict samples, got a {type(sample).__name__}")
-
-
 class OfFields(OneToOneStage):
     """Base of stages that pick or rename fields."""
 
-    draws: ClassVar[bool] = False
+    draws = False
+    takes = dict
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +219,6 @@ class ToTuple(OfFields, called="to_tuple"):
         none_is_error = missing_is_error if self.none_is_error is None else self.none_is_error
 
         def pick(sample: Any) -> tuple[Any, ...]:
-            check_sample("to_tuple", sample)
             picked = []
             for names in fields:
                 for name in names:
@@ -255,7 +249,6 @@ class Rename(OfFields, called="rename"):
         replaced = frozenset(old for names in fields.values() for old in names)
 
         def renamed(sample: Any) -> dict[str, Any]:
-            check_sample("rename", sample)
             kept = {name: value for name, value in sample.items() if name not in replaced} if keep else {}
             for new, names in fields.items():
                 for name in names:
@@ -281,7 +274,6 @@ class ExtractKeys(OfFields, called="extract_keys"):
         matches = functools.lru_cache(_CACHED_NAMES)(_matches)
 
         def extract(sample: Any) -> tuple[Any, ...]:
-            check_sample("extract_keys", sample)
             extracted = []
             for patterns in alternative_patterns:
                 found = [field for field in sample if matches(field, patterns)]
@@ -317,7 +309,6 @@ class RenameKeys(OfFields, called="rename_keys"):
     handler: Handler = reraise_exception
 
     def apply(self, sample: Any) -> dict[str, Any]:
-        check_sample("rename_keys", sample)
         unmatched = dict.fromkeys(pattern for _, pattern in self.renamings)
         renamed: dict[str, Any] = {}
         for field, value in sample.items():

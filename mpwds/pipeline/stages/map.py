@@ -10,8 +10,8 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed, check_function
 from mpwds.pipeline.filter import MapStage, MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stages.fields import check_sample, getfirst, missing
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stages.fields import getfirst, missing
 from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import suggest_arguments
 
@@ -142,12 +142,15 @@ class Map(MapStage, called="map"):
     handler: Handler = reraise_exception
 
     def apply(self, element: Any) -> Any:
-        key = key_of(element)  # looked up before the call, because the function may change the sample
+        if not isinstance(element, dict):
+            return self.function(element)
+        key = element.get("__key__")  # looked up before the call, because the function may change the sample
         return with_key(key, self.function(element))
 
 
 @dataclass(frozen=True)
 class MapDict(OneToOneStage, called="map_dict"):
+    takes = dict
     functions: dict[str, Callable[[Any], Any]]
     handler: Handler = reraise_exception
 
@@ -159,7 +162,6 @@ class MapDict(OneToOneStage, called="map_dict"):
             check_function("map_dict", function)
 
     def apply(self, sample: Any) -> dict[Any, Any]:
-        check_sample("map_dict", sample)
         result = dict(sample)
         for field, function in self.functions.items():
             if field not in sample:
@@ -189,6 +191,7 @@ class MapTuple(OneToOneStage, called="map_tuple"):
 
 @dataclass(frozen=True)
 class Associate(OneToOneStage, called="associate"):
+    takes = dict
     associator: Associator
     handler: Handler = reraise_exception
 
@@ -202,10 +205,9 @@ class Associate(OneToOneStage, called="associate"):
         return f"associate({arguments(associator, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else unseeded)
+        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else None)
 
     def apply(self, sample: Any) -> dict[str, Any]:
-        check_sample("associate", sample)
         key = getfirst(sample, "__key__")
         found = self.associator(key) if callable(self.associator) else self.associator.get(key)
         return {**sample, **(found or {})}

@@ -112,11 +112,6 @@ class _Buffered(WrappedStream[Any]):
         self._rng = rng
         self._held: list[tuple[Address, Any]] = []
 
-    def _take(self, pick: int) -> tuple[Address, Any]:
-        held = self._held
-        held[pick], held[-1] = held[-1], held[pick]
-        return held.pop()
-
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self._rng.getstate()
         return {
@@ -153,7 +148,9 @@ class _Shuffled(_Buffered):
         self._started = True
         if not held:
             raise StopIteration
-        return self._take(int(self._draw() * len(held)))
+        pick = int(self._draw() * len(held))
+        held[pick], held[-1] = held[-1], held[pick]
+        return held.pop()
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,9 @@ class _DetShuffled(_Buffered):
         except StopIteration:
             if not held:
                 raise
-        return self._take(self._rng.randint(0, len(held) - 1))
+        pick = self._rng.randint(0, len(held) - 1)
+        held[pick], held[-1] = held[-1], held[pick]
+        return held.pop()
 
 
 def _whole(name: str, value: Any) -> int:
