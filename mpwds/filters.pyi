@@ -1,8 +1,8 @@
 from mpwds.compat.helpers import identity as identity
 from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.mcached import Cached as Cached
-from mpwds.pipeline.collation.collate import default_collation_fn as default_collation_fn
-from mpwds.pipeline.generators import pipelinefilter as pipelinefilter
+from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
+from mpwds.pipeline.collation import default_collation_fn as default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import listed as listed

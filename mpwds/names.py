@@ -18,7 +18,7 @@ NAMES = {
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.stats.report": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",
-    "mpwds.pipeline.collation.padded": "padded",
+    "mpwds.pipeline.collation": "padded",
     "mpwds.pipeline.dataset": "DataPipeline",
     "mpwds.pipeline.decoding.decoders": "handle_extension",
     "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
@@ -26,8 +26,8 @@ NAMES = {
     "mpwds.pipeline.mix": "RandomMix RoundRobin",
     "mpwds.pipeline.quarantine": "quarantine",
     "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
-    "mpwds.pipeline.sources.resampled": "ResampledShards",
-    "mpwds.pipeline.sources.shards": "ShardList split_by_node split_by_worker",
+    "mpwds.pipeline.sources.shards": "ResampledShards ShardList",
+    "mpwds.pipeline.splitting": "split_by_node split_by_worker",
     "mpwds.pipeline.sources.specs": "load_spec",
     "mpwds.pipeline.sources.webdataset": "WebDataset",
     "mpwds.sharedmem.share": "share",
@@ -41,7 +41,7 @@ NAMES = {
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.sample_options": "Decoder",
-    "mpwds.compat.helpers": ("ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length"),
+    "mpwds.compat.helpers": "ChoppedDataset MockDataset ResizedDataset repeatedly with_epoch with_length",
     "mpwds.compat.multi": "MultiDataset MultiDatasetIterator",
     "mpwds.compat.tar_stages": (
         "FileCache LRUCleanup StreamingOpen base_plus_ext group_by_keys pipe_cleaner tar_file_expander "
@@ -51,13 +51,13 @@ FURTHER_NAMES = {
     "mpwds.compat.tensorcom.zcom": "Connection",
     "mpwds.compat.dataset": "Dataset Processor all_urls worker_urls",
     "mpwds.errors": (
-        "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError StreamError "
-        "StreamNotFound TenbinError WorkerTraceback"
+        "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError "
+        "StreamError StreamNotFound TenbinError WorkerTraceback"
     ),
     "mpwds.stats.report": "StageStats WorkerStats",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",
-    "mpwds.pipeline.collation.collate": "default_collation_fn",
+    "mpwds.pipeline.collation": "default_collation_fn",
     "mpwds.pipeline.decoding.audio": "AUDIO_EXTENSIONS AudioDecoder torch_audio",
     "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
     "mpwds.pipeline.decoding.images": "IMAGE_EXTENSIONS ImageHandler imagehandler",
@@ -69,11 +69,12 @@ FURTHER_NAMES = {
     "mpwds.pipeline.indexed.shard_list": "ShardListDataset",
     "mpwds.pipeline.indexed.streaming_dataset": "StreamingDataset",
     "mpwds.pipeline.error_context": "Incident",
-    "mpwds.pipeline.generators": "PipelineStage pipelinefilter",
-    "mpwds.pipeline.sources.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
-    "mpwds.pipeline.sources.resampled": "ResampledShardList resampled",
-    "mpwds.pipeline.sources.samples": "tarfile_samples tarfile_to_samples",
-    "mpwds.pipeline.sources.shards": "SimpleShardList non_empty single_node_only",
+    "mpwds.pipeline.coercion": "PipelineStage pipelinefilter",
+    "mpwds.pipeline.sources.samples": (
+        "cbors2_to_samples cbors_to_samples msgpacks_to_samples tarfile_samples tarfile_to_samples"
+    ),
+    "mpwds.pipeline.sources.shards": "ResampledShardList SimpleShardList resampled",
+    "mpwds.pipeline.splitting": "non_empty single_node_only",
     "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.stages.batched": "batch batched bucketed listed",
     "mpwds.pipeline.stages.decode": "decode xdecode",

@@ -15,18 +15,10 @@ from mpwds.pipeline.coercion import stage_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.generators import Splitter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import (
-    ShardList,
-    Split,
-    Urls,
-    given_urls,
-    listed,
-    split_by_node,
-    split_by_worker,
-)
+from mpwds.pipeline.sources.shards import ShardList, Urls, given_urls, listed
+from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.storage.streams.gopen import gopen

@@ -1,20 +1,25 @@
-"""The parts of a pipeline: makes a source and stages of the objects that users pass."""
+"""Makes a source and stages of the objects that users pass: functions, iterables, objects of their own."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import check_function
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.generators import Generator, PipelineFilter, PipelineStage, Splitter, pipelinefilter
+from mpwds.pipeline.error_context import arguments, check_function
+from mpwds.pipeline.filter import Filter, iter_elements
 from mpwds.pipeline.iterable_sources import Indexed, Iterated, TorchIterable, iterates_itself
+from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, RowStep, Stage, Stream
+from mpwds.suggestions import shown
 
 
 def as_source(source: Any) -> Origin:
@@ -141,3 +146,107 @@ def _makes_a_stage(f: Any) -> bool:
     kinds = typing.get_args(result) or (result,)
     classes = (typing.get_origin(kind) or kind for kind in kinds)  # of dict[str, Any] in Python 3.10
     return all(isinstance(kind, type) and issubclass(kind, Filter) for kind in classes)
+
+
+@dataclass(frozen=True)
+class Generator(Filter):
+    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
+
+    Its elements have no addresses, so a pipeline with such a stage resumes by running again from the start of
+    the epoch. ``function`` draws the same random numbers in each run of an epoch by the same worker.
+    """
+
+    function: Callable[[Iterator[Any]], Iterator[Any]]
+    name: str | None = None
+    addressable = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(
+                "a stage is an object with a method stream(source, context) or a function of an iterator, "
+                f"got {shown(self.function)}"
+            )
+
+    def __str__(self) -> str:
+        return self.name or f"compose({arguments(self.function)})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return UnseekableStream(lambda: self.function(iter_elements(source)), self, context)
+
+
+def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
+    """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
+
+    ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
+    ``mpwds.pipeline.coercion.Generator``), unlike those of ``flatmap``.
+
+    Source:
+        ``webdataset.filters.pipelinefilter``.
+
+    Example:
+        >>> @pipelinefilter
+        ... def every(source, n):
+        ...     for index, element in enumerate(source):
+        ...         if index % n == 0:
+        ...             yield element
+        >>> list(every(2)("abcde"))
+        ['a', 'c', 'e']
+    """
+    return PipelineFilter(f)
+
+
+class PipelineFilter:
+    """The function that ``pipelinefilter`` makes; it makes a stage."""
+
+    def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
+        check_function("pipelinefilter", function, "a function of a source")
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **options: Any) -> Generator:
+        name = getattr(self, "__name__", repr(self.function))
+        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
+
+    def __reduce__(self) -> Any:
+        # Pickled by name, as functions are, if that name finds this object and not the decorated function.
+        name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
+        try:
+            by_name = module != "__main__" and attrgetter(name)(sys.modules[module]) is self
+        except (KeyError, AttributeError):
+            by_name = False
+        return name if by_name else (PipelineFilter, (self.function,))
+
+
+@dataclass(frozen=True)
+class _Curried:
+    """Function of a source: ``filter.function`` with the arguments after the source."""
+
+    filter: PipelineFilter
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
+        return self.filter.function(source, *self.args, **self.options)
+
+
+class PipelineStage:
+    """Base of your own stage classes with a method ``run(source)``. Its elements have no addresses.
+
+    Source:
+        ``webdataset.utils.PipelineStage``.
+
+    Example:
+        >>> class Twice(PipelineStage):
+        ...     def run(self, source):
+        ...         for element in source:
+        ...             yield from (element, element)
+        >>> from mpwds import DataPipeline
+        >>> list(DataPipeline("ab", Twice()))
+        ['a', 'a', 'b', 'b']
+    """
+
+    def run(self, source: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
+
+    def __call__(self, *source: Any) -> Any:
+        return self.run(*source)

@@ -202,7 +202,7 @@ class DataPipeline(Fluent, IterableSource):
 
         Args:
             stages: Stages as for the constructor (elements of generator functions have no addresses: see
-                ``mpwds.pipeline.generators.Generator``). Or a stage class and its arguments, as in webdataset
+                ``mpwds.pipeline.coercion.Generator``). Or a stage class and its arguments, as in webdataset
                 0.1: ``compose(DBCache, "x.db", 1000)``.
             keywords: Keyword arguments of that class.
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation.collate import Stack
+from mpwds.pipeline.collation import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.shuffle import Shuffle
 
 

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
+from mpwds.pipeline.coercion import Generator
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.generators import Generator
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 

@@ -7,8 +7,8 @@ import cloudpickle
 import pytest
 import webdataset.filters
 
+from mpwds.pipeline.coercion import PipelineFilter, PipelineStage, pipelinefilter
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.generators import PipelineFilter, PipelineStage, pipelinefilter
 
 
 def numbered(source, first, step=1):

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.generators import Splitter
-from mpwds.pipeline.sources.shards import (
-    ShardList,
-    SimpleShardList,
-    non_empty,
-    single_node_only,
-    split_by_node,
-    split_by_worker,
-)
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.splitting import Splitter, non_empty, single_node_only, split_by_node, split_by_worker
 from mpwds.pipeline.stream import Source
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]

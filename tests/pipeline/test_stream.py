@@ -1,6 +1,6 @@
 import pytest
 
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stream import Source, as_address, collect, fetch_held
 
 

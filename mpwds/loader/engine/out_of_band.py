@@ -16,7 +16,7 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import OwnClassPickler
-from mpwds.pipeline.collation.collate import Stack
+from mpwds.pipeline.collation import Stack
 
 
 @dataclass

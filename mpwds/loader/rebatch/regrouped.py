@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.loader.rebatch.rebatched import Rebatched, RebatchedStream
-from mpwds.pipeline.collation.collate import FIXED_SIZE
+from mpwds.pipeline.collation import FIXED_SIZE
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import IteratorStream

@@ -13,15 +13,8 @@ from mpwds.pipeline.formats import FORMATS, CacheConfig, find_format, tar_shards
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.iterable_sources import Indexed
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import (
-    NonEmpty,
-    ShardList,
-    SimpleShardList,
-    SplitByNode,
-    SplitByWorker,
-    is_named,
-    listed,
-)
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, is_named, listed
+from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
 from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
 from mpwds.pipeline.stream import Stage
 from mpwds.storage.indexed.shards import IndexedShards

@@ -1,6 +1,5 @@
-"""Where pipelines begin.
+"""Where pipelines begin: ``webdataset.py`` puts the parts together.
 
-``shards.py`` lists shards and splits them over ranks and workers, ``shard_stream.py`` reads one after the
-other, and ``samples.py`` groups members into samples. ``elements.py`` begins at any iterable, ``records.py``
-at record files, ``specs.py`` at a YAML description, ``directory_shards.py`` at a folder that fills.
+``shards.py`` lists shards, ``shard_stream.py`` reads one after the other, and ``samples.py`` groups members
+into samples. ``specs.py`` begins at a YAML description, ``directory_shards.py`` at a folder that fills.
 """

@@ -1,167 +1,29 @@
-"""Lists of shards: which ones a worker reads in an epoch, and in which order."""
+"""Lists of shards: which ones a worker reads in an epoch, in which order; and draws with replacement."""
 
 from __future__ import annotations
 
 import os
 import random
-from abc import abstractmethod
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.generators import Splitter
+from mpwds.pipeline.filter import Filter, iter_elements
 from mpwds.pipeline.iterable_sources import IterableSource
+from mpwds.pipeline.randomness import Draws, worker_draws
+from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Count, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import expand_names, expand_urls
 from mpwds.storage.streams.urls import url_scheme
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 
 _SHARDS_SHOWN = 3
-
-
-class _Split(Filter):
-    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
-
-    Called with an iterable, it yields this process's share. ``group`` is the ``torch.distributed`` process
-    group whose ranks count; see ``pytorch_worker_info``.
-    """
-
-    name: str
-    divides_among: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
-
-    __repr__ = __str__
-
-    def __reduce__(self) -> str:
-        return self.name  # there is one of each
-
-    @abstractmethod
-    def _share(self, context: Context) -> tuple[int, int]:
-        """Which share this process takes, and how many shares there are."""
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Share(source, *self._share(context))
-
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        rank, world_size, worker, workers = pytorch_worker_info(group)
-        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
-        first, step = self._share(context)
-        return islice(source, first, None, step)
-
-
-class SplitByNode(_Split):
-    """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
-
-    A node here is a process that trains (a rank). All nodes must see the same elements in the same order.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
-        [1, 4]
-    """
-
-    name = "split_by_node"
-    divides_among = ("ranks",)
-
-    def _share(self, context: Context) -> tuple[int, int]:
-        return context.rank, context.world_size
-
-
-class SplitByWorker(_Split):
-    """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
-
-    name = "split_by_worker"
-    divides_among = ("workers",)
-
-    def _share(self, context: Context) -> tuple[int, int]:
-        return context.worker, context.workers
-
-
-class SingleNodeOnly(_Split):
-    """Stage that passes everything on; raises ``ValueError`` on several nodes: ``single_node_only``."""
-
-    name = "single_node_only"
-
-    def _share(self, context: Context) -> tuple[int, int]:
-        if context.world_size > 1:
-            raise ValueError(
-                f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
-                "nodesplitter=mpwds.split_by_node"
-            )
-        return 0, 1
-
-
-class NonEmpty(Filter):
-    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``."""
-
-    def __str__(self) -> str:
-        return "non_empty"
-
-    __repr__ = __reduce__ = __str__
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _NonEmpty(source, context)
-
-
-class _Share(WrappedStream[Any]):
-    def __init__(self, source: Stream[Any], first: int, step: int) -> None:
-        super().__init__(source)
-        self._step = step
-        self._skip = first
-
-    def __next__(self) -> tuple[Address, Any]:
-        while self._skip:
-            self._next()
-            self._skip -= 1
-        item = self._next()
-        self._skip = self._step - 1
-        return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "skip": self._skip}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._skip = state["skip"]
-
-
-class _NonEmpty(WrappedStream[Any]):
-    def __init__(self, source: Stream[Any], context: Context) -> None:
-        super().__init__(source)
-        self._context = context
-        self._found = False
-
-    def __next__(self) -> tuple[Address, Any]:
-        item = next(self._source, None)
-        if item is None:
-            if self._found:
-                raise StopIteration
-            place = f"worker {self._context.worker} of rank {self._context.rank}"
-            self._found = True  # the error comes once
-            raise ValueError(f"non_empty: the stages before it gave no elements in {place}")
-        self._found = True
-        return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "found": self._found}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._found = state["found"]
-
-
-split_by_node: Final = SplitByNode()
-split_by_worker: Final = SplitByWorker()
-single_node_only: Final = SingleNodeOnly()
-non_empty: Final = NonEmpty()
 
 
 class _GivenShards(IterableSource):
@@ -385,3 +247,160 @@ def _as_stage(splitter: Any) -> Stage | None:
         stage: Stage | None = splitter
         return stage
     return Splitter(splitter, as_list=True)
+
+
+class ResampledShards(IterableSource):
+    """Source of a pipeline: shards drawn at random with replacement, as ``{"url": ...}``, without end.
+
+    Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline,
+    the draws depend only on its seed, the epoch, the rank and the worker: a run can be repeated. An address
+    is (shard's number, rank, worker, number of the draw), so that random augmentation differs each time a
+    shard is drawn.
+
+    Args:
+        urls: Shards, as for ``mpwds.ShardList``.
+        nshards: Number of draws in an epoch, for each worker; without end by default.
+        seed: Determines the draws, together with the pipeline's seed.
+        worker_seed: Returns a number for this worker, which replaces rank and worker in the draws.
+        deterministic: If the object is iterated outside a pipeline: make the same draws each time. By
+            default every ``iter()`` then draws again.
+        max_urls: Limit on the shards taken from an iterable.
+        empty_check: Raise ``ValueError`` at once if there are no shards; otherwise, when a shard is drawn.
+
+    Source:
+        ``webdataset.shardlists.ResampledShards``, which draws again in a pipeline too unless
+        ``deterministic``.
+
+    Example:
+        >>> shards = ResampledShards("x-{0..9}.tar", nshards=3, deterministic=True)
+        >>> len(list(shards))
+        3
+    """
+
+    never_empty = True
+
+    def __init__(
+        self,
+        urls: Urls,
+        nshards: int = sys.maxsize,
+        seed: int | None = 0,
+        worker_seed: Callable[[], Any] | None = None,
+        deterministic: bool = False,
+        max_urls: int = 1_000_000,
+        empty_check: bool = True,
+    ) -> None:
+        if not isinstance(urls, (str, os.PathLike)):
+            urls = list(islice(urls, max_urls))
+        self.urls: list[str] = [] if urls == [] and not empty_check else expand_urls(urls)
+        self._given = urls if isinstance(urls, str) and "${" not in urls else self.urls
+        self.nshards = nshards
+        self.seed = seed
+        self.worker_seed = worker_seed
+        self.deterministic = deterministic
+        self.epoch = -1
+
+    def __str__(self) -> str:
+        nshards = "" if self.nshards == sys.maxsize else f", nshards={self.nshards}"
+        return f"ResampledShards({listed(self.urls)}{nshards})"
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        entropy = () if self.deterministic else (os.urandom(8),)
+        return iter_elements(self._drawn(Context.current(self.epoch), *entropy))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` run epoch ``epoch``."""
+        self.epoch = epoch - 1
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        return self._drawn(context)
+
+    def _drawn(self, context: Context, *entropy: object) -> Shards:
+        if self.worker_seed is None:
+            draws = worker_draws("resampled shards", context, self.seed, *entropy)
+        else:
+            facts = (context.seed or 0, context.epoch, self.seed, self.worker_seed(), *entropy)
+            draws = Draws("resampled shards", *facts)
+        if os.environ.get("WDS_SHOW_SEED", "0") == "1":
+            print(f"# ResampledShards: seed {self.seed}, {context}")
+        return Shards(self.urls, _Order(self, draws, context), listed(self._given))
+
+
+ResampledShardList = ResampledShards
+
+
+class _Order(Sequence[Address]):
+    """The addresses of the shards drawn."""
+
+    def __init__(self, shards: ResampledShards, draws: Draws, context: Context) -> None:
+        self._nshards = shards.nshards
+        self._shards = len(shards.urls)
+        self._draws = draws
+        self._place = context.rank, context.worker
+
+    def __len__(self) -> int:
+        return self._nshards
+
+    def __getitem__(self, number: Any) -> Any:
+        if not self._shards:
+            raise ValueError("ResampledShards: there are no shards to draw from")
+        return (self._draws.index(number, self._shards), *self._place, number)
+
+
+def resampled(n: int = sys.maxsize) -> Resampled:
+    """Stage that draws ``n`` elements of its source at random with replacement, or without end.
+
+    It first reads the source to the end and holds it: it is meant for lists of shards. Every epoch and every
+    worker draws its own. An empty source gives nothing.
+
+    Example:
+        >>> len(list(resampled(5)(["a.tar", "b.tar"])))
+        5
+    """
+    return Resampled(n)
+
+
+@dataclass(frozen=True)
+class Resampled(Filter):
+    """The stage that ``resampled`` makes. An address is (the element's, rank, worker, number of the draw)."""
+
+    n: int = sys.maxsize
+
+    def __str__(self) -> str:
+        return f"resampled({'' if self.n == sys.maxsize else self.n})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Redrawn(self, source, context)
+
+
+class _Redrawn(WrappedStream[Any]):
+    def __init__(self, stage: Resampled, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._n = stage.n
+        self._place = context.rank, context.worker
+        self._draws = worker_draws("resampled", context)
+        self._items: list[tuple[Address, Any]] | None = None
+        self._drawn = 0
+
+    def __next__(self) -> tuple[Address, Any]:
+        if self._items is None:
+            self._items = list(self._source)
+        drawn = self._drawn
+        if drawn >= self._n or not self._items:
+            raise StopIteration
+        self._drawn = drawn + 1
+        address, element = self._items[self._draws.index(drawn, len(self._items))]
+        return (address, *self._place, drawn), element
+
+    def fetch(self, address: Any) -> Any:
+        return self._source.fetch(address[0])
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return self._source.describe(address[0], element)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The elements are a function of the epoch: a new stream reads them again.
+        self._drawn = state["drawn"]

@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING, Any
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.generators import Splitter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
-from mpwds.pipeline.sources.resampled import ResampledShards
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import (
-    ShardList,
-    Split,
-    Urls,
-    given_urls,
-    is_named,
-    listed,
-    split_by_node,
-    split_by_worker,
-)
+from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, given_urls, is_named, listed
+from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
 from mpwds.storage.caches.directory import url_to_cache_name

@@ -12,7 +12,7 @@ from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.meter import Meter
 from mpwds.loader.worker.sending import BatchSender, Commands
-from mpwds.pipeline.collation.collate import deferred_collation_fn
+from mpwds.pipeline.collation import deferred_collation_fn
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.private import PrivateCopies
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.collation.collate import Stack, default_collation_fn, deferred_collation_fn
+from mpwds.pipeline.collation import Stack, default_collation_fn, deferred_collation_fn
 
 
 @pytest.mark.parametrize("values", [[1, 2], [1.5, 2], [True, False], [1j, 2], [np.float32(1), np.float32(2)]])

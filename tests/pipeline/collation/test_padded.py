@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation.collate import Stack, default_collation_fn
-from mpwds.pipeline.collation.padded import PaddedStack, padded
+from mpwds.pipeline.collation import PaddedStack, Stack, default_collation_fn, padded
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stages.batched import batched
 from mpwds.pipeline.stream import Source, collect

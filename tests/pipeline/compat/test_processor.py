@@ -12,8 +12,7 @@ from mpwds import MultiLoader
 from mpwds.compat.dataset import Processor, stage_of
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched, batched
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.map import Map, map
 from mpwds.pipeline.stages.select import select

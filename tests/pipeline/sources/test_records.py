@@ -12,7 +12,7 @@ from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
-from mpwds.pipeline.sources.records import cbors2_to_samples, cbors_to_samples, msgpacks_to_samples
+from mpwds.pipeline.sources.samples import cbors2_to_samples, cbors_to_samples, msgpacks_to_samples
 from mpwds.pipeline.sources.shards import ShardList
 from tests.open_files import open_files
 

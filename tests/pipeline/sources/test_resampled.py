@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.resampled import Draws, ResampledShardList, ResampledShards, resampled
-from mpwds.pipeline.sources.shards import SimpleShardList
+from mpwds.pipeline.sources.shards import (
+    Draws,
+    ResampledShardList,
+    ResampledShards,
+    SimpleShardList,
+    resampled,
+)
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import Source
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation.collate import Stack
+from mpwds.pipeline.collation import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 

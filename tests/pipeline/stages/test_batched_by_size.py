@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation.collate import Stack
+from mpwds.pipeline.collation import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_stop
 from mpwds.pipeline.stages.batched import batched, size_in_bytes

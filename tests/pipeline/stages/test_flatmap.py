@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import flatmap

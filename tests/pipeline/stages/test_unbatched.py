@@ -4,8 +4,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.batched import listed
-from mpwds.pipeline.stages.batches import Batched
+from mpwds.pipeline.stages.batched import Batched, listed
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, unlisted
 from mpwds.pipeline.stream import Source, collect

@@ -1,127 +1,162 @@
-"""Stages that are users' functions of an iterator, and choices among shards by such a function."""
+"""Stages that divide shards among ranks and workers, by our rules or by a user's function."""
 
 from __future__ import annotations
 
-import functools
-import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from mpwds.errors import SecurityError
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, check_function
-from mpwds.pipeline.filter import Filter, iter_elements
+from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
+from mpwds.pipeline.error_context import arguments
+from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterator_streams import UnseekableStream
-from mpwds.pipeline.stream import Address, Description, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown
 
+Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 
-@dataclass(frozen=True)
-class Generator(Filter):
-    """Stage that yields the elements of ``function(source)``, where ``source`` iterates over plain elements.
 
-    Its elements have no addresses, so a pipeline with such a stage resumes by running again from the start of
-    the epoch. ``function`` draws the same random numbers in each run of an epoch by the same worker.
+class _Split(Filter):
+    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
+
+    Called with an iterable, it yields this process's share. ``group`` is the ``torch.distributed`` process
+    group whose ranks count; see ``pytorch_worker_info``.
     """
 
-    function: Callable[[Iterator[Any]], Iterator[Any]]
-    name: str | None = None
-    addressable = False
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(
-                "a stage is an object with a method stream(source, context) or a function of an iterator, "
-                f"got {shown(self.function)}"
-            )
+    name: str
+    divides_among: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.name or f"compose({arguments(self.function)})"
+        return self.name
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> str:
+        return self.name  # there is one of each
+
+    @abstractmethod
+    def _share(self, context: Context) -> tuple[int, int]:
+        """Which share this process takes, and how many shares there are."""
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return UnseekableStream(lambda: self.function(iter_elements(source)), self, context)
+        return _Share(source, *self._share(context))
+
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        rank, world_size, worker, workers = pytorch_worker_info(group)
+        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+        first, step = self._share(context)
+        return islice(source, first, None, step)
 
 
-def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
-    """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
+class SplitByNode(_Split):
+    """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
 
-    ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
-    ``mpwds.pipeline.generators.Generator``), unlike those of ``flatmap``.
-
-    Source:
-        ``webdataset.filters.pipelinefilter``.
-
-    Example:
-        >>> @pipelinefilter
-        ... def every(source, n):
-        ...     for index, element in enumerate(source):
-        ...         if index % n == 0:
-        ...             yield element
-        >>> list(every(2)("abcde"))
-        ['a', 'c', 'e']
-    """
-    return PipelineFilter(f)
-
-
-class PipelineFilter:
-    """The function that ``pipelinefilter`` makes; it makes a stage."""
-
-    def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
-        check_function("pipelinefilter", function, "a function of a source")
-        self.function = function
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **options: Any) -> Generator:
-        name = getattr(self, "__name__", repr(self.function))
-        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
-
-    def __reduce__(self) -> Any:
-        # Pickled by name, as functions are, if that name finds this object and not the decorated function.
-        name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
-        try:
-            by_name = module != "__main__" and attrgetter(name)(sys.modules[module]) is self
-        except (KeyError, AttributeError):
-            by_name = False
-        return name if by_name else (PipelineFilter, (self.function,))
-
-
-@dataclass(frozen=True)
-class _Curried:
-    """Function of a source: ``filter.function`` with the arguments after the source."""
-
-    filter: PipelineFilter
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
-        return self.filter.function(source, *self.args, **self.options)
-
-
-class PipelineStage:
-    """Base of your own stage classes with a method ``run(source)``. Its elements have no addresses.
-
-    Source:
-        ``webdataset.utils.PipelineStage``.
+    A node here is a process that trains (a rank). All nodes must see the same elements in the same order.
 
     Example:
-        >>> class Twice(PipelineStage):
-        ...     def run(self, source):
-        ...         for element in source:
-        ...             yield from (element, element)
-        >>> from mpwds import DataPipeline
-        >>> list(DataPipeline("ab", Twice()))
-        ['a', 'a', 'b', 'b']
+        >>> from mpwds.pipeline.stream import Source
+        >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
+        [1, 4]
     """
 
-    def run(self, source: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} is a pipeline stage without a method run(source)")
+    name = "split_by_node"
+    divides_among = ("ranks",)
 
-    def __call__(self, *source: Any) -> Any:
-        return self.run(*source)
+    def _share(self, context: Context) -> tuple[int, int]:
+        return context.rank, context.world_size
+
+
+class SplitByWorker(_Split):
+    """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
+
+    name = "split_by_worker"
+    divides_among = ("workers",)
+
+    def _share(self, context: Context) -> tuple[int, int]:
+        return context.worker, context.workers
+
+
+class SingleNodeOnly(_Split):
+    """Stage that passes everything on; raises ``ValueError`` on several nodes: ``single_node_only``."""
+
+    name = "single_node_only"
+
+    def _share(self, context: Context) -> tuple[int, int]:
+        if context.world_size > 1:
+            raise ValueError(
+                f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
+                "nodesplitter=mpwds.split_by_node"
+            )
+        return 0, 1
+
+
+class NonEmpty(Filter):
+    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``."""
+
+    def __str__(self) -> str:
+        return "non_empty"
+
+    __repr__ = __reduce__ = __str__
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _NonEmpty(source, context)
+
+
+class _Share(WrappedStream[Any]):
+    def __init__(self, source: Stream[Any], first: int, step: int) -> None:
+        super().__init__(source)
+        self._step = step
+        self._skip = first
+
+    def __next__(self) -> tuple[Address, Any]:
+        while self._skip:
+            self._next()
+            self._skip -= 1
+        item = self._next()
+        self._skip = self._step - 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "skip": self._skip}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._skip = state["skip"]
+
+
+class _NonEmpty(WrappedStream[Any]):
+    def __init__(self, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._context = context
+        self._found = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        item = next(self._source, None)
+        if item is None:
+            if self._found:
+                raise StopIteration
+            place = f"worker {self._context.worker} of rank {self._context.rank}"
+            self._found = True  # the error comes once
+            raise ValueError(f"non_empty: the stages before it gave no elements in {place}")
+        self._found = True
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "found": self._found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._found = state["found"]
+
+
+split_by_node: Final = SplitByNode()
+split_by_worker: Final = SplitByWorker()
+single_node_only: Final = SingleNodeOnly()
+non_empty: Final = NonEmpty()
 
 
 @dataclass(frozen=True)
