@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Entry(NamedTuple):
-    """A command: the module whose function of the command's name runs it, and one line of help."""
+    """A command: the module below ``mpwds.cli`` with a function of its name, and one line of help."""
 
     module: str
     help: str
@@ -24,53 +24,42 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "demo": Entry(
-        "mpwds.cli.demo.demo",
+        "demo.demo",
         "Train a small network from tar shards, on handwritten digits or your own images.",
     ),
-    "ls": Entry("mpwds.cli.looking.ls", "List the samples of shards: number, bytes, key, and fields."),
-    "info": Entry(
-        "mpwds.cli.looking.info", "Sum up shards: samples, bytes, fields with types and shapes, damage."
-    ),
+    "ls": Entry("inspect.commands", "List the samples of shards: number, bytes, key, and fields."),
+    "info": Entry("inspect.commands", "Sum up shards: samples, bytes, fields with types and shapes, damage."),
     "show": Entry(
-        "mpwds.cli.looking.show",
+        "show",
         "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
     "cat": Entry(
-        "mpwds.cli.looking.cat", "Write fields or samples of shards to standard output: bytes, JSON or tar."
+        "inspect.commands",
+        "Write fields or samples of shards to standard output: bytes, JSON or tar.",
     ),
-    "extract": Entry("mpwds.cli.looking.extract", "Write fields of shards to files in a folder."),
+    "extract": Entry("inspect.commands", "Write fields of shards to files in a folder."),
     "verify": Entry(
-        "mpwds.cli.looking.verify", "Check shards: headers, keys, checksums, fields; list what is damaged."
+        "inspect.commands", "Check shards: headers, keys, checksums, fields; list what is damaged."
     ),
-    "repair": Entry("mpwds.cli.looking.repair", "Write a copy of shards without what is damaged in them."),
+    "repair": Entry("inspect.commands", "Write a copy of shards without what is damaged in them."),
     "create": Entry(
-        "mpwds.cli.making.create",
+        "convert.create",
         "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.",
     ),
-    "convert": Entry(
-        "mpwds.cli.making.convert", "Convert datasets between tar shards, MDS and record files."
-    ),
-    "index": Entry("mpwds.cli.making.index", "Make and change descriptions of indexed datasets (wids)."),
-    "split": Entry("mpwds.cli.resharding.commands", "Split shards into smaller ones, by samples or by size."),
-    "merge": Entry("mpwds.cli.resharding.commands", "Merge shards into one, or into fewer."),
-    "shuffle": Entry(
-        "mpwds.cli.resharding.commands", "Shuffle all samples of shards, also of more than fit in memory."
-    ),
-    "sort": Entry("mpwds.cli.resharding.commands", "Sort all samples of shards by their keys or by a field."),
-    "proc": Entry(
-        "mpwds.cli.resharding.proc", "Process shards through your pipeline, in parallel; can continue."
-    ),
+    "convert": Entry("convert.convert", "Convert datasets between tar shards, MDS and record files."),
+    "index": Entry("convert.index", "Make and change descriptions of indexed datasets (wids)."),
+    "split": Entry("reshard.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": Entry("reshard.commands", "Merge shards into one, or into fewer."),
+    "shuffle": Entry("reshard.commands", "Shuffle all samples of shards, also of more than fit in memory."),
+    "sort": Entry("reshard.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": Entry("reshard.commands", "Process shards through your pipeline, in parallel; can continue."),
     "bench": Entry(
-        "mpwds.cli.making.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
+        "convert.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
     ),
-    "serve": Entry(
-        "mpwds.cli.feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."
-    ),
-    "monitor": Entry(
-        "mpwds.cli.feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."
-    ),
-    "stat": Entry("mpwds.cli.feed.stat", "Compute statistics of a feed's tensors over some batches."),
-    "keygen": Entry("mpwds.cli.feed.keygen", "Make the keys that servers and their clients need."),
+    "serve": Entry("feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."),
+    "monitor": Entry("feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."),
+    "stat": Entry("feed.stat", "Compute statistics of a feed's tensors over some batches."),
+    "keygen": Entry("feed.keygen", "Make the keys that servers and their clients need."),
 }
 
 _NOBODY_READS = 128 + signal.SIGPIPE
@@ -156,7 +145,7 @@ def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
 
 
 def _load(name: str) -> Any:
-    function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    function = getattr(importlib.import_module(f"mpwds.cli.{COMMANDS[name].module}"), name)
     if isinstance(function, typer.Typer):  # a command with commands of its own
         for each in function.registered_commands:
             each.cls = _Command

@@ -24,7 +24,7 @@ from mpwds.storage.writing.sinks import parts_of_series
 
 
 @contextlib.contextmanager
-def begun(
+def resume_or_start(
     output: str,
     shards: Sequence[str],
     run: Mapping[str, Any],
@@ -33,7 +33,7 @@ def begun(
     keep: bool = False,
     also: Sequence[str] = (),
 ) -> Iterator[set[str]]:
-    """Begins a run, or continues one that ended early; yields the shards and files that are complete.
+    """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
     The journal says what is made of what. Shards get their names when they are complete and on the disk, so
     those that exist while there is a journal are complete. It stays locked inside ``with``. At the end,

@@ -1,16 +1,14 @@
-"""Options that all rooms of the command line share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Annotated
 
 import typer
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
 def parse_size(text: str | int) -> int:
@@ -28,3 +26,101 @@ def parse_size(text: str | int) -> int:
     if size < 1:
         raise typer.BadParameter(f"{text!r} is no size: write a number of bytes, such as 500MB or 1GiB")
     return size
+
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+# Of commands that read samples.
+Shards = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARDS",
+        help="Tar shards, descriptions (.json) or MDS datasets: paths, URLs, train-{000..131}.tar; - for "
+        "standard input.",
+    ),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."),
+]
+Numbers = Annotated[
+    str,
+    typer.Option(
+        "--number", "-n", metavar="RANGES", help="Only samples with these numbers, as 10:20 or 3,7,90:."
+    ),
+]
+Where = Annotated[
+    str,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="EXPRESSION",
+        help="Only samples for which this holds: cls == 3 and len(jpg) > 1000.",
+    ),
+]
+Fields = Annotated[
+    str, typer.Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many samples.")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")
+]
+
+
+class Duplicates(str, Enum):
+    """What to do about a key that a shard holds already.
+
+    ``error`` stops. ``rename`` writes the sample as ``KEY-1``. ``keep`` leaves it, but stops where the two
+    would be side by side, and so be read as one.
+    """
+
+    error = "error"
+    rename = "rename"
+    keep = "keep"
+
+
+# Of commands from tar shards to tar shards.
+TarShards = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARDS",
+        help="Paths, URLs, in-{000..099}.tar, or descriptions (.json); - for standard input.",
+    ),
+]
+Output = Annotated[
+    str,
+    typer.Argument(
+        metavar="OUTPUT", help="A path or URL, a series such as out-%06d.tar, or - for standard output."
+    ),
+]
+MaxCount = Annotated[
+    int | None, typer.Option("--maxcount", min=1, metavar="N", help="The most samples in a shard.")
+]
+MaxSize = Annotated[
+    int | None,
+    typer.Option(
+        "--maxsize",
+        metavar="SIZE",
+        parser=parse_size,
+        help="The most bytes of a shard's tar archive, such as 500MB.",
+    ),
+]
+Memory = Annotated[
+    int,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=parse_size,
+        show_default="1GB",
+        help="Samples held at a time; the rest is in temporary files.",
+    ),
+]
+Temporary = Annotated[
+    str | None,
+    typer.Option("--tmp", metavar="DIR", help="Where to make temporary files; by default beside the output."),
+]
+OnDuplicates = Annotated[
+    Duplicates,
+    typer.Option(help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."),
+]

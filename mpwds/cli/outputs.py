@@ -1,16 +1,14 @@
-"""Where commands write: shards of patterns and folders, never over data that exists; reports and text."""
+"""Where commands write: shards of patterns and folders, never over data that exists."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
@@ -20,41 +18,9 @@ from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from rich.console import Console
 
-_WIDTH_OF_FILES = 200
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
-
-
-def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
-    """Prints what a command found or did: as a line of JSON, or else as text.
-
-    NaN and infinity, which JSON does not have, are ``null`` there.
-    """
-    if as_json:
-        try:
-            text = json.dumps(values, allow_nan=False)
-        except ValueError:
-            text = json.dumps(_without_nan(values))
-    print(text, file=sys.stderr if to_stderr else sys.stdout)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(map(_without_nan, value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def plain_console(to_stderr: bool = False) -> Console:
-    """A console that shows texts as they are: names in data are neither markup nor emoji. Files are wide."""
-    from rich.console import Console
-
-    stream = sys.stderr if to_stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILES
-    return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def is_file(output: str) -> bool:

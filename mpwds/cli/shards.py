@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from mpwds.pipeline.sources.directory_shards import shards_in
-from mpwds.storage.indexed.descriptions import load_description
+from mpwds.pipeline.formats import tar_urls
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
@@ -24,7 +23,7 @@ def expanded(patterns: Iterable[str]) -> list[str]:
 
 def shard_urls(patterns: Iterable[str]) -> list[str]:
     """The tar shards that patterns, descriptions (``.json``) and folders of shards name, in order."""
-    return [shard for url in expanded(patterns) for shard in _tar_shards(url)]
+    return [url for pattern in patterns for url in tar_urls(pattern)]
 
 
 def version_of(url: str) -> object:
@@ -39,11 +38,3 @@ def version_of(url: str) -> object:
         return status.st_size, status.st_mtime_ns
     with open_at(url) as stream:
         return getattr(getattr(stream, "raw", None), "version", None)
-
-
-def _tar_shards(url: str) -> list[str]:
-    if is_local(url) and os.path.isdir(local_path(url)):
-        return shards_in(local_path(url))
-    if url.partition("?")[0].endswith(".json"):
-        return [str(shard["url"]) for shard in load_description(url)["shardlist"]]
-    return [url]

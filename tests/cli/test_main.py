@@ -55,12 +55,12 @@ def test_help_needs_neither_numpy_nor_torch(arguments):
 def test_help_imports_no_command():
     code = "import sys; from mpwds.cli.main import main; main(['--help']); print(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert {entry.module for entry in COMMANDS.values()}.isdisjoint(output.split())
+    assert {f"mpwds.cli.{entry.module}" for entry in COMMANDS.values()}.isdisjoint(output.split())
 
 
 def test_each_command_has_a_module():
     for name, entry in COMMANDS.items():
-        assert callable(getattr(importlib.import_module(entry.module), name))
+        assert callable(getattr(importlib.import_module(f"mpwds.cli.{entry.module}"), name))
 
 
 def test_without_typer_the_command_says_what_to_install(monkeypatch, capsys):
@@ -209,10 +209,10 @@ def test_an_interrupt_is_quiet(failing, capsys):
 def test_an_interrupt_while_the_command_is_imported_is_quiet(monkeypatch, capsys):
     class Interrupted(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path, target=None):
-            if name == "mpwds.cli.looking.ls":
+            if name == "mpwds.cli.inspect.commands":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "mpwds.cli.looking.ls", raising=False)
+    monkeypatch.delitem(sys.modules, "mpwds.cli.inspect.commands", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert main(["ls", "x.tar"]) == 130
     assert "Traceback" not in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Keys, check_tensorcom
-from mpwds.cli.notes import noted
+from mpwds.cli.jobs import noted
 from mpwds.viewing.wording import counted
 
 Source = Annotated[

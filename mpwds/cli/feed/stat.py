@@ -26,9 +26,9 @@ def stat(
     """
     from rich.console import Console
 
+    from mpwds.cli.console import report
     from mpwds.cli.feed import tables
     from mpwds.cli.feed.watched import watch
-    from mpwds.cli.outputs import report
     from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()

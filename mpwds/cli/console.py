@@ -1,0 +1,115 @@
+"""What commands print: one console, one table, one progress bar, one report for people or as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpwds.viewing.wording import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WIDTH_OF_FILES = 200
+_LEAST_WORDS = 13  # characters of a column
+_SHOWN_S = 0.1
+
+
+def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
+    """Prints what a command found or did: as a line of JSON, or else as text.
+
+    NaN and infinity, which JSON does not have, are ``null`` there.
+    """
+    if as_json:
+        try:
+            text = json.dumps(values, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_without_nan(values))
+    print(text, file=sys.stderr if to_stderr else sys.stdout)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(_without_nan, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def console(to_stderr: bool = False, soft_wrap: bool = True) -> Console:
+    """A console that shows texts as they are: names in data are neither markup nor emoji. Files are wide.
+
+    Args:
+        to_stderr: Print to standard error.
+        soft_wrap: Leave it to the terminal to break long lines of text.
+    """
+    from rich.console import Console
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILES
+    return Console(
+        stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap
+    )
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()
+) -> Table:
+    """A table. Columns named in ``left`` hold words, which may be folded; others hold figures."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(
+        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
+    )
+    for place, column in enumerate(columns):
+        if column in left:
+            widest = max([len(column), *(len(row[place]) for row in rows)])
+            found.add_column(column, overflow="fold", min_width=min(widest, _LEAST_WORDS))
+        else:
+            found.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        found.add_row(*(Text(printable(cell)) for cell in row))
+    return found
+
+
+@contextlib.contextmanager
+def progress(
+    total: int | None, done: int = 0, in_bytes: bool = False
+) -> Iterator[Callable[[int, str], None]]:
+    """Shows on standard error, if that is a terminal, how much of ``total`` is done.
+
+    Yields ``advance(by, text)``; the text stands before the bar.
+
+    Args:
+        total: Bytes or other units; ``None`` if unknown.
+        done: How many of them are done already.
+        in_bytes: Whether they are bytes.
+    """
+    if not sys.stderr.isatty():
+        yield lambda by, text: None
+        return
+    import rich.progress as bars
+
+    amount = (bars.DownloadColumn(), bars.TransferSpeedColumn()) if in_bytes else (bars.MofNCompleteColumn(),)
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), *amount, bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=console(to_stderr=True, soft_wrap=False), transient=True) as bar:
+        task = bar.add_task("", total=total, completed=done)
+        shown = 0.0
+
+        def advance(by: int, text: str) -> None:
+            nonlocal done, shown
+            done += by
+            if (now := time.monotonic()) - shown > _SHOWN_S:
+                shown = now
+                bar.update(task, completed=done, description=text)
+
+        yield advance

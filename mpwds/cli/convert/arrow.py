@@ -1,0 +1,274 @@
+"""Samples of Parquet files and of Hugging Face datasets, which are folders of Arrow or Parquet files."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from mpwds.cli.convert.tables import Column, ColumnMap
+from mpwds.errors import ShardError
+from mpwds.imports import require
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.tar_members import member_bytes
+
+_ROWS_AT_A_TIME = 64
+_OPEN_FILES = 100
+_SPLIT = re.compile(r"(?:.*/)?([A-Za-z_]+)(?:[-.]\d+-of-\d+)?[^/]*\.(?:parquet|arrow)")
+_SAVED = ("state.json", "dataset_info.json")
+
+
+@dataclass(frozen=True)
+class ArrowRows:
+    """The rows of Parquet or Arrow files, and how they become samples. A worker reads some of them.
+
+    Attributes:
+        blocks: The files' row groups or record batches: file, number in it, rows, and bytes of the rows.
+        map: How rows become samples.
+        numbers: The rows to iterate.
+        files_bytes: Of each row, the bytes of the files that it names, in a tar archive; empty if none.
+    """
+
+    blocks: Sequence[tuple[str, int, int, int]]
+    map: ColumnMap
+    numbers: Sequence[int] = ()
+    files_bytes: Sequence[int] = ()
+    _starts: Sequence[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        starts = list(itertools.accumulate((rows for _, _, rows, _ in self.blocks), initial=0))
+        object.__setattr__(self, "_starts", starts)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def size_of(self, number: int) -> int:
+        """About the bytes of a sample in a tar archive, by the mean of its block's rows."""
+        _, _, rows, nbytes = self.blocks[self._block(number)]
+        of_files = self.files_bytes[number] if self.files_bytes else 0
+        return nbytes // rows + self._size_of_headers + of_files
+
+    @cached_property
+    def _size_of_headers(self) -> int:
+        """The bytes of a sample's headers and padding, by the key of the first row."""
+        (first,) = _Blocks().block(*self.blocks[0][:2]).slice(0, 1).to_pylist() if self.map.key else [{}]
+        fields = [*self.map.fields.values(), *filter(None, [self.map.rest])]
+        return sum(member_bytes(1, f"{self.map.key_of(0, first)}.{field}") for field in fields)
+
+    def part(self, numbers: Sequence[int]) -> ArrowRows:
+        """The samples of these numbers."""
+        return replace(self, numbers=numbers)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        read = _Blocks()
+        for block, numbers in itertools.groupby(self.numbers, self._block):
+            path, index, _, _ = self.blocks[block]
+            rows = read.block(path, index)
+            inside = list(numbers)
+            for first in range(0, len(inside), _ROWS_AT_A_TIME):
+                some = inside[first : first + _ROWS_AT_A_TIME]
+                found = rows.take([number - self._starts[block] for number in some]).to_pylist()
+                for number, row in zip(some, found, strict=True):
+                    yield self.map.sample(number, row)
+
+    def _block(self, number: int) -> int:
+        return bisect.bisect_right(self._starts, number) - 1
+
+
+class _Blocks:
+    """Reads row groups and record batches; keeps files open, and the last row group."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Any] = {}
+        self._kept: tuple[str, int, Any] = ("", 0, None)
+
+    def block(self, path: str, index: int) -> Any:
+        if path not in self._files:
+            if len(self._files) >= _OPEN_FILES:
+                self._files.clear()
+            self._files[path] = _open(path)
+        file = self._files[path]
+        if isinstance(file, list):
+            return file[index]
+        if self._kept[:2] != (path, index):
+            with _damage(path):
+                self._kept = path, index, file.read_row_group(index, use_threads=False)
+        return self._kept[2]
+
+
+def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], dict[str, Column]]:
+    """The blocks and the columns of Parquet and Arrow files.
+
+    Raises:
+        ShardError: A file is damaged.
+        ValueError: Files have different columns, or there is no row.
+        ImportError: pyarrow is missing: the extra ``mpwds[parquet]`` brings it.
+    """
+    blocks: list[tuple[str, int, int, int]] = []
+    names: list[str] = []
+    columns: dict[str, Column] = {}
+    for path in paths:
+        opened = _open(path)
+        with _damage(path):
+            if hasattr(opened, "read_row_group"):
+                schema = opened.schema_arrow
+                groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+                figures = [(group.num_rows, group.total_byte_size) for group in groups]
+            else:
+                schema = opened[0].schema if opened else None
+                figures = [(batch.num_rows, batch.nbytes) for batch in opened]
+        if schema is None:
+            continue
+        blocks += [(path, index, *figure) for index, figure in enumerate(figures) if figure[0]]
+        if names and schema.names != names:
+            raise ValueError(f"{path} has other columns ({', '.join(schema.names)}) than {paths[0]}")
+        names = schema.names
+        columns = columns or _columns(schema, os.path.dirname(path))
+    if not blocks:
+        raise ValueError(f"there is no row in {', '.join(paths[:3])}")
+    return blocks, columns
+
+
+def read_columns(
+    blocks: Sequence[tuple[str, int, int, int]], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of blocks, with some of the columns."""
+    for path, of_path in itertools.groupby(blocks, lambda block: block[0]):
+        opened = _open(path)
+        for _, index, _, _ in of_path:
+            with _damage(path):
+                is_arrow = isinstance(opened, list)
+                rows = opened[index].select(names) if is_arrow else opened.read_row_group(index, names)
+            yield from rows.to_pylist()
+
+
+def dataset_files(folder: str) -> dict[str, list[str]]:
+    """The files of each split of a Hugging Face dataset, in order; nothing if the folder is none.
+
+    A folder of ``save_to_disk`` (a dataset or a ``DatasetDict``), or one with Parquet files, in itself or in
+    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``.
+
+    Raises:
+        ValueError: The folder names files that are not in it.
+    """
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "dataset_dict.json")) as file:
+        return {
+            split: paths
+            for split in json.load(file)["splits"]
+            for paths in dataset_files(os.path.join(folder, split)).values()
+        }
+    if all(os.path.exists(os.path.join(folder, name)) for name in _SAVED):
+        with open(os.path.join(folder, _SAVED[0])) as file:
+            names = [part["filename"] for part in json.load(file)["_data_files"]]
+        if strange := next((name for name in names if os.path.basename(name) != name), None):
+            raise ValueError(f"{folder}/{_SAVED[0]} names {strange!r}, which is not in that folder")
+        return {"": [os.path.join(folder, name) for name in names]}
+    splits: dict[str, list[str]] = {}
+    for place in (folder, os.path.join(folder, "data")):
+        names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+        for name in names:
+            if match := _SPLIT.fullmatch(name):
+                splits.setdefault(match[1], []).append(os.path.join(place, name))
+    return splits
+
+
+def local_copies(urls: Sequence[str], scratch: Callable[[], str]) -> list[str]:
+    """The paths of files. Those elsewhere, which are read from their end, are copied to a folder of
+    ``scratch()``."""
+    paths = []
+    folder = "" if all(map(is_local, urls)) else scratch()
+    for number, url in enumerate(urls):
+        if is_local(url):
+            paths.append(local_path(url))
+            continue
+        paths.append(os.path.join(folder, f"{number}{os.path.splitext(url)[1]}"))
+        with gopen(url) as source, open(paths[-1], "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    return paths
+
+
+def as_arrow(paths: Sequence[str], folder: str) -> list[str]:
+    """Copies Parquet files to Arrow files in ``folder``, whose rows can be read in any order.
+
+    A row group of a Parquet file can be read only as a whole, so that each shard of shuffled samples would
+    have to read all files.
+    """
+    pa = _pyarrow()
+    copies = []
+    for number, path in enumerate(paths):
+        opened = _open(path)
+        copies.append(os.path.join(folder, f"{number}.arrow"))
+        with _damage(path), pa.OSFile(copies[-1], "wb") as sink:
+            schema = opened.schema_arrow
+            with pa.ipc.new_stream(sink, schema) as writer:
+                for batch in opened.iter_batches(_ROWS_AT_A_TIME):
+                    writer.write_batch(batch)
+    return copies
+
+
+def _open(path: str) -> Any:
+    """A ParquetFile, or the record batches of an Arrow file, which is mapped."""
+    pa = _pyarrow()
+    with _damage(path):
+        if path.endswith(".parquet"):
+            return require("pyarrow.parquet", "").ParquetFile(path)
+        mapped = pa.memory_map(path)
+        is_stream = mapped.read(6) != b"ARROW1"
+        mapped.seek(0)
+        if is_stream:
+            return list(pa.ipc.open_stream(mapped))
+        reader = pa.ipc.open_file(mapped)
+        return [reader.get_batch(index) for index in range(reader.num_record_batches)]
+
+
+@contextlib.contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """Names the file in Arrow's errors about its content."""
+    pa = _pyarrow()
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError) as error:
+        raise ShardError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ShardError(f"{path} is damaged: {error}") from error
+
+
+def _pyarrow() -> Any:
+    pa = require("pyarrow", "Parquet and Arrow files are read with pyarrow: pip install 'mpwds[parquet]'")
+    require("pyarrow.ipc", "")
+    return pa
+
+
+def _columns(schema: Any, folder: str) -> dict[str, Column]:
+    """What the columns hold, by their types and by what Hugging Face's datasets say about them."""
+    features: Mapping[str, Any] = {}
+    if b"huggingface" in (schema.metadata or {}):
+        features = json.loads(schema.metadata[b"huggingface"]).get("info", {}).get("features", {})
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, _SAVED[1])) as file:
+        features = features or json.load(file).get("features") or {}
+    return {column.name: _column(column.type, features.get(column.name)) for column in schema}
+
+
+def _column(kind: Any, feature: Any) -> Column:
+    types = _pyarrow().types
+    names = (
+        feature.get("names", ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else ()
+    )
+    if types.is_struct(kind) and {kind.field(n).name for n in range(kind.num_fields)} == {"bytes", "path"}:
+        return Column("media")
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return Column("media")
+    if types.is_string(kind) or types.is_large_string(kind):
+        return Column("text")
+    return Column("integer" if types.is_integer(kind) else "other", names)

@@ -1,0 +1,249 @@
+"""What a command's SOURCE is, and the samples in it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from mpwds.cli.convert import arrow, folders, tables
+from mpwds.cli.convert.mds import as_fields, open_mds
+from mpwds.cli.journal import digest
+from mpwds.cli.shards import expanded, version_of
+from mpwds.pipeline.formats import FORMATS, Format, find_format
+from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.viewing.wording import counted
+
+KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
+
+
+class Samples(Protocol):
+    """Samples in order. ``size_of`` says about how many bytes one takes in a tar archive; ``part`` gives
+    those of some numbers, which a worker iterates."""
+
+    def __len__(self) -> int: ...
+    def size_of(self, number: int) -> int: ...
+    def part(self, numbers: Sequence[int]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was found.
+
+    Attributes:
+        text: What it is, in words.
+        splits: The samples of each split; one without a name if there are no splits.
+        digest: Of the names, sizes and times of its files, and of rows that are in memory.
+        fields: What each column becomes; empty if there are no tables.
+        classes: By the field that holds their numbers, names of classes.
+        notes: What the user should know.
+    """
+
+    text: str
+    splits: Mapping[str, Samples]
+    digest: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a user wants a source to be read; empty where the source itself tells.
+
+    Attributes:
+        scratch: Makes a folder for copies, which exists as long as samples are read.
+        kind: One of ``KINDS``.
+        columns: ``COLUMN:FIELD,...``.
+        key: The column with the samples' keys.
+        root: Where names of files in a list start.
+        any_order: Samples will be asked for in any order.
+    """
+
+    scratch: Callable[[], str]
+    kind: str = ""
+    columns: str = ""
+    key: str = ""
+    root: str | None = None
+    any_order: bool = False
+
+
+def find(source: str, wanted: Wanted) -> Source:
+    """Finds out what a source is, and what is in it.
+
+    Raises:
+        ValueError: It is nothing that shards could be made of, or holds no samples.
+        FileNotFoundError: It does not exist.
+    """
+    if wanted.kind and wanted.kind not in KINDS:
+        raise ValueError(f"--from {wanted.kind}: expected one of {', '.join(KINDS)}")
+    if source != "-" and is_local(source) and os.path.isdir(local_path(source)):
+        return _folder(local_path(source).rstrip("/") or "/", wanted)
+    kind = wanted.kind or os.path.splitext(source)[1].lower().removeprefix(".").replace("ndjson", "jsonl")
+    urls = expanded([source])
+    if kind == "files":
+        return _files(urls, wanted.root)
+    if kind in ("parquet", "arrow"):
+        if source == "-":
+            raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
+        root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+        return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root, urls)
+    if f".{kind}" in tables.LISTS:
+        return _lists(urls, f".{kind}", wanted)
+    if kind in ("mds", "mds1"):
+        return _mds(FORMATS[kind], source, wanted)
+    if source == "-":
+        raise ValueError("say what comes from standard input: --from files, csv, tsv or jsonl")
+    if not wanted.kind and is_local(source) and not os.path.exists(local_path(urls[0])):
+        raise FileNotFoundError(f"there is no {source}")
+    advice = "; mpwds convert and mpwds split read shards" if kind in ("tar", "gz", "zst", "tgz") else ""
+    raise ValueError(f"{source} is neither a folder nor a list (.csv .tsv .jsonl .parquet .arrow){advice}")
+
+
+def _folder(path: str, wanted: Wanted) -> Source:
+    found = find_format(path)
+    if found is not None and found[0].indexes:
+        return _mds(*found, wanted)
+    datasets = {} if wanted.kind in ("classes", "groups") else arrow.dataset_files(path)
+    if datasets:
+        return _arrow(datasets, wanted, wanted.root, list(itertools.chain(*datasets.values())))
+    if wanted.columns or wanted.key:
+        raise ValueError(
+            f"{path} is a folder of files, which has no columns: --columns and --key are for lists"
+        )
+    inside = sorted(
+        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
+    )
+    roots = {"": path}
+    if inside and _SPLITS.issuperset(inside):
+        roots = {name: os.path.join(path, name) for name in inside}
+    with_classes = {"classes": True, "groups": False}.get(wanted.kind)
+    trees = {split: folders.read_tree(root, with_classes) for split, root in roots.items()}
+    all_classes = {tuple(tree.classes) for tree in trees.values()}
+    if len(all_classes) > 1:
+        raise ValueError(
+            f"{path}: the splits {', '.join(trees)} have different class folders, so numbers would mean "
+            "different classes: run create for each of them, or with --from groups"
+        )
+    (classes,) = all_classes
+    skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
+    notes = (
+        [f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}"]
+        if skipped
+        else []
+    )
+    beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
+    notes += (
+        [f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}"]
+        if beside
+        else []
+    )
+    groups = (group for tree in trees.values() for group in tree.groups)
+    if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
+        notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
+    text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
+    content = digest(tree.digest for tree in trees.values())
+    return Source(text, trees, content, {}, {"cls": classes} if classes else {}, notes)
+
+
+def _files(urls: Sequence[str], root: str | None) -> Source:
+    from mpwds.storage.streams.gopen import gopen
+
+    names: list[str] = []
+    for url in urls:
+        with gopen(url) as stream:
+            names += os.fsdecode(stream.read()).splitlines()
+    tree = folders.group_files(root or "", folders.stat_files(root or "", filter(None, names)))
+    notes = [f"left out {counted(len(tree.skipped), 'file')} without an extension"] if tree.skipped else []
+    return Source("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
+
+
+def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
+    rows = tables.read_lists(urls, ending)
+    root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+    found = tables.columns_of(rows, root)
+    column_map = _map(found, wanted, root)
+    classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))
+    column_map = replace(column_map, classes=classes)
+    text = f"a list of {counted(len(rows), 'row')} ({ending})"
+    samples = {"": tables.Rows(rows, column_map, range(len(rows)))}
+    content = digest((row, column_map.versions(row)) for row in rows)
+    return Source(text, samples, content, _shown(found, column_map), classes)
+
+
+def _arrow(
+    splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None, urls: Sequence[str]
+) -> Source:
+    """A source of Parquet or Arrow files, copied from ``urls`` if they are not local. With a ``root``, texts
+    may name files, as in other lists."""
+    contents = list(map(version_of, urls))
+    parts: dict[str, arrow.ArrowRows] = {}
+    words: dict[str, set[str]] = {}
+    for split, paths in splits.items():
+        if wanted.any_order and paths[0].endswith(".parquet"):
+            paths = arrow.as_arrow(paths, wanted.scratch())
+        blocks, found = arrow.read_arrow(paths)
+        rows_of = functools.partial(arrow.read_columns, blocks)
+        texts = [name for name, column in found.items() if column.kind == "text"]
+        if root is not None and texts:
+            looked_at = list(itertools.islice(rows_of(texts), tables.LOOKED_AT))
+            found = {**found, **tables.columns_of(looked_at, root)}
+        column_map = _map(found, wanted, root or "")
+        for name, of_split in tables.words_of_labels(column_map, found, rows_of).items():
+            words.setdefault(name, set()).update(of_split)
+        files = [name for name in column_map.files if name in column_map.fields]
+        sized = rows_of([*{*files, *filter(None, [column_map.key])}]) if files else ()
+        sizes = []
+        for number, row in enumerate(sized):
+            sizes.append(column_map.size_of(number, row))
+            contents.append(column_map.versions(row))
+        parts[split] = arrow.ArrowRows(blocks, column_map, files_bytes=sizes)
+    in_words = tables.numbered_words(words)
+    samples: dict[str, Samples] = {
+        split: replace(part, map=replace(part.map, classes=in_words)) for split, part in parts.items()
+    }
+    labels = {name: column.names for name, column in found.items() if column.names}
+    classes = {column_map.fields[name]: names for name, names in labels.items() if name in column_map.fields}
+    count = sum(map(len, splits.values()))
+    rows = sum(map(len, samples.values()))
+    text = f"a dataset of {counted(rows, 'row')} in {counted(count, 'file')}"
+    return Source(text, samples, digest(contents), _shown(found, column_map), {**classes, **in_words})
+
+
+def _mds(format: Format, source: str, wanted: Wanted) -> Source:
+    stored = open_mds(format, source)
+    _check_key(wanted.key, stored.columns)
+    samples = as_fields(stored, wanted.columns, wanted.key)
+    shown = dict.fromkeys(samples.columns, "left out")
+    shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
+    names = format.indexes[:1]
+    if is_local(source):
+        names = tuple(sorted(os.listdir(local_path(source))))
+        names = tuple(name for name in names if name in format.indexes or ".mds" in name)
+    content = digest([stored.shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
+    return Source(f"an MDS dataset ({format.name})", {"": samples}, content, shown)
+
+
+def _map(found: Mapping[str, tables.Column], wanted: Wanted, root: str) -> tables.ColumnMap:
+    _check_key(wanted.key, found)
+    return tables.make_map(found, wanted.columns, wanted.key, root)
+
+
+def _check_key(key: str, found: Iterable[str]) -> None:
+    if key and key not in found:
+        raise ValueError(f"--key {key}: there is no such column, only {', '.join(found)}")
+
+
+def _shown(found: Mapping[str, tables.Column], column_map: tables.ColumnMap) -> dict[str, str]:
+    """What each column becomes, in words."""
+    rest = f"{column_map.rest} (a part of it)" if column_map.rest else "left out"
+    shown = {name: column_map.fields.get(name, rest) for name in found}
+    shown = {name: f"{field} (by its content)" if "*" in field else field for name, field in shown.items()}
+    if column_map.key:
+        shown[column_map.key] = "__key__"
+    return shown

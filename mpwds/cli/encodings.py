@@ -1,0 +1,249 @@
+"""Kinds of fields: by first bytes and extensions; and how fields become columns of MDS datasets, and back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpwds.storage.mds.encodings import encoding
+from mpwds.storage.tar.names import split_name
+from mpwds.storage.writing.encoders import encode_field
+
+Convert = Callable[[bytes], bytes]
+
+Plan = dict[str, tuple[str, str, Convert]]
+"""By field or column of the source: its new name, its encoding in MDS, and the function between them."""
+
+KEY = "__key__"
+
+# By encoding, the extensions of fields that are guessed to have it, the first of which a column gets.
+_EXTENSIONS: dict[str, tuple[str, ...]] = {
+    "jpeg": ("jpg", "jpeg"),
+    "png": ("png",),
+    "str": ("txt", "text", "transcript"),
+    "int": ("cls", "cls2", "index", "inx", "id"),
+    "json": ("json", "jsn"),
+    "ndarray": ("npy",),
+}
+_AS_TEXT = {"str", "str_int", "str_float", "str_decimal"}
+_AS_IT_IS = {"bytes", "pkl"}
+
+# First bytes of files, the place where they are, and their extension.
+SIGNATURES = (
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"\x89PNG\r\n\x1a\n", 0, "png"),
+    (b"GIF8", 0, "gif"),
+    (b"WEBP", 8, "webp"),
+    (b"II*\0", 0, "tif"),
+    (b"MM\0*", 0, "tif"),
+    (b"WAVE", 8, "wav"),
+    (b"fLaC", 0, "flac"),
+    (b"OggS", 0, "ogg"),
+    (b"ID3", 0, "mp3"),
+    (b"\xff\xfb", 0, "mp3"),
+    (b"ftyp", 4, "mp4"),
+    (b"%PDF", 0, "pdf"),
+    (b"\x93NUMPY", 0, "npy"),
+)
+
+
+def plan_fields(first: Mapping[str, bytes], stored: Mapping[str, str], kind: str, columns: str) -> Plan:
+    """By field or column of the source: its new name, its encoding in MDS, and the function between them."""
+    names = [name for name in first if name != KEY]
+    chosen = parse(columns, names) if columns else dict.fromkeys(names, ("", ""))
+    plan: Plan = {}
+    for name, (new, target) in chosen.items():
+        encoding_before = stored.get(name, "")
+        field = field_of(name, encoding_before, first[name]) if encoding_before else name
+        if kind == "mds":
+            target = target or encoding_before or guessed_encoding(field)
+            plan[name] = (new or name, target, between(encoding_before, field, target))
+        else:
+            field = target or field
+            plan[name] = (field, "", from_column(encoding_before, field))
+    if len({new for new, _, _ in plan.values()}) < len(plan):
+        raise ValueError(
+            f"two fields would have one name: {', '.join(sorted(new for new, _, _ in plan.values()))}"
+        )
+    return plan
+
+
+def guessed_encoding(field: str) -> str:
+    """The encoding that a field of a tar shard probably has, by its extension; ``bytes`` for most.
+
+    Example:
+        >>> [guessed_encoding(field) for field in ("jpg", "cls", "seg.png", "wav")]
+        ['jpeg', 'int', 'png', 'bytes']
+    """
+    extension = _extension(field)
+    return next((name for name, known in _EXTENSIONS.items() if extension in known), "bytes")
+
+
+def between(stored: str, field: str, target: str) -> Convert:
+    """The function from a column's bytes, or a field's if ``stored`` is empty, to those of another column.
+
+    Args:
+        stored: The column's encoding.
+        field: The field that the column would become.
+        target: The other column's encoding.
+    """
+    if stored == target:
+        return bytes
+    first, second = from_column(stored, field), to_column(field, target)
+    return lambda data: second(first(data))
+
+
+def to_column(field: str, name: str) -> Convert:
+    """The function from a field's bytes to those of a column with this encoding.
+
+    Images, texts and JSON keep their bytes. Others are decoded, by the field's extension, and encoded. The
+    function raises a ``ValueError`` or ``TypeError`` for bytes that do not fit.
+
+    Example:
+        >>> to_column("cls", "int")(b"7"), to_column("txt", "str")(b"seven")
+        (b'\\x07\\x00\\x00\\x00\\x00\\x00\\x00\\x00', b'seven')
+    """
+    column = encoding(name, allow_pickle=True)  # a pickle's bytes are stored, not read
+    if name in _AS_IT_IS:
+        return bytes
+    if name in _AS_TEXT:
+        return lambda data: column.encode(data.decode().encode())
+    if _extension(field) in _EXTENSIONS.get(name.partition(":")[0], ()) and name in ("jpeg", "png"):
+        return bytes
+    if name == "json" and _extension(field) in _EXTENSIONS["json"]:
+        return _checked_json
+    if name.startswith("ndarray"):
+        return lambda data: column.encode(np.load(io.BytesIO(data), allow_pickle=False))
+    if column.size is not None:  # a number
+        number = float if name.startswith("float") else int
+        return lambda data: column.encode(number(data))
+    return lambda data: column.encode(_decoded(field, data))
+
+
+def field_of(column: str, name: str, first: bytes) -> str:
+    """The field of a tar shard that a column becomes: its name, and an extension that tells its kind.
+
+    Args:
+        column: The column's name.
+        name: Its encoding.
+        first: The column's bytes in some sample.
+
+    Raises:
+        ValueError: Fields cannot hold such values.
+
+    Example:
+        >>> field_of("jpg", "jpeg", b""), field_of("text", "str", b""), field_of("image", "bytes", b"GIF89a")
+        ('jpg', 'text', 'image.gif')
+    """
+    if name.startswith("list") or name in ("jpeg_array", "jpegarray"):
+        raise ValueError(
+            f"column {column!r} holds lists ({name}), which are no file: leave it out by naming the others "
+            "in --columns"
+        )
+    kind = name.partition(":")[0]
+    known: tuple[str, ...]
+    if name in ("bytes", "pkl"):
+        extension = "pkl" if name == "pkl" else extension_of(first)
+        known = (_extension(column), "pkl") if extension == "bin" else (extension, "jpeg")
+    elif name == "pil":
+        known = ("png",)
+    elif kind in ("ndarray", "jpeg", "png", "json") or kind in _AS_TEXT - {"str_int"}:
+        known = _EXTENSIONS["str" if kind in _AS_TEXT else kind]
+    else:
+        known = ("json",) if kind.startswith("float") else _EXTENSIONS["int"]
+    return column if _extension(column) in known else f"{column}.{known[0]}"
+
+
+def from_column(name: str, field: str) -> Convert:
+    """The function from the bytes of a column with this encoding to those of a field, or of keys; without
+    one, they are a field's."""
+    if not name or name in _AS_IT_IS or name in _AS_TEXT or name in ("jpeg", "png", "json"):
+        return bytes
+    return partial(_value_as_field, name, field)
+
+
+def _value_as_field(name: str, field: str, data: bytes) -> bytes:
+    value = encoding(name, allow_pickle=True).decode(data)
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value).encode() if field == KEY else encode_field(field, value)
+
+
+def extension_of(data: Any, path: str = "") -> str:
+    """The extension of a file: what its first bytes say, its name, or ``bin``."""
+    for signature, place, extension in SIGNATURES:
+        if isinstance(data, bytes) and data.startswith(signature, place):
+            return "jpeg" if extension == "jpg" and path.lower().endswith(".jpeg") else extension
+    return split_name(path)[1].rpartition(".")[2] or "bin"
+
+
+def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """What a user chose by ``NAME:TARGET,...`` or ``NEW=NAME:TARGET``: by name, the new name and the target.
+
+    Raises:
+        ValueError: A part has another form, or names what there is not.
+
+    Example:
+        >>> parse("jpg:jpeg,label=cls:int", ["jpg", "cls"])
+        {'jpg': ('jpg', 'jpeg'), 'cls': ('label', 'int')}
+    """
+    known = list(known)
+    chosen = {}
+    for part in text.split(","):
+        names, colon, target = part.partition(":")
+        new, _, name = names.rpartition("=")
+        if not colon or not target or name not in known:
+            expected = "expected NAME:TARGET or NEW=NAME:TARGET, and NAME one of"
+            raise ValueError(f"--columns {part!r}: {expected} {', '.join(known)}")
+        chosen[name] = (new or name, target)
+    return chosen
+
+
+def convert_fields(
+    sample: Mapping[str, bytes], converters: Mapping[str, tuple[str, Convert]]
+) -> dict[str, bytes]:
+    """The sample with other names and bytes; errors name the sample and the field.
+
+    Args:
+        sample: Fields' bytes, and ``__key__``.
+        converters: By field, its new name, and the function that makes its new bytes.
+
+    Raises:
+        ValueError: The sample lacks a field, or its bytes do not fit.
+    """
+    converted = {}
+    for name, (new, convert) in converters.items():
+        if name not in sample:
+            have = ", ".join(each for each in sample if each != KEY)
+            raise ValueError(
+                f"sample {sample[KEY]!r} has no {name!r}, only {have}: columns need a value in every sample; "
+                "name those that all samples have with --columns"
+            )
+        try:
+            converted[new] = convert(sample[name])
+        except (ValueError, TypeError, EOFError, OSError) as error:
+            raise ValueError(f"{name!r} of sample {sample[KEY]!r} cannot be converted: {error}") from error
+    return converted
+
+
+def _extension(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _checked_json(data: bytes) -> bytes:
+    json.loads(data)
+    return data
+
+
+def _decoded(field: str, data: bytes) -> Any:
+    from mpwds.pipeline.decoding.decoders import Decoder
+    from mpwds.pipeline.decoding.images import imagehandler
+
+    value = Decoder(imagehandler("pil"))({field: data})[field]
+    if isinstance(value, bytes):
+        raise ValueError(f"the extension {_extension(field)!r} does not tell how to decode it")
+    return value

@@ -1,0 +1,411 @@
+"""``mpwds ls``, ``cat``, ``extract``, ``info``, ``verify`` and ``repair``: commands that read shards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from mpwds.cli.app import Invocation
+from mpwds.cli.console import console, progress, report, table
+from mpwds.cli.inspect.folder import Folder, UnsafeName
+from mpwds.cli.inspect.reading import Problem, Sample, no_data, problem_table
+from mpwds.cli.jobs import each
+from mpwds.cli.options import Fields, Force, Jobs, Json, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.outputs import is_file, make_folders, refuse_existing
+from mpwds.storage.streams.urls import is_local, without_credentials
+from mpwds.viewing.wording import counted, printable, size
+
+if TYPE_CHECKING:
+    from mpwds.cli.inspect.checking import Copy
+
+_LOOKS = 10  # samples of each shard
+_MOST_SHARDS = 20
+_MOST_KEYS = 8  # in a cell
+
+Decode = Annotated[
+    bool,
+    typer.Option("--decode", help="Decode fields too: images, sound, video, text, numbers, json, arrays."),
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="TARGET",
+        help="A folder for the copies; of a single shard, a file x.tar or -.",
+    ),
+]
+InPlace = Annotated[
+    bool, typer.Option("--in-place", help="Replace damaged shards; they are kept as NAME.damaged.")
+]
+KeepIncomplete = Annotated[
+    bool,
+    typer.Option("--keep-incomplete", help="Keep samples that lack a field which nearly all others have."),
+]
+
+
+def ls(
+    shards: Shards,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="A line for each field: offset, bytes, name.")
+    ] = False,
+    key: Keys = None,
+    number: Numbers = "",
+    where: Where = "",
+    fields: Fields = "",
+    limit: Limit = None,
+    as_json: Json = False,
+) -> int:
+    """List the samples of shards: number, bytes, key, and fields with their bytes.
+
+    Damaged places are listed where they are, and the exit status is 1 then. Of local shards, only headers
+    are read, and the fields that --where needs.
+    """
+    from mpwds.cli.inspect.selection import make_choice, read_chosen
+    from mpwds.cli.inspect.shards import shards_of
+
+    choice = make_choice(key, number, where, fields, limit)
+    damaged = False
+
+    def report_problem(problem: Problem) -> None:
+        nonlocal damaged
+        damaged = True
+        if as_json:
+            report(as_json, problem.as_dict())
+        else:
+            _print_line(f"damaged: {problem}")
+
+    shard = None
+    for sample in read_chosen(shards_of(shards), choice, no_data, report_problem):
+        sample.members = choice.members(sample)
+        if as_json:
+            report(as_json, sample.as_dict())
+            continue
+        if sample.shard != shard:
+            shard = sample.shard
+            _print_line(f"{without_credentials(shard)}:")
+        note = "" if sample.is_whole else "  (incomplete: the shard is damaged here)"
+        members = ", ".join(f"{member.field} {size(member.size)}" for member in sample.members)
+        text = "" if long else f"  {members}"
+        _print_line(f"{sample.number:>8} {size(sample.size):>8}  {sample.key}{text}{note}")
+        for member in sample.members if long else ():
+            _print_line(f"{member.offset:>13} {member.size:>10}  {member.name}")
+    return int(damaged)
+
+
+def _print_line(line: str) -> None:
+    """Prints a line that may hold a shard's data, cut to the terminal's width."""
+    line = printable(line)
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        line = line if len(line) <= width else line[: width - 1] + "…"
+    print(line)
+
+
+def cat(
+    shards: Shards,
+    key: Keys = None,
+    number: Numbers = "",
+    where: Where = "",
+    fields: Fields = "",
+    limit: Limit = None,
+    lines: Annotated[bool, typer.Option("--lines", help="End each field with a newline.")] = False,
+    as_json: Json = False,
+    tar: Annotated[
+        bool, typer.Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--shards", help="Join whole shards into one, as `mpwds merge SHARDS... -` does.")
+    ] = False,
+) -> int:
+    """Write fields of shards to standard output, one behind the other, as they are stored.
+
+    With --json, each sample is a line, with text, numbers and structures decoded and other fields in base64;
+    with --tar, the samples become a shard. Samples that damage may have made incomplete are left out, and
+    named on standard error; the exit status is 1 then.
+    """
+    if as_json + tar + lines + whole > 1:
+        raise typer.BadParameter("--json, --tar, --lines and --shards exclude each other")
+    if whole:
+        if key or number or where or fields or limit is not None:
+            raise typer.BadParameter("--shards joins whole shards: choose samples and fields with --tar")
+        return Invocation().run(["merge", "--", *shards, "-"])
+    from mpwds.cli.inspect.describing import as_json_value
+    from mpwds.cli.inspect.selection import SampleSelection, make_choice
+    from mpwds.cli.inspect.shards import shards_of
+
+    samples = SampleSelection(shards_of(shards), make_choice(key, number, where, fields, limit))
+    try:
+        if as_json:
+            for sample in samples:
+                values = {name: as_json_value(name, data) for name, data in sample.data().items()}
+                report(as_json, {"__key__": sample.key, **values})
+        elif tar:
+            _write_tar(samples, sys.stdout.buffer)
+        else:
+            _write_fields(samples, sys.stdout.buffer, b"\n" if lines else b"")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            error.filename = "standard output"
+        raise
+    return int(samples.problems > 0)
+
+
+def _write_fields(samples: Iterable[Sample], stream: BinaryIO, end: bytes) -> None:
+    """Writes the fields as they are stored, each followed by ``end``.
+
+    A terminal gets text alone, without control characters. Raises ``ValueError`` if a field is not text.
+    """
+    is_terminal = stream.isatty()
+    for sample in samples:
+        for member in sample.members:
+            data = member.data or b""
+            stream.write(_for_terminal(sample, member.field, data) if is_terminal else data)
+            stream.write(end)
+
+
+def _for_terminal(sample: Sample, field: str, data: bytes) -> bytes:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f'field "{field}" of sample "{sample.key}" is not text: choose others with --fields, '
+            "take --json, or redirect the output to a file"
+        ) from None
+    return printable(text, keep="\n\t").encode()
+
+
+def _write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
+    """Writes a tar archive of the samples; members of tar shards stay as they are."""
+    from mpwds.storage.writing.tar_writer import TarWriter
+
+    if stream.isatty():
+        raise ValueError("a tar archive is nothing for a terminal: redirect the output to a file or a pipe")
+    with TarWriter(stream, encoder=False) as sink:
+        for sample in samples:
+            if all(member.header for member in sample.members):
+                sink.write_blocks(b"".join(member.blocks for member in sample.members))
+            else:
+                sink.write({"__key__": sample.key, **sample.data()})
+
+
+def extract(
+    shards: Shards,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
+    key: Keys = None,
+    number: Numbers = "",
+    where: Where = "",
+    fields: Fields = "",
+    limit: Limit = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """Write fields of shards to files in a folder, under the names that they have in the shard.
+
+    No file is written outside of the folder, and none is replaced without --force. Samples that damage may
+    have made incomplete are left out, and named on standard error; the exit status is 1 then.
+    """
+    from mpwds.cli.inspect.selection import SampleSelection, make_choice
+    from mpwds.cli.inspect.shards import shards_of
+
+    samples = SampleSelection(shards_of(shards), make_choice(key, number, where, fields, limit))
+    count = files = 0
+    with Folder(output, force) as folder, progress(None) as advance:
+        for sample in samples:
+            for member in sample.members:
+                try:
+                    folder.write(member.name, member.data or b"")
+                    files += 1
+                except UnsafeName as error:
+                    samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))
+            count += 1
+            advance(1, "extracting samples")
+    values = {"samples": count, "files": files, "output": output, "problems": samples.problems}
+    report(as_json, values, f"wrote {counted(files, 'file')} of {counted(count, 'sample')} to {output}")
+    return int(samples.problems > 0)
+
+
+def info(
+    shards: Shards,
+    shapes: Annotated[
+        bool,
+        typer.Option(
+            "--shapes", help=f"Look into every sample for kinds and shapes, not {_LOOKS} of each shard."
+        ),
+    ] = False,
+    jobs: Jobs = 1,
+    as_json: Json = False,
+) -> int:
+    """Sum up shards: samples and bytes; fields with kinds, shapes, values and sizes; damaged places.
+
+    Of local shards, it reads the headers and the first samples, unless you ask for all --shapes. With --json,
+    there is a line for each shard and a last one for all. The exit status is 1 if a shard is damaged;
+    `mpwds verify` looks at more.
+    """
+    from mpwds.cli.inspect.describing import ShardFigures, SumUp
+    from mpwds.cli.inspect.shards import shards_of
+
+    found = shards_of(shards)
+    total = ShardFigures("all shards")
+    rows: list[tuple[str, ...]] = []
+    for figures in each(found, SumUp(sys.maxsize if shapes else _LOOKS), jobs, "reading shards"):
+        total.merge(figures)
+        name = without_credentials(figures.name)
+        if as_json:
+            report(as_json, {"shard": name, **figures.as_dict()})
+        elif len(rows) < _MOST_SHARDS:
+            damaged = str(figures.problem_count or "")
+            rows.append((name, f"{figures.samples:,}", size(figures.nbytes), damaged))
+    if as_json:
+        problems = [problem.as_dict() for problem in total.problems]
+        report(as_json, {"shards": len(found), **total.as_dict(), "first_problems": problems})
+        return int(total.problem_count > 0)
+    by_shard = table("shards", ("shard", "samples", "data", "damaged places"), rows, ("shard",))
+    if len(found) > len(rows):
+        by_shard.caption = f"and {len(found) - len(rows):,} more shards; --json lists all of them"
+    of_fields = [
+        (
+            name,
+            f"{of_field.samples:,}",
+            *(size(nbytes) for nbytes in (of_field.least, of_field.mean, of_field.largest)),
+            ", ".join(filter(None, (of_field.kind_text, of_field.shape_text)))
+            or "(none looked at: add --shapes)",
+        )
+        for name, of_field in sorted(total.fields.items())
+    ]
+    columns = ("field", "samples", "least", "mean", "largest", "holds")
+    tables = [by_shard, table("fields", columns, of_fields, ("field", "holds"))]
+    tables += [problem_table(total.problems, total.problem_count)] if total.problems else []
+    for part in tables:
+        console().print(part, "", sep="\n")
+    counts = f"{counted(len(found), 'shard')}, {counted(total.samples, 'sample')}"
+    print(f"{counts}, {size(total.nbytes)} of data")
+    return int(total.problem_count > 0)
+
+
+def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, as_json: Json = False) -> int:
+    """Check shards: every header, key and checksum; and, if you ask for it, that every field can be decoded.
+
+    Compares the checksums of tar headers and those in fields that have them (PNG, gzip, zstd, zip, Ogg ...),
+    and finds keys that occur twice, samples that lack a field which 95 % of them have, and truncated shards.
+    With --json, there is a line for each problem, and a last one with totals. The exit status is 1 if there
+    is any problem.
+    """
+    from mpwds.cli.inspect.checking import Verify, add_incomplete, keys_in_several
+    from mpwds.cli.inspect.shards import shards_of
+
+    reports = list(each(shards_of(shards), Verify(decode), jobs, "verifying"))
+    add_incomplete(reports)
+    problems = [problem for found in reports for problem in found.problems]
+    count = sum(found.problem_count for found in reports)
+    damaged = sum(found.problem_count > 0 for found in reports)
+    samples = sum(found.samples for found in reports)
+    twice = keys_in_several(reports)
+    if as_json:
+        for problem in problems:
+            report(as_json, problem.as_dict())
+        totals = {"shards": len(reports), "samples": samples, "problems": count, "damaged_shards": damaged}
+        report(as_json, {**totals, "keys_in_several_shards": twice})
+        return int(count > 0)
+    if problems:
+        console().print(problem_table(problems, count), "", sep="\n")
+    verdict = f"{counted(count, 'problem')} in {counted(damaged, 'shard')}" if count else "no problems"
+    print(f"{counted(len(reports), 'shard')}, {counted(samples, 'sample')}: {verdict}")
+    if twice:
+        print(f"note: keys that occur in more than one shard: {twice:,}")
+    return int(count > 0)
+
+
+def repair(
+    shards: Shards,
+    output: Target = "",
+    in_place: InPlace = False,
+    keep_incomplete: KeepIncomplete = False,
+    decode: Decode = False,
+    force: Force = False,
+    jobs: Jobs = 1,
+    as_json: Json = False,
+) -> int:
+    """Write a copy of shards without the samples that `mpwds verify` finds damaged; say what is left out.
+
+    Of two samples with the same key, the first one stays. All else is copied as it is, and so are shards
+    without damage. Shards are read twice. The exit status is 1 if a shard could not be read at all.
+    """
+    if bool(output) == in_place:
+        raise typer.BadParameter(
+            "say where the copies go with --output, or replace damaged shards with --in-place"
+        )
+    from mpwds.cli.inspect.checking import Copy, Repair, Verify, add_incomplete, usual_fields
+    from mpwds.cli.inspect.shards import TarShard, shards_of
+
+    with ExitStack() as stack:
+        given = shards_of([_saved(stack) if url == "-" else url for url in shards])
+        if not all(isinstance(shard, TarShard) for shard in given):
+            raise typer.BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
+        names = [shard.name for shard in given]
+        if in_place and not all(map(is_local, names)):
+            raise typer.BadParameter("--in-place is for local shards: say --output for those at URLs")
+        targets = [""] * len(given) if in_place else _targets(output, names, force)
+        reports = list(each(given, Verify(decode), jobs, "verifying"))
+        required = frozenset[str]() if keep_incomplete else usual_fields(reports)
+        if not keep_incomplete:
+            add_incomplete(reports)
+        copies = [
+            Copy(shard, target, found.problem_count > 0)
+            for shard, target, found in zip(given, targets, reports, strict=True)
+            if found.is_readable and (found.problem_count or not in_place)
+        ]
+        done = list(each(copies, Repair(decode, required, force), jobs, "writing"))
+    if as_json:
+        for copy in done:
+            report(as_json, copy.as_dict())
+    elif output != "-":
+        _print(done, [problem for found in reports for problem in found.problems])
+    return int(not all(found.is_readable for found in reports))
+
+
+def _saved(stack: ExitStack) -> str:
+    """A temporary file with what comes from standard input, which could not be read twice."""
+    file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="mpwds-repair-"))  # noqa: SIM115
+    shutil.copyfileobj(sys.stdin.buffer, file)
+    file.flush()
+    return file.name
+
+
+def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
+    """Where the copies go, in folders that exist. Raises ``FileExistsError`` unless ``force``."""
+    if len(names) == 1 and is_file(output):
+        targets = [output]
+    else:
+        targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]
+        if len({*targets}) < len(targets):
+            raise typer.BadParameter("two shards have the same name: repair them one by one")
+    refuse_existing(targets, force)
+    make_folders(targets)
+    return targets
+
+
+def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
+    if problems:
+        console().print(problem_table(problems, len(problems)), "", sep="\n")
+    rows = [
+        (copy.name, f"{copy.kept:,}", f"{copy.left_out:,}", " ".join(copy.left_out_keys[:_MOST_KEYS]))
+        for copy in copies
+        if copy.damaged
+    ]
+    if rows:
+        columns = ("repaired shard", "samples", "left out", "the first of those")
+        left = ("repaired shard", "the first of those")
+        console().print(table("", columns, rows, left), "", sep="\n")
+    left_out = sum(copy.left_out for copy in copies)
+    wrote = f"wrote {counted(len(copies), 'shard')}, {len(rows):,} of them repaired"
+    print(f"{wrote}; left out {counted(left_out, 'sample')}")

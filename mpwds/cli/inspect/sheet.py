@@ -1,0 +1,195 @@
+"""What is shown of shards: the first samples as pictures, waveforms and texts, and histograms over more."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpwds.cli.console import progress
+from mpwds.cli.inspect.reading import Problem, Sample
+from mpwds.cli.inspect.selection import Choice, read_chosen
+from mpwds.cli.inspect.shards import Shard
+from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
+from mpwds.pipeline.decoding.decoders import Decoder
+from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, VideoDecoder
+from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import url_scheme
+from mpwds.viewing.pictures import Pictures, pictures
+from mpwds.viewing.tensors import TensorFigures, TensorStatistics
+from mpwds.viewing.wording import counted, printable
+
+_MOST = {"image": 48, "video": 16, "sound": 16, "text": 8}
+_TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
+_LABELS = frozenset(["cls", "cls2", "id", "index", "inx"])
+_AT_ONCE = 1000  # samples whose figures are added together
+
+_SIDE = 256  # pixels of a picture, at most
+_SOUND_S = 30.0
+
+
+@dataclass
+class Sheet:
+    """Sections of pictures with their titles, and figures with histograms.
+
+    Attributes:
+        sections: Pictures of a field, with a title.
+        figures: Bytes of each field, and labels.
+        problems: Damaged places, and fields that cannot be decoded; standard error names them.
+    """
+
+    sections: list[tuple[str, Pictures]] = field(default_factory=list)
+    figures: list[TensorFigures] = field(default_factory=list)
+    problems: int = 0
+
+
+def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
+    """Reads the chosen samples. The first ones become pictures, and all of them count in the histograms."""
+    sheet = Sheet()
+    first: list[Sample] = []
+    histograms = _Histograms()
+
+    def wants(number: int, key: str, name: str) -> bool:
+        is_shown = len(first) < _MOST["image"] and _kind(name) != ""
+        return (is_shown or _is_label(name)) and choice.wants(number, key, name)
+
+    def report(problem: Problem) -> None:
+        sheet.problems += 1
+        print(printable(str(problem)), file=sys.stderr)
+
+    with progress(choice.limit) as advance:
+        for sample in read_chosen(shards, choice, wants, report):
+            sample.members = choice.members(sample)
+            histograms.add(sample)
+            if sample.is_whole and len(first) < _MOST["image"]:
+                first.append(sample)
+            advance(1, "reading samples")
+    fields = dict.fromkeys(member.field for sample in first for member in sample.members)
+    for name in sorted(fields, key=lambda name: list(_MOST).index(_kind(name)) if _kind(name) else -1):
+        if _kind(name) and (shown := _section(name, first, report)).samples:
+            title = f"{name} of the first {counted(len(shown.samples), 'sample')}"
+            sheet.sections.append((title, shown))
+    sheet.figures = histograms.read()
+    return sheet
+
+
+def _kind(name: str) -> str:
+    """How a field is shown; not at all if that is empty."""
+    extension = name.rpartition(".")[2]
+    kinds = (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, AUDIO_EXTENSIONS, _TEXTS)
+    return next((kind for kind, of_kind in zip(_MOST, kinds, strict=True) if extension in of_kind), "")
+
+
+def _is_label(name: str) -> bool:
+    return name.rpartition(".")[2] in _LABELS
+
+
+def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], None]) -> Pictures:
+    """Pictures of a field of those samples that have it, with their labels, or else their keys."""
+    values: list[Any] = []
+    labels: list[str] = []
+    for sample in samples:
+        data = sample.data()
+        if name not in data or len(values) == _MOST[_kind(name)]:
+            continue
+        try:
+            value = _decode({name: data[name]})[name]
+        except (DecodeError, ImportError) as error:
+            report(Problem(sample.shard, sample.offset, sample.key, name, str(error)))
+            if isinstance(error, ImportError):  # which concerns every sample
+                break
+            continue
+        values.append(value[0] if isinstance(value, tuple) else value)  # sound comes with its rate
+        texts = [_label(sample.shard, field, data[field]) for field in data if _is_label(field)]
+        labels.append(" ".join(texts) or sample.key.rpartition("/")[2])
+    return pictures({"shown": values, "labels": labels}, len(values))
+
+
+def _label(shard: str, field: str, data: bytes) -> str:
+    """A label, as the name of the class whose number it is where ``mpwds create`` has left the names."""
+    text = data.decode("utf-8", "replace").strip()
+    is_file = shard != "-" and url_scheme(shard) != "pipe"
+    names = _class_names(shard[: shard.rfind("/") + 1], field) if is_file else []
+    return names[int(text)] if text.isdecimal() and int(text) < len(names) else text
+
+
+@functools.cache
+def _class_names(folder: str, field: str) -> list[str]:
+    for name in (f"{field}.classes.json", "classes.json") if field.rpartition(".")[2] == "cls" else ():
+        with contextlib.suppress(OSError, ValueError), gopen(folder + name) as file:
+            names = json.load(file)
+            return list(map(str, names)) if isinstance(names, list) else []
+    return []
+
+
+def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:
+    """A small picture of an image, so that photographs take no memory: colours, or values of a grey scale.
+
+    Of a video, that of its first frame.
+    """
+    if decoded := _first_frame(name, data):
+        if not len(decoded[0]):
+            raise ValueError("the file has no pictures")
+        step = -(-max(decoded[0].shape[1:3]) // _SIDE)
+        return np.asarray(decoded[0][0, ::step, ::step])
+    if _kind(name) != "image":
+        return None
+    with open_image(data) as image:
+        image.draft("RGB", (_SIDE, _SIDE))  # JPEG images are decoded no larger than that needs
+        if image.mode[0] in "IF":
+            step = -(-max(image.size) // _SIDE)
+            return np.asarray(image)[::step, ::step, None].astype(np.float32)
+        small = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        small.thumbnail((_SIDE, _SIDE))
+        return np.asarray(small)
+
+
+_first_frame = VideoDecoder("numpy", max_frames=1, audio=False)
+_decode = Decoder(
+    _thumbnail,
+    AudioDecoder("numpy", mono=True, duration=_SOUND_S),
+    ("html htm md", bytes.decode),
+    partial=True,
+)
+
+
+class _Histograms:
+    """Bytes of fields, and labels that are numbers."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._statistics = TensorStatistics()
+        self._columns: dict[str, list[int]] = {}
+
+    def add(self, sample: Sample) -> None:
+        self.samples += 1
+        for member in sample.members:
+            self._columns.setdefault(f"bytes of {member.field}", []).append(member.size)
+            if _is_label(member.field) and member.data is not None:
+                with contextlib.suppress(ValueError):
+                    self._columns.setdefault(member.field, []).append(int(member.data))
+        if self.samples % _AT_ONCE == 0:
+            self._flush()
+
+    def read(self) -> list[TensorFigures]:
+        """The figures of labels first."""
+        self._flush()
+        found = [
+            dataclasses.replace(figures, path=figures.path[2:-2], shape=(figures.elements,))
+            for figures in self._statistics.read()
+        ]
+        return sorted(found, key=lambda figures: figures.path.startswith("bytes of"))
+
+    def _flush(self) -> None:
+        self._statistics.add({name: np.asarray(column) for name, column in self._columns.items()})
+        self._columns = {}

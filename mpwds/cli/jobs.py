@@ -1,0 +1,62 @@
+"""Work on many items in processes, and notes on errors, by which a command says what failed where."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from mpwds.cli.console import progress
+from mpwds.pipeline.error_context import add_note
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def run_jobs(
+    items: Sequence[S], work: Callable[[S], Iterator[T]], workers: int, **options: Any
+) -> Iterator[T]:
+    """Yields all that ``work`` yields for each item.
+
+    Args:
+        items: Shards, or whatever else ``work`` takes.
+        work: A generator function, or an object whose call is one. It can be pickled, as can items and
+            results, unless processes are forked.
+        workers: Processes to use; 0 works in this one.
+        options: Of :class:`mpwds.MultiLoader`. Results come in the order of the items by default.
+    """
+    if not workers:
+        for item in items:
+            yield from work(item)
+        return
+    from mpwds.loader.multi_loader import MultiLoader
+    from mpwds.pipeline.dataset import DataPipeline
+    from mpwds.sharedmem.share import share
+
+    dataset = DataPipeline(share(items)).flatmap(work)
+    try:
+        with MultiLoader(dataset, workers=min(workers, len(items)), output="numpy", **options) as loader:
+            yield from loader
+    except Exception as error:
+        notes: list[str] = getattr(error, "__notes__", [])  # the user knows nothing of this stage
+        name = getattr(work, "__name__", type(work).__name__)
+        notes[:] = [note for note in notes if name not in note]
+        raise
+
+
+def each(items: Sequence[S], work: Callable[[S], Iterator[T]], jobs: int, what: str) -> Iterator[T]:
+    """Yields what ``work`` yields for each item, in order, and shows ``what`` beside a progress bar."""
+    with progress(len(items)) as advance:
+        for result in run_jobs(items, work, jobs if jobs > 1 else 0):
+            advance(1, what)
+            yield result
+
+
+@contextlib.contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Adds a note to exceptions that pass."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, note)
+        raise

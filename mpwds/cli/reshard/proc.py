@@ -1,0 +1,258 @@
+"""The work of ``mpwds proc``: one job for each shard to write, done alike in any process."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import sys
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple
+
+import typer
+
+from mpwds.cli.console import progress
+from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.journal import digest
+from mpwds.cli.shards import version_of
+from mpwds.feed.definition import fingerprint
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.error_context import add_note
+from mpwds.pipeline.filter import iter_elements
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.quarantine import quarantine
+from mpwds.pipeline.sources.webdataset import WebDataset
+from mpwds.storage.writing.encoders import encode_field
+from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
+from mpwds.storage.writing.tar_writer import TarWriter
+from mpwds.viewing.wording import printable
+
+_REQUESTS = 16  # at a time
+
+
+class Job(NamedTuple):
+    """A shard to write: that of input ``shard`` in round ``round``."""
+
+    shard: int
+    round: int
+    output: str
+
+
+class Processing:
+    """All jobs of a command. Called with a job, it writes the shard.
+
+    A job is a worker of a dataset of all inputs that has as many workers as inputs. So its random numbers
+    depend on seed, input and round alone.
+
+    Args:
+        stages: The user's: stages, or a function of a dataset.
+        urls: The shards to read.
+        output: The series to write; one name if there is one job.
+        repeat: Number of rounds.
+        seed: Determines random choices.
+        handler: What to do about a sample that fails.
+
+    Raises:
+        ValueError: ``stages`` are none, or ``output`` is one name and there are several jobs.
+    """
+
+    def __init__(
+        self, stages: Any, urls: list[str], output: str, repeat: int, seed: int, handler: Handler
+    ) -> None:
+        self.urls = urls
+        self.output = output
+        self.rounds = repeat
+        self.seed = seed
+        self._handler = handler if handler is reraise_exception else _Counted(handler)
+        with noted("in building a dataset with these stages"):
+            self.dataset = build(stages, urls, self._handler)
+        count = len(urls) * repeat
+        if not is_series(output) and count > 1:
+            raise WrongArgument(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
+        names = [numbered(output, number) for number in range(count)]
+        places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
+        self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
+
+    def describe(self, code: list[str]) -> dict[str, Any]:
+        """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
+        with ThreadPoolExecutor(_REQUESTS) as threads:
+            inputs = digest(threads.map(version_of, self.urls))
+        return {
+            "shards": self.urls,
+            "inputs": inputs,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "stages": fingerprint(self.dataset),
+            "code": digest(code),
+        }
+
+    def __call__(self, job: Job) -> Iterator[dict[str, int]]:
+        context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
+        samples = size = 0
+        skipped = getattr(self._handler, "count", 0)
+        with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
+            for sample in iter_elements(self.dataset.stream(context)):
+                try:
+                    size += sink.write(_of_round(sample, job.round))
+                    samples += 1
+                except ValueError as error:
+                    add_note(error, f"in writing {job.output} from {self.urls[job.shard]}")
+                    if sink.discarded or not self._handler(error):
+                        raise
+        skipped = getattr(self._handler, "count", 0) - skipped
+        yield {"samples": samples, "bytes": size, "skipped": skipped}
+
+
+class _Counted:
+    """A handler that counts the errors it gets in this process."""
+
+    __name__ = "skip"  # what notes call it: the user gave --on-error skip or a file
+
+    def __init__(self, handler: Handler) -> None:
+        self.count = 0
+        self._handler = handler
+
+    def __call__(self, error: Exception) -> Any:
+        self.count += 1
+        return self._handler(error)
+
+
+def run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
+    """Does the jobs that are left, and adds up their figures."""
+    figures = Counter(samples=0, bytes=0, skipped=0)
+    jobs = [job for job in processing.jobs if job.output not in done]
+    if "-" in (processing.output, *processing.urls):  # which are this process's own
+        workers = 0
+    options: dict[str, Any] = {
+        "in_order": False,
+        "start_method": "forkserver",
+        "on_worker_death": "restart",
+    }
+    with progress(len(processing.jobs), len(done)) as advance:
+        for of_job in run_jobs(jobs, processing, workers, **options):
+            figures.update(of_job)
+            advance(1, f"{figures['samples']:,} samples")
+    return figures
+
+
+def make_handler(on_error: str) -> Handler:
+    if on_error.endswith(".jsonl"):
+        return quarantine(on_error, budget=None)
+    if on_error not in ("stop", "skip"):
+        raise typer.BadParameter(f"--on-error {on_error}: expected stop, skip or the name of a .jsonl file")
+    return reraise_exception if on_error == "stop" else _tell_and_skip
+
+
+def _tell_and_skip(error: Exception) -> bool:
+    text = ", ".join([f"skipped: {error!r}", *getattr(error, "__notes__", ())])
+    os.write(sys.stderr.fileno(), f"{printable(' '.join(text.split()))}\n".encode())  # whole, beside others
+    return True
+
+
+def own_code(module: str) -> list[str]:
+    """The code of an imported module, and of the modules of its folder that it imports, also in functions.
+
+    Comments and the layout of the source do not count, and neither do installed packages.
+    """
+    start = os.path.realpath(sys.modules[module].__file__ or "")
+    root = os.path.dirname(start)
+    for _ in range(module.count(".") + os.path.basename(start).startswith("__init__.")):
+        root = os.path.dirname(root)
+    is_installed = root in map(os.path.realpath, map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
+    code: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        path = waiting.pop()
+        if path in code or not path.endswith(".py") or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            source = file.read()
+        code[path] = repr(source)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # importing it has told them
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # only an import that may fail names such a file
+            continue
+        code[path] = ast.dump(tree)
+        for folder, name in _imports(tree, root, os.path.dirname(path)):
+            first, *_ = names = name.split(".")
+            if first == "mpwds" or (is_installed and first != module.partition(".")[0]):
+                continue
+            for end in range(1, len(names) + 1):
+                place = os.path.join(folder, *names[:end])
+                waiting += [f"{place}.py", os.path.join(place, "__init__.py")]
+    return [code[path] for path in sorted(code)]
+
+
+def _imports(tree: ast.AST, root: str, folder: str) -> Iterator[tuple[str, str]]:
+    """The names that a module in ``folder`` imports, each with the folder in which it would be."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((root, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = os.path.join(folder, *[".."] * (node.level - 1)) if node.level else root
+            for alias in node.names:
+                yield os.path.normpath(above), ".".join(filter(None, (node.module, alias.name)))
+
+
+def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
+    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none."""
+    dataset = WebDataset(urls, handler=handler, empty_check=False)
+    built: Any
+    if isinstance(stages, DataPipeline):
+        built = dataset.compose(*stages.pipeline)
+    elif isinstance(stages, (list, tuple)):
+        built = dataset.compose(*stages)
+    elif hasattr(stages, "stream") or inspect.isgeneratorfunction(stages):
+        built = dataset.compose(stages)
+    elif callable(stages):
+        try:
+            built = stages(dataset)
+        except Exception as error:
+            raise ValueError(
+                f"stages(dataset) failed with {error!r}; if it is a function of a sample, write "
+                "stages = [mpwds.map(f)]"
+            ) from error
+    else:
+        raise ValueError(f"stages must be a list of stages or a function of a dataset, got {stages!r}")
+    if not isinstance(built, DataPipeline):
+        raise ValueError(f"stages(dataset) returned {type(built).__name__}, expected a dataset")
+    if handler is reraise_exception:
+        return built
+    handled = built.compose()
+    handled.pipeline = [_handled(part, handler) for part in built.pipeline]
+    return handled
+
+
+def _handled(part: Any, handler: Handler) -> Any:
+    """A stage that uses this handler, unless the user gave it one."""
+    if is_dataclass(part) and getattr(part, "handler", None) is reraise_exception:
+        return replace(part, handler=handler)  # type: ignore[type-var]
+    return part
+
+
+def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """The sample's fields as bytes. What no stage has decompressed is not compressed again."""
+    return {
+        name: value if name.startswith("_") or _is_gzip(name, value) else encode_field(name, value)
+        for name, value in sample.items()
+    }
+
+
+def _is_gzip(name: str, value: Any) -> bool:
+    return name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
+
+
+def _of_round(sample: Any, number: int) -> dict[str, Any]:
+    if not isinstance(sample, dict):
+        raise ValueError(f"stages must yield samples, dicts with __key__, got {type(sample).__name__}")
+    if number and isinstance(sample.get("__key__"), str):
+        return {**sample, "__key__": f"{sample['__key__']}-{number}"}
+    return sample

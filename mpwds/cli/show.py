@@ -1,0 +1,167 @@
+"""``mpwds show``: samples of shards, or a batch of a feed, as pictures."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from mpwds.cli import options
+from mpwds.cli.console import console, report, table
+from mpwds.cli.feed.options import Insecure, Keys, Timeout
+from mpwds.cli.outputs import write_png
+from mpwds.viewing.wording import number as in_short
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mpwds.feed.viewing.watching import Watched
+    from mpwds.viewing.pictures import Pictures
+    from mpwds.viewing.tensors import TensorFigures
+
+_FEED = re.compile(r"(tcp|ipc|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
+
+Urls = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SHARDS",
+        help="Shards: paths, URLs, train-{000..131}.tar, or - for standard input. Or feed servers, such as "
+        "tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
+    ),
+]
+Limit = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Of shards: how many samples the histograms show.")
+]
+
+
+def show(
+    urls: Urls,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a contact sheet, as PNG, in place of showing it."),
+    ] = None,
+    key: options.Keys = None,
+    number: options.Numbers = "",
+    where: options.Where = "",
+    fields: options.Fields = "",
+    limit: Limit = 1000,
+    web: Annotated[
+        bool, typer.Option("--web", help="Of a feed: serve a page that shows it, to this machine only.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes one that is free.")] = 0,
+    timeout: Timeout = 30.0,
+    keys: Keys = None,
+    insecure: Insecure = False,
+    as_json: options.Json = False,
+) -> int:
+    """Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.
+
+    Images have labels; sound is shown as waveforms, text by its beginning. Histograms show labels and sizes.
+    Trainers still get the batches of feed servers; those of tensorcom's zpull are lost to others.
+    """
+    if web and save is not None:
+        raise typer.BadParameter("--save writes one batch, and --web shows new ones: take one of them")
+    if port and not web:
+        raise typer.BadParameter("--port is for the page: add --web")
+    if any(_FEED.match(url) for url in urls):
+        if key or number or where or fields:
+            raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
+        _show_feed(urls, save, web, port, timeout, keys, insecure, as_json)
+        return 0
+    if web:
+        raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
+    from mpwds.cli.inspect.selection import make_choice
+    from mpwds.cli.inspect.shards import shards_of
+    from mpwds.cli.inspect.sheet import make_sheet
+    from mpwds.viewing.contact_sheet import draw_sheet
+
+    sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
+    if save is None:
+        if as_json:
+            report(as_json, [each.as_dict() for each in sheet.figures])
+        else:
+            _print(sheet.sections, _histograms(sheet.figures))
+    elif not sheet.figures:
+        raise ValueError(f"there is no sample to show: {save} is not written")
+    else:
+        write_png(save, draw_sheet(sheet.sections, sheet.figures))
+        report(as_json, {"file": str(save)}, f"wrote {save}")
+    return int(sheet.problems > 0)
+
+
+def _show_feed(
+    urls: list[str],
+    save: Path | None,
+    web: bool,
+    port: int,
+    timeout: float,
+    keys: Path | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    from mpwds.cli.feed import tables
+    from mpwds.cli.feed.watched import watch
+    from mpwds.viewing.contact_sheet import contact_sheet
+    from mpwds.viewing.pictures import pictures
+    from mpwds.viewing.tensors import TensorStatistics
+
+    watched = watch(urls, keys, insecure)
+    try:
+        if web:
+            _serve(watched, port)
+        batch = watched.peek(timeout)
+        watched.read()  # which learns the names of classes
+    finally:
+        watched.close()
+    if save is None:
+        statistics = TensorStatistics()
+        statistics.add(batch)
+        if as_json:
+            return report(as_json, [each.as_dict() for each in statistics.read()])
+        _print([("", pictures(batch, classes=watched.classes))], tables.tensors(statistics.read()))
+        return None
+    write_png(save, contact_sheet(batch, f"A batch of {watched.name}", classes=watched.classes))
+    return report(as_json, {"file": str(save)}, f"wrote {save}")
+
+
+def _print(sections: Sequence[tuple[str, Pictures]], figures: Table) -> None:
+    from mpwds.cli.feed import tables
+
+    screen = console(soft_wrap=False)
+    has_colours = screen.color_system is not None and not screen.no_color
+    for title, shown in sections:
+        if title:
+            screen.print(title, style="bold")
+        screen.print(tables.batch_pictures(shown, screen.width, has_colours), "", sep="\n")
+    screen.print(figures)
+
+
+def _histograms(figures: Sequence[TensorFigures]) -> Table:
+    from mpwds.cli.feed.tables import sparkline
+
+    rows = [
+        (
+            each.path,
+            f"{each.elements:,}",
+            *map(in_short, (each.low, each.mean, each.high)),
+            sparkline(each),
+        )
+        for each in figures
+    ]
+    return table("", ("histogram of", "samples", "least", "mean", "largest", ""), rows, ("histogram of", ""))
+
+
+def _serve(watched: Watched, port: int) -> NoReturn:
+    from mpwds.feed.viewing.page import Page
+
+    with Page(watched, port) as page:
+        print(
+            f"open {page.url} in a browser on this machine; the link works once, Ctrl-C ends the page",
+            flush=True,
+        )
+        while True:
+            time.sleep(3600)

@@ -1,0 +1,104 @@
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpwds.cli.inspect.expressions import Expression
+
+buffer = io.BytesIO()
+np.save(buffer, np.zeros((3, 4)))
+FIELDS = {
+    "cls": b"3",
+    "jpg": bytes(2000),
+    "json": b'{"width": 640, "tags": ["red", "blue"], "size": {"h": 480}}',
+    "txt": "ein Häuschen".encode(),
+    "seg.png": b"mask",
+    "npy": buffer.getvalue(),
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cls == 3",
+        "cls in (1, 3) and not cls == 4",
+        "1 < cls <= 3",
+        "len(jpg) > 1000 and json.width > 200",
+        'json["width"] == 640 and json.size.h == 480',
+        '"blue" in json.tags and json.tags[0] == "red"',
+        'lower(txt) != txt and "Haus" not in txt and "Häus" in txt',
+        'len(seg.png) == 4 and field["seg.png"]',
+        "cls * 2 + 1 == 7 and -cls == -3 and cls % 2 == 1",
+        'key == "n/1" and "n/" in key',
+        "len(npy) == 3",
+        "float(cls) / 2 == 1.5",
+        "len(seg) == 4",
+    ],
+)
+def test_holds(text):
+    assert Expression(text)(FIELDS, "n/1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cls != 3", "missing == 1", "missing != 1", "json.height > 3", "json.tags[7] == 1", "len(missing) > 0"],
+)
+def test_does_not_hold(text):
+    assert not Expression(text)(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "open('x')",
+        "json.keys()",
+        "(lambda: 1)()",
+        "[x for x in txt]",
+        "cls ** 9",
+        "cls if cls else 0",
+        "f'{cls}'",
+        "cls := 3",
+        "len(txt, 1)",
+        "cls; 1",
+        "",
+        "cls = 3",
+        "(" * 300 + "cls" + ")" * 300,
+        "1" + " + 1" * 300,
+    ],
+)
+def test_anything_else_is_refused_before_it_runs(text):
+    with pytest.raises(ValueError, match="^expression "):
+        Expression(text)
+
+
+def test_attributes_of_python_objects_are_out_of_reach():
+    assert not Expression("txt.__class__")(FIELDS)
+    assert not Expression("json.__class__.__mro__")(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "text", ["cls > txt", "cls / 0 == 1", "txt * 1000000000 == 1", "int(txt) == 1", "len(cls)"]
+)
+def test_values_that_do_not_fit_are_an_error_that_names_the_sample(text):
+    with pytest.raises(ValueError, match='on sample "n/1"'):
+        Expression(text)(FIELDS, "n/1")
+
+
+def test_fields_that_are_not_named_are_not_needed():
+    expression = Expression("len(seg.png) > 3 and json.width > 3")
+    assert [field for field in FIELDS if expression.needs(field)] == ["json", "seg.png"]
+
+
+def test_pickles_are_not_loaded():
+    with pytest.raises(ValueError, match="would run the code"):
+        Expression("pkl == 1")({"pkl": b"\x80\x04K\x01."})
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_expression_or_a_clear_error(text):
+    with contextlib.suppress(ValueError):
+        Expression(text)

@@ -1,0 +1,84 @@
+import pytest
+
+from mpwds.cli.inspect.folder import Folder, UnsafeName
+
+
+def files_below(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_writes_members_under_their_names(run, shard, tmp_path, entries):
+    result = run("extract", shard, "-o", tmp_path / "out")
+    assert result.returncode == 0
+    assert result.stdout == f"wrote 32 files of 8 samples to {tmp_path}/out\n"
+    assert files_below(tmp_path / "out") == {entry.name: entry.data for entry in entries(shard)}
+
+
+def test_writes_what_is_chosen(run, shards, tmp_path):
+    run("extract", shards, "-o", tmp_path / "out", "-w", "cls == 1", "-n", "10:", "-f", "cls")
+    assert set(files_below(tmp_path / "out")) == {f"n1/00{number}.cls" for number in (10, 13, 16, 19, 22)}
+
+
+def test_replaces_no_file_unless_forced(run, shard, tmp_path):
+    (tmp_path / "out/n0").mkdir(parents=True)
+    (tmp_path / "out/n0/0003.cls").write_text("mine")
+    arguments = ("extract", shard, "-o", tmp_path / "out", "-f", "cls")
+    result = run(*arguments)
+    assert result.returncode == 1
+    assert "n0/0003.cls: it exists already" in result.stderr
+    assert (tmp_path / "out/n0/0003.cls").read_text() == "mine"
+    assert run(*arguments, "--force").returncode == 0
+    assert (tmp_path / "out/n0/0003.cls").read_text() == "0"
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.txt", "/{}/x.txt", "a/../../x.txt", "a//x.txt", "link/x.txt", "file/x.txt"]
+)
+def test_nothing_leaves_the_folder(run, tar, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "out/file").write_text("")
+    shard = tar("x.tar", {name.format(tmp_path): b"outside", "a.txt": b"inside"})
+    before = set(tmp_path.rglob("*"))
+    result = run("extract", shard, "-o", tmp_path / "out")
+    assert result.returncode == 1
+    assert "not written" in result.stderr
+    assert {path.name for path in set(tmp_path.rglob("*")) - before} <= {"a", "a.txt"}
+    assert files_below(tmp_path / "out")["a.txt"] == b"inside"
+
+
+def test_a_link_is_replaced_not_followed(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "out/a.txt").symlink_to(tmp_path / "target")
+    with Folder(str(tmp_path / "out"), force=True) as folder:
+        folder.write("a.txt", b"new")
+    assert (tmp_path / "target").read_text() == "kept"
+    assert (tmp_path / "out/a.txt").read_bytes() == b"new"
+
+
+def test_a_name_that_starts_with_a_dot_stays_below(tmp_path):
+    with Folder(str(tmp_path / "out")) as folder:
+        folder.write("./a/./b.txt", b"data")
+        with pytest.raises(UnsafeName):
+            folder.write(".", b"data")
+    assert files_below(tmp_path / "out") == {"a/b.txt": b"data"}
+
+
+def test_a_file_that_cannot_be_finished_is_removed(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.link", fail)
+    with Folder(str(tmp_path / "out")) as folder, pytest.raises(OSError, match="no space"):
+        folder.write("a.txt", b"data")
+    assert files_below(tmp_path / "out") == {}
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(run_limited, tar, tmp_path):
+    shard = tar("x.tar", {"1.bin": bytes(2000)})
+    done = run_limited(1000, "extract", shard, "-o", tmp_path / "out")
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert files_below(tmp_path / "out") == {}

@@ -1,0 +1,174 @@
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+import soundfile
+
+import mpwds
+from mpwds.cli.inspect.selection import make_choice
+from mpwds.cli.inspect.shards import shards_of
+from mpwds.cli.inspect.sheet import make_sheet
+from tests.cli.inspect.test_describing import video
+
+
+def sound():
+    soundfile.write(stream := io.BytesIO(), np.sin(np.arange(4000) / 9), 8000, format="WAV")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def sheet(run):
+    """What is shown of shards, with options as for ``make_choice``."""
+
+    def sheet(pattern, **options):
+        return make_sheet(shards_of([str(pattern)]), make_choice(**options))
+
+    return sheet
+
+
+def test_images_have_labels(sheet, shards):
+    (title, shown), *_ = sheet(shards).sections
+    assert title == "jpg of the first 24 samples"
+    assert shown.kind == "image"
+    assert [sample.label for sample in shown.samples[:4]] == ["0", "1", "2", "0"]
+    assert shown.samples[3].pixels.shape == (20, 19, 3)
+
+
+def test_without_a_label_the_key_is_shown(sheet, tar):
+    assert sheet(tar("x.tar", {"a/one.txt": b"text"})).sections[0][1].samples[0].label == "one"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "label"),
+    [
+        ("classes.json", '["cat", "dog"]', "dog"),
+        ("cls.classes.json", '["owl", "fox"]', "fox"),
+        ("classes.json", '["only one"]', "1"),
+        ("classes.json", "no json", "1"),
+        ("classes.json", '{"dog": 0, "cat": 1}', "1"),
+        ("id.classes.json", '["cat", "dog"]', "1"),
+    ],
+)
+def test_classes_are_shown_by_the_names_that_lie_beside_the_shards(sheet, tar, name, content, label):
+    shard = tar("x.tar", {"a.txt": b"text", "a.cls": b"1\n"})
+    (shard.parent / name).write_text(content)
+    assert sheet(shard).sections[0][1].samples[0].label == label
+
+
+def test_sound_and_text_are_shown_too(sheet, write_shard):
+    shard = write_shard("x.tar", *({"wav": sound(), "txt": f"text {number}"} for number in range(30)))
+    kinds = {title.split()[0]: shown for title, shown in sheet(shard).sections}
+    assert kinds["wav"].kind == "waveform"
+    assert kinds["txt"].samples[0].text == "text 0"
+    assert len(kinds["txt"].samples) == 8
+
+
+def test_the_first_frame_of_a_video_is_shown(sheet, tar):
+    shown = sheet(tar("x.tar", {"a.mp4": video("mp4", "mpeg4"), "a.txt": b"text"})).sections[0][1]
+    assert shown.kind == "image"
+    assert shown.samples[0].pixels.shape == (16, 32, 3)
+    red, green, blue = np.asarray(shown.samples[0].pixels).reshape(-1, 3).mean(0)
+    assert red > 150 > 50 > max(green, blue)
+
+
+def test_histograms_show_labels_and_sizes_of_all_chosen_samples(sheet, shards, samples):
+    figures = {each.path: each for each in sheet(shards, limit=20).figures}
+    assert figures["cls"].elements == 20
+    assert figures["cls"].bins[:3] == (7, 7, 6)
+    sizes = [len(sample["jpg"]) for sample in samples[:20]]
+    assert (figures["bytes of jpg"].low, figures["bytes of jpg"].high) == (min(sizes), max(sizes))
+
+
+def test_fields_and_samples_can_be_chosen(sheet, shards):
+    shown = sheet(shards, fields="txt", where="cls == 2", numbers="10:")
+    assert [title for title, _ in shown.sections] == ["txt of the first 5 samples"]
+    assert [each.path for each in shown.figures] == ["bytes of txt"]
+
+
+def test_an_image_that_cannot_be_decoded_is_named_and_the_others_are_shown(sheet, capsys, tar, samples):
+    shard = tar("x.tar", {"a.jpg": samples[0]["jpg"], "b.jpg": b"no image", "c.jpg": samples[1]["jpg"]})
+    shown = sheet(shard)
+    assert len(shown.sections[0][1].samples) == 2
+    assert shown.problems == 1
+    assert 'sample "b", field "jpg"' in capsys.readouterr().err
+
+
+def test_saves_a_contact_sheet(run, shards, tmp_path):
+    result = run("show", shards, "--save", tmp_path / "sheet.png")
+    assert (result.returncode, result.stdout) == (0, f"wrote {tmp_path}/sheet.png\n")
+    with PIL.Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width == 880
+
+
+def test_prints_pictures_where_there_are_colours(run, shards, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    assert "▀" in run("show", shards).stdout
+
+
+def test_prints_labels_texts_and_histograms_without_colours(run, shards):
+    output = run("show", shards).stdout
+    for text in ("labels: 0, 1, 2, 0", "sample number 3", "bytes of jpg"):
+        assert text in output
+
+
+def test_damage_is_a_status(run, shard, flipped, entries):
+    flipped(shard, entries(shard)[8].offset)
+    assert run("show", shard).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("x.tar", "--web"),
+        ("x.tar", "--port", "80"),
+        ("tcp://localhost:1", "-f", "jpg"),
+        ("zsub://localhost:1", "-n", "3"),
+    ],
+)
+def test_what_is_for_feeds_or_for_shards_alone_is_refused(run, arguments):
+    assert run("show", *arguments).returncode == 2
+
+
+def test_two_bars_of_the_same_height_are_two(tmp_path):
+    from mpwds.viewing.contact_sheet import contact_sheet
+
+    sheet = np.asarray(contact_sheet(np.arange(64) % 2, ""))
+    bars = (sheet == (9, 105, 218)).all(-1).any(0).astype(int)
+    assert (np.diff(bars) == 1).sum() == 2
+
+
+def test_a_shard_without_anything_to_show_still_has_sizes(run, write_shard):
+    assert "bytes of bin" in run("show", write_shard("x.tar", {"bin": bytes(100)})).stdout
+
+
+def test_names_do_nothing_to_a_terminal(run, tar):
+    assert "\x1b" not in run("show", tar("x.tar", {"a\x1b[2J.txt": b"red\x1b[31m"})).stdout
+
+
+def test_images_of_all_modes_are_shown(sheet, tmp_path):
+    with mpwds.TarWriter(tmp_path / "x.tar") as sink:
+        for number, mode in enumerate(("L", "RGB", "P", "RGBA", "LA", "1")):
+            PIL.Image.new(mode, (20, 20)).save(stream := io.BytesIO(), "PNG")
+            sink.write({"__key__": str(number), "png": stream.getvalue()})
+    shown = sheet(tmp_path / "x.tar").sections[0][1].samples
+    assert [sample.pixels.max() for sample in shown] == [0, 0, 0, 255, 255, 0]  # what is transparent is white
+
+
+@pytest.mark.parametrize("mode", ["RGB", "I;16"])
+def test_large_images_are_made_small(sheet, tmp_path, mode):
+    PIL.Image.linear_gradient("L").resize((3000, 1000)).convert(mode).save(stream := io.BytesIO(), "PNG")
+    with mpwds.TarWriter(tmp_path / "x.tar") as sink:
+        sink.write({"__key__": "a", "png": stream.getvalue()})
+    ((_, shown),) = sheet(tmp_path / "x.tar").sections
+    height, width, _ = shown.samples[0].pixels.shape
+    assert (height, width) in ((85, 256), (84, 250))
+    assert shown.samples[0].pixels.std() > 50
+
+
+def test_a_choice_of_nothing_is_an_error_and_writes_no_sheet(run, shards, tmp_path):
+    result = run("show", shards, "--key", "zzz", "--save", tmp_path / "z.png")
+    assert result.returncode == 1
+    assert "no sample" in result.stderr
+    assert not (tmp_path / "z.png").exists()

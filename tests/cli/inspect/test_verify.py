@@ -1,0 +1,187 @@
+import gzip
+import hashlib
+import io
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+import soundfile
+
+import mpwds
+from mpwds.cli.inspect.checking import check_checksums
+
+
+@pytest.fixture
+def problems(run, objects):
+    """Runs ``mpwds verify``; returns its problems as (key, field, what)."""
+
+    def problems(*arguments):
+        result = run("verify", *arguments, "--json")
+        *listed, totals = objects(result.stdout)
+        found = [(each["key"], each["field"], each["problem"]) for each in listed]
+        assert (result.returncode, totals["problems"]) == (bool(found), len(found))
+        return found
+
+    return problems
+
+
+def test_sound_shards_have_no_problems(run, shards):
+    result = run("verify", shards, "--decode")
+    assert (result.returncode, result.stdout) == (0, "3 shards, 24 samples: no problems\n")
+
+
+def test_a_damaged_header_is_a_problem_of_the_sample_it_is_in(problems, shard, flipped, entries):
+    flipped(shard, entries(shard)[9].offset)
+    ((key, field, what),) = problems(shard)
+    assert (key, field) == ("n2/0002", "")
+    assert "checksum" in what
+
+
+def test_a_truncated_shard_is_a_problem(problems, shard):
+    shard.write_bytes(shard.read_bytes()[:-12000])
+    assert "truncated" in problems(shard)[0][2]
+
+
+def test_a_key_that_occurs_twice_is_a_problem(problems, shard, rewritten, entries):
+    rewritten(shard, lambda entries: entries + entries[4:8])
+    first = entries(shard)[4].offset
+    assert problems(shard) == [("n1/0001", "", f"the sample at offset {first} has the same key")]
+
+
+def test_a_field_that_occurs_twice_is_a_problem(problems, shard, rewritten):
+    rewritten(shard, lambda entries: [*entries[:3], entries[2], *entries[3:]])
+    ((key, field, what),) = problems(shard)
+    assert (key, field) == ("n0/0000", "json")
+    assert "already" in what
+
+
+def test_a_sample_that_lacks_what_others_have_is_a_problem(problems, shards, shard, rewritten):
+    rewritten(shard, lambda entries: entries[:7] + entries[8:])
+    assert problems(shards) == [("n1/0001", "", "it lacks txt, which nearly all other samples have")]
+
+
+def test_a_field_that_only_some_samples_have_is_none(problems, write_shard):
+    shard = write_shard(
+        "x.tar", *({"cls": 1, **({"txt": "x"} if number % 3 else {})} for number in range(30))
+    )
+    assert problems(shard) == []
+
+
+def saved(image_format):
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 20, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(stream := io.BytesIO(), image_format)
+    return stream.getvalue()
+
+
+def sound(audio_format):
+    waveform = np.random.default_rng(0).uniform(-1, 1, 4000)
+    soundfile.write(stream := io.BytesIO(), waveform, 8000, format=audio_format)
+    return stream.getvalue()
+
+
+def arrays():
+    np.savez_compressed(stream := io.BytesIO(), a=np.arange(1000))
+    return stream.getvalue()
+
+
+FILES = {
+    "png": saved("PNG"),
+    "json.gz": gzip.compress(b'{"a": [1, 2, 3]}' * 50),
+    "npz": arrays(),
+    "ogg": sound("OGG"),
+}
+
+
+@pytest.mark.parametrize("extension", FILES)
+def test_checksums_of_formats_show_damage_without_decoding(problems, tar, extension):
+    data = bytearray(FILES[extension])
+    assert problems(tar("x.tar", {f"a.{extension}": bytes(data)})) == []
+    data[len(data) // 2] ^= 1
+    ((key, field, _),) = problems(tar("x.tar", {f"a.{extension}": bytes(data)}))
+    assert (key, field) == ("a", extension)
+
+
+@pytest.mark.parametrize("extension", [*FILES, "wav"])
+def test_files_that_are_cut_off_show_without_decoding(problems, tar, extension):
+    data = FILES.get(extension) or sound("WAV")
+    assert problems(tar("x.tar", {f"a.{extension}": data[: len(data) * 2 // 3]}))[0][:2] == ("a", extension)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("json", b'{"a": '),
+        ("cls", b"seven"),
+        ("txt", b"\xff\xfe\xff"),
+        ("npy", b"\x93NUMPY"),
+        ("jpg", saved("JPEG")[:300]),
+        ("flac", sound("FLAC")[:500]),
+    ],
+)
+def test_decoding_finds_more(problems, tar, name, data):
+    shard = tar("x.tar", {f"a.{name}": data})
+    assert problems(shard) == []
+    assert problems(shard, "--decode")[0][:2] == ("a", name)
+
+
+def test_pickles_are_not_loaded_and_no_problem(problems, tar):
+    assert problems(tar("x.tar", {"a.pkl": b"cos\nsystem\n(S'false'\ntR."}), "--decode") == []
+
+
+def test_zeros_that_inflate_without_end_take_no_memory():
+    check_checksums(gzip.compress(bytes(1 << 26)))
+
+
+def test_a_missing_shard_is_a_problem_and_the_others_are_verified(problems, run, shards, tmp_path):
+    ((_, _, what),) = problems(shards, tmp_path / "no.tar")
+    assert what.startswith("it cannot be read")
+
+
+def test_keys_in_several_shards_are_a_note_alone(run, write_shard):
+    first, second = (write_shard(name, {"cls": 1}, {"cls": 2}) for name in ("a.tar", "b.tar"))
+    result = run("verify", first, second)
+    assert result.returncode == 0
+    assert "keys that occur in more than one shard: 2" in result.stdout
+
+
+def test_what_a_description_says_is_compared(problems, shard, tmp_path):
+    data = shard.read_bytes()
+    entry = {
+        "url": shard.name,
+        "nsamples": 8,
+        "filesize": len(data),
+        "md5sum": hashlib.md5(data).hexdigest(),
+    }
+    description = tmp_path / "dataset.json"
+
+    def describe(**changes):
+        description.write_text(json.dumps({"wids_version": 1, "shardlist": [{**entry, **changes}]}))
+        return problems(description)
+
+    assert describe() == []
+    assert describe(nsamples=9) == [("", "", "it has 8 samples, its description says 9")]
+    assert describe(filesize=1) == [("", "", f"it has {len(data)} bytes, its description says 1")]
+    assert "MD5" in describe(md5sum="0" * 32)[0][2]
+
+
+def test_the_table_shows_the_place(run, shard, flipped, entries, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    flipped(shard, entries(shard)[4].offset)
+    output = run("verify", shard).stdout
+    assert f"{entries(shard)[3].offset + 1024:,}" in output
+    assert "1 problem in 1 shard" in output
+
+
+@pytest.mark.slow
+def test_several_processes_find_the_same(run, shards, shard, flipped, nothing_left):
+    flipped(shard, 3)
+    alone = run("verify", shards, "--decode", "--json").stdout
+    assert alone
+    assert run("verify", shards, "--decode", "--json", "-j", "3").stdout == alone
+
+
+def test_compressed_shards_are_verified(problems, tmp_path):
+    with mpwds.TarWriter(tmp_path / "x.tar.zst") as sink:
+        sink.write({"__key__": "a", "txt": "text"})
+    assert problems(tmp_path / "x.tar.zst") == []
