@@ -19,8 +19,7 @@ from mpwds.cli.outputs import (
 )
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import remove_partial
-from mpwds.storage.writing.sinks import parts_of_series
+from mpwds.storage.writing.destinations import parts_of_series, remove_partial
 
 
 @contextlib.contextmanager

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import open_destination, remove_partial, write_whole
-from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered, parts_of_series
+from mpwds.storage.writing.destinations import (
+    WrongArgument,
+    is_series,
+    numbered,
+    open_destination,
+    parts_of_series,
+    remove_partial,
+    write_whole,
+)
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:

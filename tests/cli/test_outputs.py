@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpwds.cli.outputs import beside, existing
-from mpwds.storage.writing.sinks import is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 
 
 @pytest.fixture

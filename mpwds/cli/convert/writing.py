@@ -11,7 +11,7 @@ from mpwds.cli.console import progress
 from mpwds.cli.convert.finding import Samples
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
 from mpwds.storage.writing.tar_writer import TarWriter
 

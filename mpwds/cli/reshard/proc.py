@@ -28,8 +28,8 @@ from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
+from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
 from mpwds.storage.writing.encoders import encode_field
-from mpwds.storage.writing.sinks import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
 

@@ -33,7 +33,7 @@ from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
 _PIECE_BYTES = 1 << 20
-_NUMBER = re.compile(r"%(?:0(\d+))?d")
+_NUMBER = re.compile(r"%(?:0(\d+))?d")  # not the escapes of URLs, such as that in my%20data
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
 
@@ -363,3 +363,37 @@ def _sync_directory(path: str, inside: int | None) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
+
+
+class WrongArgument(ValueError):
+    """An argument of a command makes no sense."""
+
+    exit_code = 2
+
+
+def parts_of_series(target: str) -> tuple[str, str, str]:
+    """What stands before the number of a series of shards, its directive, and the rest.
+
+    The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
+    is a character like others. Raises ``ValueError`` if there are two directives.
+
+    Example:
+        >>> parts_of_series("100%done/50%-%06d.tar"), parts_of_series("50%.tar")
+        (('100%done/50%-', '%06d', '.tar'), ('50%.tar', '', ''))
+    """
+    found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
+    if len(found) > 1:
+        raise WrongArgument(f"{target!r} needs one % directive for the number, such as %06d, and has several")
+    start, stop = found[0].span() if found else (len(target), len(target))
+    return target[:start], target[start:stop], target[stop:]
+
+
+def is_series(target: str) -> bool:
+    """True if a name stands for a series of shards. Raises as ``parts_of_series``."""
+    return parts_of_series(target)[1] != ""
+
+
+def numbered(target: str, number: int) -> str:
+    """The name of a series' shard of this number; what is no series has one name."""
+    front, directive, back = parts_of_series(target)
+    return f"{front}{directive and directive % number}{back}"

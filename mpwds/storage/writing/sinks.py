@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.imports import require
 from mpwds.storage.streams.resuming import ClosesOrDiscards
-from mpwds.storage.writing.destinations import Destination, open_destination, write_all
+from mpwds.storage.writing.destinations import (
+    Destination,
+    is_series,
+    numbered,
+    open_destination,
+    parts_of_series,
+    write_all,
+)
 from mpwds.storage.writing.tar_members import archive_bytes, member_bytes
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
 
 _WITHOUT_LIMIT = 1 << 62
-_NUMBER = re.compile(r"%(?:0\d+)?d")  # not the escapes of URLs, such as that in my%20data
-
-
-class WrongArgument(ValueError):
-    """An argument of a command makes no sense."""
-
-    exit_code = 2
 
 
 class WriteOptions(NamedTuple):
@@ -47,34 +46,6 @@ class Sink(Protocol):
     shards: Any
 
     def write(self, sample: Mapping[str, Any]) -> object: ...
-
-
-def parts_of_series(target: str) -> tuple[str, str, str]:
-    """What stands before the number of a series of shards, its directive, and the rest.
-
-    The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
-    is a character like others. Raises ``ValueError`` if there are two directives.
-
-    Example:
-        >>> parts_of_series("100%done/50%-%06d.tar"), parts_of_series("50%.tar")
-        (('100%done/50%-', '%06d', '.tar'), ('50%.tar', '', ''))
-    """
-    found = list(_NUMBER.finditer(target, target.rfind("/") + 1))
-    if len(found) > 1:
-        raise WrongArgument(f"{target!r} needs one % directive for the number, such as %06d, and has several")
-    start, stop = found[0].span() if found else (len(target), len(target))
-    return target[:start], target[start:stop], target[stop:]
-
-
-def is_series(target: str) -> bool:
-    """True if a name stands for a series of shards. Raises as ``parts_of_series``."""
-    return parts_of_series(target)[1] != ""
-
-
-def numbered(target: str, number: int) -> str:
-    """The name of a series' shard of this number; what is no series has one name."""
-    front, directive, back = parts_of_series(target)
-    return f"{front}{directive and directive % number}{back}"
 
 
 def tar_sink(where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
