@@ -102,12 +102,12 @@ from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.indexed.dataset import IndexedDataset as IndexedDataset
-from mpwds.pipeline.indexed.mds_dataset import MDSDataset as MDSDataset
+from mpwds.pipeline.indexed.mds_datasets import MDSDataset as MDSDataset
 from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
 from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
-from mpwds.pipeline.indexed.streaming_dataset import StreamingDataset as StreamingDataset
+from mpwds.pipeline.indexed.mds_datasets import StreamingDataset as StreamingDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.quarantine import quarantine as quarantine

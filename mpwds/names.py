@@ -64,10 +64,9 @@ FURTHER_NAMES = {
     "mpwds.pipeline.decoding.loads": "pytorch_weights_only torch_loads",
     "mpwds.pipeline.decoding.video": "VIDEO_EXTENSIONS VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
-    "mpwds.pipeline.indexed.mds_dataset": "MDSDataset",
+    "mpwds.pipeline.indexed.mds_datasets": "MDSDataset StreamingDataset",
     "mpwds.pipeline.indexed.samplers": "ChunkedSampler DistributedChunkedSampler ShardListSampler",
     "mpwds.pipeline.indexed.shard_list": "ShardListDataset",
-    "mpwds.pipeline.indexed.streaming_dataset": "StreamingDataset",
     "mpwds.pipeline.error_context": "Incident",
     "mpwds.pipeline.coercion": "PipelineStage pipelinefilter",
     "mpwds.pipeline.sources.samples": (

@@ -1,6 +1,7 @@
 """Datasets whose samples have numbers.
 
-``source.py`` is the source of a pipeline over any ``storage.indexed.shards.IndexedShards``, ``orders.py`` and
-``permutation.py`` its orders, ``dataset.py`` the public class, and ``opening.py`` opens what it is given. The
-other files are the datasets and samplers of wids and mosaicml-streaming.
+``source.py`` is the source of a pipeline over any ``storage.indexed.shards.IndexedShards``, and ``orders.py``
+the orders of its epochs. ``dataset.py`` is the public class, ``opening.py`` opens what it is given.
+``partitioned.py`` and ``mds_datasets.py`` are the datasets of mosaicml-streaming and composer;
+``shard_list.py``, ``field_streams.py`` and ``samplers.py`` are those of wids.
 """

@@ -12,8 +12,14 @@ import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
-from mpwds.pipeline.indexed.orders import Order, Shuffling, check_shuffling, order_of, places_of
-from mpwds.pipeline.indexed.permutation import Numbers
+from mpwds.pipeline.indexed.orders import (
+    Numbers,
+    Order,
+    Shuffling,
+    check_shuffling,
+    order_of,
+    worker_positions,
+)
 from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.streams.ahead import work_ahead
@@ -25,7 +31,7 @@ _BLOCK = 4096  # places whose samples are found at once
 class IndexedSamples(Origin):
     """Source of a pipeline: the samples of indexed shards.
 
-    The samples of an epoch are divided among ranks and workers: see ``orders.places_of``. Seed and epoch
+    Ranks and workers divide the samples of an epoch: see ``orders.worker_positions``. Seed and epoch
     determine the order. A sample's address is its number in the shards, counted through all of them.
 
     Args:
@@ -100,7 +106,7 @@ class IndexedSamples(Origin):
 
     def places(self, context: Context) -> range:
         """The places of an epoch whose samples a worker reads."""
-        return places_of(self.shuffle, len(self), context)
+        return worker_positions(self.shuffle, len(self), context)
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
         return Count(len(self.places(context)))

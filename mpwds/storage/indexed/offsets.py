@@ -35,7 +35,6 @@ import numpy as np
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.indexed.remote_shard import RemoteShard
 from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import (
     BLOCK,
@@ -57,7 +56,10 @@ _PATIENCE_S = 60.0
 
 
 class Shard(SeekableArchive, Protocol):
-    """An open shard, as :class:`mpwds.storage.indexed.mapped_shard.MappedShard`, or its remote kind."""
+    """An open shard: ``MappedShard`` or ``RemoteShard`` of :mod:`mpwds.storage.indexed.tar_shards`."""
+
+    is_remote: bool
+    """True if each ``read`` is a request."""
 
     @property
     def version(self) -> tuple[int | str, ...]: ...
@@ -208,7 +210,7 @@ def _load(shard: Shard, path: str) -> Offsets | None:
     starts = array("I", _unpacked(known["starts"], 1, most))
     rows = _unpacked(known["rows"], 1 + 2 * len(suffixes), most) if suffixes else b""
     offsets = Offsets(_little_endian(starts), suffixes, rows)
-    return offsets if isinstance(shard, RemoteShard) or _agree(offsets, shard) else None
+    return offsets if shard.is_remote or _agree(offsets, shard) else None
 
 
 def _agree(offsets: Offsets, shard: Shard) -> bool:

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.divided import EpochNumbers
+from mpwds.pipeline.indexed.partitioned import SharedEpochCounter
 from tests.loader.faults.processes import wait_until_idle
 
 
@@ -24,7 +24,7 @@ def found(numbers, *contexts):
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_all_workers_find_the_same_number(method):
-    numbers = EpochNumbers()
+    numbers = SharedEpochCounter()
     context = multiprocessing.get_context(method)
     epochs = [epoch(run, worker=worker) for worker in range(20) for run in (71, 5, 38)]
     with context.Pool(4) as pool:
@@ -35,7 +35,7 @@ def test_all_workers_find_the_same_number(method):
 
 
 def test_a_process_waits_until_another_has_written():
-    numbers, other = EpochNumbers(), EpochNumbers()
+    numbers, other = SharedEpochCounter(), SharedEpochCounter()
     other.number_of(epoch(9))
     with multiprocessing.get_context("fork").Pool(1) as pool:
         pid = pool.apply(os.getpid)
@@ -48,34 +48,34 @@ def test_a_process_waits_until_another_has_written():
 
 
 def test_a_later_epoch_of_the_same_workers_has_another_number():
-    assert found(EpochNumbers(), epoch(7), epoch(7, iteration=1)) == [0, 1]
+    assert found(SharedEpochCounter(), epoch(7), epoch(7, iteration=1)) == [0, 1]
 
 
 def test_a_later_epoch_with_the_same_seed_has_another_number():
-    numbers = EpochNumbers()
+    numbers = SharedEpochCounter()
     assert found(numbers, *(epoch(7, worker=worker) for worker in (0, 1, 1, 0, 0, 1))) == [0, 0, 1, 1, 2, 2]
     assert numbers.begun(0) == 3
 
 
 def test_a_worker_that_missed_an_epoch_finds_the_next():
-    assert found(EpochNumbers(), *(epoch(7, worker=worker) for worker in (0, 0, 1))) == [0, 1, 1]
+    assert found(SharedEpochCounter(), *(epoch(7, worker=worker) for worker in (0, 0, 1))) == [0, 1, 1]
 
 
 def test_a_process_that_asks_again_finds_the_same_number():
-    numbers = EpochNumbers()
+    numbers = SharedEpochCounter()
     assert [numbers.number_of(epoch(7, iteration)) for iteration in (0, 1, 0)] == [0, 1, 0]
     assert numbers.begun(0) == 2
 
 
 @pytest.mark.parametrize("seeds", [(7, 7), (7, 5)])
 def test_each_rank_counts_its_own_epochs(seeds):
-    numbers = EpochNumbers()
+    numbers = SharedEpochCounter()
     assert found(numbers, *(epoch(run, rank=rank) for rank, run in enumerate(seeds))) == [0, 0]
     assert found(numbers, *(epoch(3, rank=rank) for rank in (1, 0))) == [1, 1]
 
 
 def test_a_pickle_outlives_the_process_that_made_it():
-    numbers = EpochNumbers()
+    numbers = SharedEpochCounter()
     numbers.number_of(epoch(7))
     pickled = pickle.dumps(numbers)
     assert pickle.loads(pickled).begun(0) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.divided import DividedSamples
+from mpwds.pipeline.indexed.partitioned import PartitionedSamples
 from mpwds.pipeline.stream import reached_end
 
 COUNT = 103
@@ -175,7 +175,7 @@ def test_what_a_subclass_makes_goes_through_further_stages(old_folder):
     workers=st.integers(1, 4),
 )
 def test_ranks_and_workers_get_consecutive_parts(count, batch_size, world_size, workers):
-    source = DividedSamples(Shard(count), batch_size=batch_size)
+    source = PartitionedSamples(Shard(count), batch_size=batch_size)
     parts = [
         [
             source.places(Context(rank=rank, world_size=world_size, worker=worker, workers=workers))
@@ -195,7 +195,7 @@ def test_ranks_and_workers_get_consecutive_parts(count, batch_size, world_size, 
 
 @given(count=st.integers(1, 60), batch_size=st.integers(1, 7), workers=st.integers(1, 4))
 def test_only_the_last_batch_of_a_rank_is_smaller(count, batch_size, workers):
-    source = DividedSamples(Shard(count), batch_size=batch_size)
+    source = PartitionedSamples(Shard(count), batch_size=batch_size)
     parts = [source.places(Context(worker=worker, workers=workers)) for worker in range(workers)]
     batches = []
     queues = [iter([part[at : at + batch_size] for at in range(0, len(part), batch_size)]) for part in parts]
@@ -214,7 +214,7 @@ def test_only_the_last_batch_of_a_rank_is_smaller(count, batch_size, workers):
     delivered=st.integers(0, 12),
 )
 def test_workers_that_take_batches_in_turn_keep_the_order(count, batch_size, world_size, workers, delivered):
-    source = DividedSamples(
+    source = PartitionedSamples(
         Shard(count), batch_size=batch_size, in_turn=True, resumed=(0, delivered * batch_size)
     )
     for rank in range(world_size):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.orders import check_shuffling, order_of, places_of
+from mpwds.pipeline.indexed.orders import check_shuffling, order_of, worker_positions
 
 kinds = st.sampled_from(["global", "chunked", "shards", False])
 
@@ -47,7 +47,7 @@ def test_each_epoch_has_another_order(kind):
 def test_each_place_belongs_to_one_worker_and_shares_are_even(kind, samples, ranks, workers):
     shares = [
         [
-            places_of(kind, samples, Context(rank=rank, world_size=ranks, worker=worker, workers=workers))
+            worker_positions(kind, samples, Context(0, None, rank, ranks, worker, workers))
             for worker in range(workers)
         ]
         for rank in range(ranks)
@@ -61,7 +61,7 @@ def test_each_place_belongs_to_one_worker_and_shares_are_even(kind, samples, ran
 def test_the_first_places_of_a_global_order_are_read_first_by_any_number_of_workers():
     for workers in (1, 2, 5):
         firsts = [
-            places_of("global", 100, Context(worker=worker, workers=workers))[:10]
+            worker_positions("global", 100, Context(worker=worker, workers=workers))[:10]
             for worker in range(workers)
         ]
         assert {place for first in firsts for place in first} == set(range(10 * workers))

@@ -20,9 +20,8 @@ from mpwds.errors import ShardError, StreamError
 from mpwds.pipeline.sources.samples import read_samples
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import describe_shard
-from mpwds.storage.indexed.mapped_shard import MappedShard
 from mpwds.storage.indexed.offsets import Offsets, find_offsets, load_or_find, to_text
-from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.indexed.tar_shards import MappedShard, TarShards
 from mpwds.storage.streams.gopen import open_at
 from tests.open_files import open_files
 

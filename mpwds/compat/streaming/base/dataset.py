@@ -13,8 +13,8 @@ import numpy as np
 
 from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.indexed.divided import DividedDataset, DividedSamples, EpochNumbers
 from mpwds.pipeline.indexed.orders import Shuffling
+from mpwds.pipeline.indexed.partitioned import PartitionedDataset, PartitionedSamples, SharedEpochCounter
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import parse_binary_size
@@ -31,7 +31,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt]?)", re.IGNORECASE)
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-class StreamingDataset(DividedDataset):
+class StreamingDataset(PartitionedDataset):
     """An MDS dataset of version 2, or a mix of several, for programs written for mosaicml-streaming.
 
     Iterating it yields this worker's part of this rank's samples; ``ds[i]`` is sample ``i`` of all, and
@@ -185,7 +185,7 @@ class StreamingDataset(DividedDataset):
         sizes = weigh(self.streams, counts, _count_of(epoch_size), shuffle_seed)
         draw = partial(samples_of_an_epoch, sizes, counts, shuffle_seed)
         chosen = draw(0)
-        source = DividedSamples(
+        source = PartitionedSamples(
             parts[0] if len(parts) == 1 else JoinedShards(parts),
             _ORDERS[shuffle_algo] if shuffle else False,
             shuffle_block_size or _BLOCK,
@@ -280,7 +280,7 @@ class StreamingDataset(DividedDataset):
             epoch, delivered = epoch + 1, 0
         self.pipeline[0] = replace(self.source, resumed=(epoch, delivered))
         self._epoch = self._first_epoch = epoch
-        self._epoch_numbers = EpochNumbers()
+        self._epoch_counter = SharedEpochCounter()
 
     @property
     def ranks(self) -> int:

@@ -19,8 +19,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
-from mpwds.pipeline.indexed.orders import Order
-from mpwds.pipeline.indexed.permutation import Numbers
+from mpwds.pipeline.indexed.orders import Numbers, Order
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.indexed.shards import IndexedShards
@@ -30,7 +29,7 @@ _NAME = "mpwds epochs"
 
 
 @dataclass(frozen=True, eq=False)
-class DividedSamples(IndexedSamples):
+class PartitionedSamples(IndexedSamples):
     """Indexed samples of which each rank, and each of its workers, reads consecutive ones of an epoch.
 
     Args:
@@ -105,7 +104,7 @@ def _share(of: range, number: int, parts: int) -> range:
     return of[start : start + size + (number < more)]
 
 
-class DividedDataset(IndexedDataset):
+class PartitionedDataset(IndexedDataset):
     """Base of datasets whose subclasses may change ``ds[i]``: epochs then consist of those samples.
 
     torch's DataLoader iterates them; its epochs are numbered from 0. ``len`` is the number of this rank's
@@ -118,19 +117,19 @@ class DividedDataset(IndexedDataset):
     """
 
     def __init__(
-        self, source: DividedSamples, chosen: Numbers | None = None, seed: int | None = None
+        self, source: PartitionedSamples, chosen: Numbers | None = None, seed: int | None = None
     ) -> None:
         DataPipeline.__init__(self, source, seed=seed)
         self._chosen = chosen
-        self._epoch_numbers = EpochNumbers()
+        self._epoch_counter = SharedEpochCounter()
         self._first_epoch = 0
 
     def __str__(self) -> str:
         return self._call
 
     @property
-    def source(self) -> DividedSamples:
-        source: DividedSamples = self.pipeline[0]
+    def source(self) -> PartitionedSamples:
+        source: PartitionedSamples = self.pipeline[0]
         return source
 
     @property
@@ -145,7 +144,7 @@ class DividedDataset(IndexedDataset):
     @property
     def next_epoch(self) -> int:
         """The number of the epoch that the next ``iter()``, of the dataset or of a DataLoader, begins."""
-        return max(self._epoch, self._first_epoch + self._epoch_numbers.begun(self._context().rank))
+        return max(self._epoch, self._first_epoch + self._epoch_counter.begun(self._context().rank))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -163,14 +162,14 @@ class DividedDataset(IndexedDataset):
     def compose(self, *stages: Any, **keywords: Any) -> Any:
         """A copy with more stages; a pipeline, if a subclass changes ``ds[i]`` or they leave none."""
         extended = None if self._is_changed else super().compose(*stages, **keywords)
-        if isinstance(extended, DividedDataset):
+        if isinstance(extended, PartitionedDataset):
             return extended
         return DataPipeline(self).compose(*stages, **keywords)  # our parts and epochs are not a pipeline's
 
     def _numbered(self, context: Context) -> Context:
         if not context.run:
             return context
-        return replace(context, epoch=self._first_epoch + self._epoch_numbers.number_of(context), run=0)
+        return replace(context, epoch=self._first_epoch + self._epoch_counter.number_of(context), run=0)
 
     @property
     def _is_changed(self) -> bool:
@@ -201,7 +200,7 @@ class _Numbers:
         """Nothing is open."""
 
 
-class EpochNumbers:
+class SharedEpochCounter:
     """The epochs that workers have begun, in order. All workers of a rank find the same number for an epoch.
 
     torch's DataLoader tells its new workers nothing but a random number, which is the same for epochs before
@@ -212,7 +211,7 @@ class EpochNumbers:
         path: Where the file can be opened; a new one is made if it is gone.
 
     Example:
-        >>> numbers = EpochNumbers()
+        >>> numbers = SharedEpochCounter()
         >>> [numbers.number_of(Context(run=run)) for run in (94, 17, 94)]
         [0, 1, 0]
     """
@@ -245,7 +244,7 @@ class EpochNumbers:
         return number
 
     def __reduce__(self) -> Any:
-        return EpochNumbers, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
+        return SharedEpochCounter, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
 
 
 def _begun(data: bytes, rank: int) -> int:
