@@ -79,7 +79,6 @@ from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
 from mpwds.pipeline.collation import default_collation_fn as default_collation_fn
 from mpwds.pipeline.collation import padded as padded
 from mpwds.pipeline.dataset import DataPipeline as DataPipeline
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.audio import AudioDecoder as AudioDecoder
 from mpwds.pipeline.decoding.audio import torch_audio as torch_audio
 from mpwds.pipeline.decoding.decoders import Continue as Continue
@@ -87,12 +86,13 @@ from mpwds.pipeline.decoding.decoders import DecodingError as DecodingError
 from mpwds.pipeline.decoding.decoders import basichandlers as basichandlers
 from mpwds.pipeline.decoding.decoders import gzfilter as gzfilter
 from mpwds.pipeline.decoding.decoders import handle_extension as handle_extension
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
 from mpwds.pipeline.decoding.images import imagehandler as imagehandler
 from mpwds.pipeline.decoding.loads import pytorch_weights_only as pytorch_weights_only
 from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
 from mpwds.pipeline.error_context import Incident as Incident
@@ -103,11 +103,11 @@ from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.indexed.dataset import IndexedDataset as IndexedDataset
 from mpwds.pipeline.indexed.mds_datasets import MDSDataset as MDSDataset
+from mpwds.pipeline.indexed.mds_datasets import StreamingDataset as StreamingDataset
 from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
 from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
-from mpwds.pipeline.indexed.mds_datasets import StreamingDataset as StreamingDataset
 from mpwds.pipeline.mix import RandomMix as RandomMix
 from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.quarantine import quarantine as quarantine

@@ -1,6 +1,5 @@
 from mpwds.compat.sample_options import Decoder as Decoder
 from mpwds.compat.sample_options import default_handlers as default_handlers
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.audio import torch_audio as torch_audio
 from mpwds.pipeline.decoding.decoders import Continue as Continue
 from mpwds.pipeline.decoding.decoders import DecodingError as DecodingError
@@ -8,7 +7,9 @@ from mpwds.pipeline.decoding.decoders import basichandlers as basichandlers
 from mpwds.pipeline.decoding.decoders import decoders as decoders
 from mpwds.pipeline.decoding.decoders import gzfilter as gzfilter
 from mpwds.pipeline.decoding.decoders import handle_extension as handle_extension
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
 from mpwds.pipeline.decoding.images import imagehandler as imagehandler
 from mpwds.pipeline.decoding.images import imagespecs as imagespecs
@@ -19,5 +20,4 @@ from mpwds.pipeline.decoding.loads import npz_loads as npz_loads
 from mpwds.pipeline.decoding.loads import pytorch_weights_only as pytorch_weights_only
 from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
 from mpwds.pipeline.decoding.loads import unpickle_loads as unpickle_loads
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import torch_video as torch_video

@@ -9,11 +9,12 @@ from itertools import cycle
 from typing import Any
 
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, torch_audio
+from mpwds.pipeline.decoding.audio import torch_audio
 from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
 from mpwds.pipeline.decoding.decoders import decoders, handle_extension
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, ImageDecoder, imagespecs
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, torch_video
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.images import ImageDecoder, imagespecs
+from mpwds.pipeline.decoding.video import torch_video
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.fields import to_tuple
@@ -132,11 +133,11 @@ def _unpacked(extension: str, allow_pickle: bool, sample: dict[str, Any]) -> Any
     return tuple(content) if isinstance(content, list) else content
 
 
-class Decoder(SampleDecoder):
-    """A ``Decoder`` that, called with a dataset, returns the dataset of its decoded samples.
+class DatasetDecoder(SampleDecoder):
+    """A decoder of samples that, called with a dataset, returns the dataset of its decoded samples.
 
     Example:
-        >>> decode = Decoder(handle_extension(".mask", len))
+        >>> decode = DatasetDecoder(handle_extension(".mask", len))
         >>> decode({"__key__": "a", "mask": b"abc"})
         {'__key__': 'a', 'mask': 3}
         >>> list(decode(DataPipeline([{"__key__": "a", "cls": b"7"}])))
@@ -147,6 +148,10 @@ class Decoder(SampleDecoder):
         if isinstance(source, Iterable) and not isinstance(source, (dict, tuple, str, bytes)):
             return DataPipeline(source, map(self.decode))
         return self.decode(source)
+
+
+Decoder = DatasetDecoder
+"""``DatasetDecoder`` under webdataset's name."""
 
 
 def _int_or_bytes(data: bytes) -> Any:

@@ -15,11 +15,10 @@ import numpy as np
 
 from mpwds.cli.inspect.reading import Problem, Sample
 from mpwds.cli.inspect.shards import Shard, read_or_report
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.decoding.media import Media
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS
 
 _CHANNELS = {"L": (), "1": (), "P": (), "I;16": (), "I": (), "F": (), "LA": (2,), "CMYK": (4,), "RGBA": (4,)}
 _MOST_KINDS = 20

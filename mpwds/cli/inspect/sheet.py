@@ -19,10 +19,11 @@ from mpwds.cli.inspect.reading import Problem, Sample
 from mpwds.cli.inspect.selection import Choice, read_chosen
 from mpwds.cli.inspect.shards import Shard
 from mpwds.errors import DecodeError
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder
+from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, open_image
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, VideoDecoder
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.images import open_image
+from mpwds.pipeline.decoding.video import VideoDecoder
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.viewing.pictures import Pictures, pictures

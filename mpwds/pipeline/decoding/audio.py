@@ -5,16 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mpwds.pipeline.decoding.images import as_tensor
-from mpwds.pipeline.decoding.media import Data, Media, SeekFailed, Sound, check_complete, mp3_length
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, as_tensor
+from mpwds.pipeline.decoding.media import (
+    Data,
+    Media,
+    MediaDecoder,
+    Sound,
+    check_complete,
+    mp3_length,
+    seeking,
+)
 from mpwds.suggestions import shown
-
-AUDIO_EXTENSIONS = frozenset(["flac", "mp3", "sox", "wav", "m4a", "ogg", "wma"])
-"""The extensions of the fields that ``torch_audio`` decodes."""
 
 # Samples of all channels that are read at a time: a file can state any length, so memory is allocated for
 # what has been read. Of a damaged file, up to one block before the damage may be lost.
@@ -29,7 +35,7 @@ _DTYPES = ("float32", "float64", "int16", "int32")
 
 
 @dataclass(frozen=True)
-class AudioDecoder:
+class AudioDecoder(MediaDecoder):
     """Handler for ``Decoder`` that decodes audio to ``(waveform, sample_rate)``.
 
     The waveform has the shape (channels, samples), as stored, not resampled; the rate is an ``int`` in Hz.
@@ -68,8 +74,6 @@ class AudioDecoder:
         ((2, 400), dtype('float32'), 8000)
     """
 
-    takes_views = True  # Decoder may hand it memoryviews
-
     output: str = "torch"
     dtype: str = "float32"
     mono: bool = False
@@ -79,22 +83,15 @@ class AudioDecoder:
     extensions: Iterable[str] = field(default=AUDIO_EXTENSIONS, repr=False)
 
     def __post_init__(self) -> None:
-        if self.output not in ("torch", "numpy"):
-            raise ValueError(f'AudioDecoder: output must be "torch" or "numpy", got {shown(self.output)}')
+        super().__post_init__()
         if self.dtype not in _DTYPES:
             raise ValueError(
                 f"AudioDecoder: dtype must be one of {' '.join(_DTYPES)}, got {shown(self.dtype)}"
             )
-        if not self.start >= 0:
-            raise ValueError(f"AudioDecoder: start must be at least 0 seconds, got {self.start}")
         if self.duration is not None and not self.duration > 0:
             raise ValueError(f"AudioDecoder: duration must be more than 0 seconds, got {self.duration}")
-        object.__setattr__(self, "extensions", extension_set(self.extensions))
 
-    def __call__(self, key: str, data: Data) -> tuple[Any, int] | None:
-        """Decodes a field if its extension is one of audio; else returns ``None``."""
-        if key.rpartition(".")[2].lower() not in self.extensions:
-            return None
+    def decode(self, data: Data) -> tuple[Any, int]:
         waveform, rate = self._samples(data)
         if self.mono:
             waveform = waveform.mean(axis=0, keepdims=True)
@@ -155,12 +152,9 @@ class AudioDecoder:
         return np.concatenate(pieces, axis=1), rate
 
     def _with_ffmpeg(self, data: Data) -> tuple[np.ndarray[Any, Any], int]:
-        try:
-            return self._demuxed(data, seek=True)
-        except SeekFailed:
-            return self._demuxed(data, seek=False)
+        return seeking(partial(self._demuxed, data))
 
-    def _demuxed(self, data: Data, seek: bool) -> tuple[np.ndarray[Any, Any], int]:
+    def _demuxed(self, data: Data, *, seek: bool) -> tuple[np.ndarray[Any, Any], int]:
         end = None if self.duration is None else self.start + self.duration
         sound = Sound(self.start, end, self._float)
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:
@@ -170,12 +164,6 @@ class AudioDecoder:
                 if not sound.add(time, frame):
                     break
             return sound.joined(), media.audio.rate
-
-
-def extension_set(extensions: Iterable[str]) -> frozenset[str]:
-    """Extensions in lower case, from an iterable or one string with spaces."""
-    names = extensions.split() if isinstance(extensions, str) else extensions
-    return frozenset(name.lower() for name in names)
 
 
 def _as_dtype(waveform: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

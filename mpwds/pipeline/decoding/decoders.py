@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from mpwds import tenbin
 from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, FieldDecoder, extension_of
 from mpwds.pipeline.decoding.images import ImageDecoder
 from mpwds.pipeline.decoding.loads import (
     MAX_DECOMPRESSED_BYTES,
@@ -198,7 +199,7 @@ def basichandlers(key: str, data: bytes) -> Any:
     ``None`` for any other extension, so ``class count html htm`` stay bytes, as in webdataset. A program may
     add to the table, ``decoders``. A ``Decoder`` looks up each field name once.
     """
-    load = decoders.get(_extension(key))
+    load = decoders.get(extension_of(key))
     return None if load is None else load(data)
 
 
@@ -228,10 +229,6 @@ decoders: dict[str, Load] = dict(_OWN)
 A program may add entries and replace them. Each process has its own table, and workers are processes:
 ``handle_extension`` travels with the dataset, an entry made here does not.
 """
-
-
-def _extension(key: str) -> str:
-    return key.rpartition(".")[2].lower()
 
 
 class _ExtensionHandler:
@@ -265,7 +262,13 @@ def _handler(spec: Any) -> Handler:
 
 
 def _takes_views(handler: Handler) -> bool:
-    return handler is gzfilter or handler is basichandlers or getattr(handler, "takes_views", False)
+    own = handler is gzfilter or handler is basichandlers
+    return own or (isinstance(handler, FieldDecoder) and handler.takes_views)
+
+
+def _is_chosen_by_name(handler: Handler) -> TypeGuard[FieldDecoder]:
+    """True if the name of a field alone says whether the handler decodes it."""
+    return isinstance(handler, FieldDecoder) and type(handler).__call__ is FieldDecoder.__call__
 
 
 class _FieldLoads(dict[str, Load]):
@@ -302,17 +305,17 @@ class _FieldLoads(dict[str, Load]):
         if handler is gzfilter and key.endswith(".gz"):
             load = self._find(rest, key.removesuffix(".gz"))
             return partial(_decompressed, load, options["max_decompressed_bytes"])
-        if handler is basichandlers and (extension := _extension(key)) in decoders:
+        if handler is basichandlers and (extension := extension_of(key)) in decoders:
             load = decoders[extension]
             if load is _OWN.get(extension):  # its result counts, even None
                 given = {name: options[name] for name in _OPTIONS.get(load, ())}
                 return partial(load, **given) if given else load
-        if type(handler) is ImageDecoder and handler.handles(key):
+        if _is_chosen_by_name(handler) and handler.handles(key):
             return handler.decode
         following = self._find(rest, key)
         if not _may_apply(handler, key):
             return following
-        takes_views = getattr(handler, "takes_views", False)
+        takes_views = isinstance(handler, FieldDecoder) and handler.takes_views
 
         def load_by_handler(data: Any) -> Any:
             if type(data) is memoryview and not takes_views:
@@ -326,10 +329,10 @@ class _FieldLoads(dict[str, Load]):
 
 
 def _may_apply(handler: Handler, key: str) -> bool:
-    if handler is gzfilter or type(handler) is ImageDecoder:
+    if handler is gzfilter or _is_chosen_by_name(handler):
         return False  # it would have been taken
     if handler is basichandlers:
-        return _extension(key) in decoders
+        return extension_of(key) in decoders
     return type(handler) is not _ExtensionHandler or handler.matches(key)
 
 
@@ -343,10 +346,7 @@ def _kept(data: Any) -> Any:
 
 def _decoder_of(key: str) -> str:
     """The handler that would decode a field of sound or video; empty for other fields."""
-    from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS
-    from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS
-
-    extension = _extension(key)
+    extension = extension_of(key)
     names = {"VideoDecoder": VIDEO_EXTENSIONS, "AudioDecoder": AUDIO_EXTENSIONS}
     return next((name for name, extensions in names.items() if extension in extensions), "")
 

@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, FieldDecoder, as_tensor
 from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_EXTENSIONS = """
-    apng avif avifs blp bmp bufr bw cur dcx dds dib emf eps fit fits flc fli ftc ftu gbr gif grib h5 hdf
-    icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx mpeg mpg msp pbm pcd pcx pgm png pnm
-    ppm ps psd pxr qoi ras rgb rgba sgi tga tif tiff vda vst webp wmf xbm xpm
-"""
-IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
-"""The extensions of the formats that Pillow reads."""
 
 _JPEG_COLORSPACES = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
 _JPEG_START = b"\xff\xd8\xff"
@@ -50,7 +43,7 @@ imagespecs = {
 """By name, all that an image can be decoded to."""
 
 
-class ImageDecoder:
+class ImageDecoder(FieldDecoder):
     """Handler for ``Decoder`` that decodes images of all formats to one layout.
 
     Colours, grey levels and alpha are converted as by ``PIL.Image.Image.convert``. The orientation in EXIF
@@ -79,8 +72,6 @@ class ImageDecoder:
         [[[0, 0, 0], [255, 255, 255]]]
     """
 
-    takes_views = True  # Decoder may hand it memoryviews
-
     def __init__(self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> None:
         if imagespec.lower() not in imagespecs:
             raise ValueError(
@@ -92,16 +83,7 @@ class ImageDecoder:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.imagespec!r})"
 
-    def __call__(self, key: str, data: Any) -> Any:
-        """Decodes bytes or a memoryview if the field has the extension of an image; else returns ``None``."""
-        return self.decode(data) if self.handles(key) else None
-
-    def handles(self, key: str) -> bool:
-        """True if a field of that name is decoded."""
-        return key.rpartition(".")[2].lower() in self.extensions
-
     def decode(self, data: Any) -> Any:
-        """Decodes an image as a call does, whatever the name of its field."""
         container, mode, is_float = imagespecs[self.imagespec]
         if container == "pil":
             return _converted(data, mode)
@@ -162,15 +144,6 @@ def _converted(data: Any, mode: str) -> Image:
     image = open_image(data)
     image.load()
     return image if image.mode == mode else image.convert(mode)
-
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor that shares an array's memory."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("tensors need torch: pip install torch, or decode to arrays") from error
-    return torch.from_numpy(array)
 
 
 def decode_jpeg(data: Any, mode: str, max_pixels: int | None = None) -> np.ndarray[Any, Any] | None:

@@ -7,15 +7,20 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+
+from mpwds.pipeline.decoding.fields import FieldDecoder, extension_set
+from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from av import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.video.stream import VideoStream
+
+T = TypeVar("T")
 
 # Seconds before the requested start: a decoder needs the sound before a point to decode the sound at it, and
 # containers sort by decoding time, which for video is a little before the time of display.
@@ -27,6 +32,30 @@ ROUNDING = 1e-6
 
 class SeekFailed(Exception):
     """After a seek, frames are missing or cannot be decoded: decode from the beginning instead."""
+
+
+class MediaDecoder(FieldDecoder):
+    """Base of the handlers for audio and video, which are frozen dataclasses."""
+
+    output: str
+    start: float
+    extensions: Any  # an iterable of names or one string; a frozenset once it is made
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        if self.output not in ("torch", "numpy"):
+            raise ValueError(f'{kind}: output must be "torch" or "numpy", got {shown(self.output)}')
+        if not self.start >= 0:
+            raise ValueError(f"{kind}: start must be at least 0 seconds, got {self.start}")
+        object.__setattr__(self, "extensions", extension_set(self.extensions))
+
+
+def seeking(decode: Callable[..., T]) -> T:
+    """Calls ``decode(seek=True)``; if frames would be missing then, ``decode(seek=False)``."""
+    try:
+        return decode(seek=True)
+    except SeekFailed:
+        return decode(seek=False)
 
 
 class Media:
@@ -260,7 +289,7 @@ def check_complete(data: Data) -> None:
             )
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     name: str  # empty for a part that does not matter
     start: int
     end: int
@@ -272,8 +301,8 @@ _BOXES = (b"moov", b"mdat", b"moof")
 _MATROSKA_SEGMENT = 0x18538067
 
 
-def _parts(head: bytes, data: Data) -> Iterator[_Part]:
-    read: Callable[[Data, int], _Part | None]
+def _parts(head: bytes, data: Data) -> Iterator[_Piece]:
+    read: Callable[[Data, int], _Piece | None]
     start, alignment = 0, 1
     if head[:4] == b"RIFF":
         read, start, alignment = partial(_chunk, "<4sI", (b"LIST", b"data", b"RIFF")), 12, 2
@@ -289,27 +318,27 @@ def _parts(head: bytes, data: Data) -> Iterator[_Part]:
         if head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):
             _, size = mp3_length(data)
             if size is not None:  # some encoders include the tags, some do not
-                yield _Part("MPEG", 0, size)
+                yield _Piece("MPEG", 0, size)
         elif head[:4] == b".SoX" and len(data) >= 16:
             header, samples = struct.unpack_from("<IQ", data, 4)
-            yield _Part("samples", 4 + header, 4 + header + 4 * samples)
+            yield _Piece("samples", 4 + header, 4 + header + 4 * samples)
         return
     while (part := read(data, start)) is not None:
         yield part
         start = part.end + part.end % alignment
 
 
-def _chunk(layout: str, known: tuple[bytes, ...], data: Data, start: int) -> _Part | None:
+def _chunk(layout: str, known: tuple[bytes, ...], data: Data, start: int) -> _Piece | None:
     if start + 8 > len(data):
         return None
     name, size = struct.unpack_from(layout, data, start)
     # Programs that write to a pipe leave 0 or about the largest number as the size.
     if not name.isascii() or (name in known and not 0 < size < 0x7FFF0000):
         return None
-    return _Part(name.decode("ascii") if name in known else "", start, start + 8 + size)
+    return _Piece(name.decode("ascii") if name in known else "", start, start + 8 + size)
 
 
-def _box(data: Data, start: int) -> _Part | None:
+def _box(data: Data, start: int) -> _Piece | None:
     if start + 8 > len(data):
         return None
     size, name = struct.unpack_from(">I4s", data, start)
@@ -317,19 +346,19 @@ def _box(data: Data, start: int) -> _Part | None:
         (size,) = struct.unpack_from(">Q", data, start + 8)
     if size < 8:  # 0 is "up to the end"
         return None
-    return _Part(name.decode("ascii") if name in _BOXES else "", start, start + size)
+    return _Piece(name.decode("ascii") if name in _BOXES else "", start, start + size)
 
 
-def _asf_object(data: Data, start: int) -> _Part | None:
+def _asf_object(data: Data, start: int) -> _Piece | None:
     if start + 24 > len(data):
         return None
     name, size = struct.unpack_from("<16sQ", data, start)
     if size < 24:
         return None
-    return _Part({_ASF_HEADER: "header", _ASF_DATA: "data"}.get(name, ""), start, start + size)
+    return _Piece({_ASF_HEADER: "header", _ASF_DATA: "data"}.get(name, ""), start, start + size)
 
 
-def _ebml_element(data: Data, start: int) -> _Part | None:
+def _ebml_element(data: Data, start: int) -> _Piece | None:
     identifier_length = _ebml_length(data, start)
     size_length = _ebml_length(data, start + identifier_length)
     body = start + identifier_length + size_length
@@ -340,7 +369,7 @@ def _ebml_element(data: Data, start: int) -> _Part | None:
     size = int.from_bytes(data[start + identifier_length : body], "big") & unknown
     if size == unknown:
         return None
-    return _Part("Segment" if identifier == _MATROSKA_SEGMENT else "", start, body + size)
+    return _Piece("Segment" if identifier == _MATROSKA_SEGMENT else "", start, body + size)
 
 
 def _ebml_length(data: Data, start: int) -> int:
@@ -373,7 +402,7 @@ def _check_ogg(data: Data) -> None:
         lacing = bytes(data[start + 27 : start + 27 + header[26]]) if len(header) == 27 else b""
         end = start + 27 + len(lacing) + sum(lacing)
         if len(header) < 27 or len(lacing) < header[26] or end > len(data):
-            raise ValueError(f"the file is cut off: its Ogg page at offset {start} ends behind the data")
+            raise ValueError(f"the file is cut off: its Ogg page at offset {start} ends after the data")
         if _ogg_checksum(header[:22] + bytes(4) + bytes(data[start + 26 : end])) != header[22:26]:
             raise ValueError(f"the file is damaged: its Ogg page at offset {start} has the wrong checksum")
         start, flags = end, header[5]

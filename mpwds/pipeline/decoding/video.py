@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpwds.pipeline.decoding.audio import extension_set
-from mpwds.pipeline.decoding.images import as_tensor
-from mpwds.pipeline.decoding.media import ROUNDING, Data, Media, SeekFailed, Sound, check_timed
-from mpwds.suggestions import shown
+from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS, as_tensor
+from mpwds.pipeline.decoding.media import ROUNDING, Data, Media, MediaDecoder, Sound, check_timed, seeking
 
 if TYPE_CHECKING:
     from av import VideoFrame
 
-VIDEO_EXTENSIONS = frozenset(["mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg", "webm", "wmv"])
-"""The extensions of the fields that ``torch_video`` decodes."""
-
 
 @dataclass(frozen=True)
-class VideoDecoder:
+class VideoDecoder(MediaDecoder):
     """Handler for ``Decoder`` that decodes video to ``(frames, sound, info)``.
 
     - ``frames``: uint8, shape (T, H, W, 3), RGB by FFmpeg's libswscale; (0, 1, 1, 3) without video;
@@ -41,7 +37,7 @@ class VideoDecoder:
     Args:
         output: ``"torch"`` for tensors, ``"numpy"`` for arrays, for which torch is not imported.
         start: Where to begin, in seconds from the file's start; the decoder seeks to a key frame before it.
-        end: Where to stop, in seconds; ``None`` for the end of the file. Damage behind it is not detected.
+        end: Where to stop, in seconds; ``None`` for the end of the file. Damage after it is not detected.
         every: Take the first frame and each ``every``-th after it. ``video_fps`` is the rate of the frames
             taken.
         max_frames: Stop after that many frames. The sound still extends to ``end``.
@@ -72,8 +68,6 @@ class VideoDecoder:
         ((3, 16, 32, 3), (1, 0), {'video_fps': 2.5})
     """
 
-    takes_views = True  # Decoder may hand it memoryviews
-
     output: str = "torch"
     start: float = 0.0
     end: float | None = None
@@ -86,32 +80,22 @@ class VideoDecoder:
     extensions: Iterable[str] = field(default=VIDEO_EXTENSIONS, repr=False)
 
     def __post_init__(self) -> None:
-        if self.output not in ("torch", "numpy"):
-            raise ValueError(f'VideoDecoder: output must be "torch" or "numpy", got {shown(self.output)}')
-        if not self.start >= 0:
-            raise ValueError(f"VideoDecoder: start must be at least 0 seconds, got {self.start}")
+        super().__post_init__()
         if self.end is not None and not self.end > self.start:
             raise ValueError(f"VideoDecoder: end must be after start ({self.start} s), got {self.end}")
         for name in ("every", "max_frames", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"VideoDecoder: {name} must be at least 1, got {value}")
-        object.__setattr__(self, "extensions", extension_set(self.extensions))
 
-    def __call__(self, key: str, data: Data) -> tuple[Any, Any, dict[str, Any]] | None:
-        """Decodes a field if its extension is one of video; else returns ``None``."""
-        if key.rpartition(".")[2].lower() not in self.extensions:
-            return None
-        try:
-            frames, sound, info = self._decoded(data, seek=True)
-        except SeekFailed:
-            frames, sound, info = self._decoded(data, seek=False)
+    def decode(self, data: Data) -> tuple[Any, Any, dict[str, Any]]:
+        frames, sound, info = seeking(partial(self._decoded, data))
         if self.output == "torch":
             return as_tensor(frames), as_tensor(sound), info
         return frames, sound, info
 
     def _decoded(
-        self, data: Data, seek: bool
+        self, data: Data, *, seek: bool
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
         with Media(data, threads=self.threads, allow_partial=self.allow_partial) as media:
             if media.video is None and media.audio is None:

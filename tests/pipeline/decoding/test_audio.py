@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
-from mpwds.pipeline.decoding.audio import AUDIO_EXTENSIONS, AudioDecoder, torch_audio
+from mpwds.pipeline.decoding.audio import AudioDecoder, torch_audio
+from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS
 
 RATE = 16000
 SECONDS = 3

@@ -12,7 +12,8 @@ import pytest
 import torch
 import webdataset
 
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS, ImageDecoder, imagehandler
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.images import ImageDecoder, imagehandler
 
 SPECS = list(webdataset.autodecode.imagespecs)
 GENERATOR = np.random.default_rng(0)

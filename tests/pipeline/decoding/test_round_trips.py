@@ -15,7 +15,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from mpwds import WebDataset
 from mpwds.pipeline.decoding.decoders import Decoder, decoders
-from mpwds.pipeline.decoding.images import IMAGE_EXTENSIONS
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS
 from mpwds.pipeline.stages.decode import decode
 from mpwds.storage.writing.encoders import default_handlers, encode_field
 from mpwds.storage.writing.tar_writer import TarWriter

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.video import VIDEO_EXTENSIONS, VideoDecoder, torch_video
+from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.video import VideoDecoder, torch_video
 
 RATE = 48000  # the one rate that every sound codec here takes
 FPS = 10
