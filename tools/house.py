@@ -46,7 +46,8 @@ def called(frame, event, argument):
     if event == "call" and frame.f_code.co_filename.startswith(package):
         calls.append(frame.f_code.co_filename)
 def modules():
-    return [name for name in sys.modules if name.partition(".")[0] == "mpwds"]
+    own = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "mpwds"}
+    return [name for name, module in own.items() if hasattr(module, "__file__")]
 """
 
 # The worker counts what it calls for each of 20 batches, then the trainer what it calls for each of 40.
