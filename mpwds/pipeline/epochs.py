@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import Draws
-from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, Stream
+from mpwds.pipeline.stream import Address, BaseStream, Count, Description, LengthUnknown, Stream
 from mpwds.warn import warn
 
 Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once
@@ -85,16 +85,15 @@ class ContinuedEpochs(Epochs):
         return _Continued(self, start, context, self._latest)
 
 
-class _Repeated:
+class _Repeated(BaseStream[Any]):
+    _counters: ClassVar[tuple[str, ...]] = ("_empty", "_left")
+
     def __init__(self, epochs: Epochs, start: Start, context: Context) -> None:
         self._epochs = epochs
         self._context = context
         self._left = epochs.limit
         self._runs = Repetitions(start, context)
         self._empty = True  # the current run has given nothing
-
-    def __iter__(self) -> _Repeated:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         if self._left == 0:
@@ -145,14 +144,16 @@ class _Repeated:
         return self._runs.at(repetition).describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._runs.state_dict(), "empty": self._empty, "left": self._left}
+        return {**self._runs.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._runs.load_state_dict(state)
-        self._empty, self._left = state["empty"], state["left"]
+        super().load_state_dict(state)
 
 
 class _Continued(_Repeated):
+    _counters = (*_Repeated._counters, "_is_there")
+
     def __init__(self, epochs: ContinuedEpochs, start: Start, context: Context, latest: _Latest) -> None:
         super().__init__(epochs, start, replace(context, epoch=0))
         self._start = start
@@ -190,13 +191,9 @@ class _Continued(_Repeated):
         for _ in range(self._place - place):
             self._advance()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "is_there": self._is_there}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._runs = Repetitions(self._start, self._context)
         super().load_state_dict(state)
-        self._is_there = state["is_there"]
         self._latest.stream = self
 
 

@@ -13,7 +13,7 @@ from mpwds.pipeline.error_context import explain
 from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.randomness import seeded, unseeded
-from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
+from mpwds.pipeline.stream import Count, OrderedStream, Origin, Stream, one_sample
 from mpwds.tracebacks import shorten
 
 
@@ -102,7 +102,7 @@ class Indexed(Origin):
         return type(self.elements).__name__
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return _IndexedStream(self, context)
+        return _SequenceStream(self, context)
 
     def indices(self, context: Context) -> range:
         """The indices that a worker reads."""
@@ -113,24 +113,13 @@ class Indexed(Origin):
         return Count(len(self.indices(context)))
 
 
-class _IndexedStream:
+class _SequenceStream(OrderedStream[Any]):
     def __init__(self, origin: Indexed, context: Context) -> None:
         self._origin = origin
         self._elements = origin.elements
-        self._own = origin.indices(context)
-        self._cursor = 0
+        super().__init__(origin.indices(context))
         draws_nothing = type(self._elements).__module__ in ("builtins", "numpy")
         self._call = unseeded if draws_nothing else seeded(context)
-
-    def __iter__(self) -> _IndexedStream:
-        return self
-
-    def __next__(self) -> tuple[Address, Any]:
-        if self._cursor >= len(self._own):
-            raise StopIteration
-        index = self._own[self._cursor]
-        self._cursor += 1
-        return index, self.fetch(index)
 
     def fetch(self, address: Any) -> Any:
         try:
@@ -138,15 +127,6 @@ class _IndexedStream:
         except Exception as error:
             explain(error, self._origin, self, address)
             raise
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return Description.of_sample(element, Description(f"element {address}"))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,26 +9,17 @@ from typing import Any
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Description, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, BaseStream, Description, Stream, WrappedStream
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
 
-class _IteratedStream(ABC):
+class _IteratedStream(BaseStream[Any]):
     """Base of streams over an iterator, which can neither fetch an element nor tell a state."""
 
     def __init__(self, origin: object) -> None:
         self._origin = origin
         self._count = 0
-
-    def __iter__(self) -> _IteratedStream:
-        return self
-
-    @abstractmethod
-    def __next__(self) -> tuple[Address, Any]: ...
-
-    @abstractmethod
-    def describe(self, address: Any, element: object = None) -> Description: ...
 
     def fetch(self, address: Any) -> Any:
         raise self._error()

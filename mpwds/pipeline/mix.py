@@ -15,7 +15,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.randomness import Draws, worker_draws
-from mpwds.pipeline.stream import Address, Description, Origin, PipelineSource, Stream
+from mpwds.pipeline.stream import Address, BaseStream, Description, Origin, PipelineSource, Stream
 from mpwds.suggestions import shown
 
 StopRule: TypeAlias = Literal[
@@ -153,7 +153,7 @@ class Mix(Origin):
         return _Mixed(self, context)
 
 
-class _Mixed:
+class _Mixed(BaseStream[Any]):
     """Elements of several sources. An address is (source, repetition of it, address in it)."""
 
     _counters = ("_in_play", "_empty", "_exhausted", "_left")
@@ -173,9 +173,6 @@ class _Mixed:
         else:
             facts = () if mix.seed is None else (mix.seed,)
             self._order = _AtRandom(mix.weights, worker_draws("mix", context, *facts))
-
-    def __iter__(self) -> _Mixed:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         while self._left != 0 and any(self._in_play):
@@ -224,15 +221,14 @@ class _Mixed:
         return {
             "parts": [runs.state_dict() for runs in self._runs],
             "order": copy.copy(self._order.state),
-            **{name: copy.copy(getattr(self, name)) for name in self._counters},
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for runs, part in zip(self._runs, state["parts"], strict=True):
             runs.load_state_dict(part)
         self._order.state = copy.copy(state["order"])
-        for name in self._counters:
-            setattr(self, name, copy.copy(state[name]))
+        super().load_state_dict(state)
 
 
 class _Order(ABC):

@@ -107,6 +107,8 @@ class NonEmpty(Filter):
 
 
 class _Share(WrappedStream[Any]):
+    _counters = ("_skip",)
+
     def __init__(self, source: Stream[Any], first: int, step: int) -> None:
         super().__init__(source)
         self._step = step
@@ -120,15 +122,10 @@ class _Share(WrappedStream[Any]):
         self._skip = self._step - 1
         return item
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "skip": self._skip}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._skip = state["skip"]
-
 
 class _NonEmpty(WrappedStream[Any]):
+    _counters = ("_found",)
+
     def __init__(self, source: Stream[Any], context: Context) -> None:
         super().__init__(source)
         self._context = context
@@ -144,13 +141,6 @@ class _NonEmpty(WrappedStream[Any]):
             raise ValueError(f"non_empty: the stages before it gave no elements in {place}")
         self._found = True
         return item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "found": self._found}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._found = state["found"]
 
 
 split_by_node: Final = SplitByNode()

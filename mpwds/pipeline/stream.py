@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -238,24 +239,40 @@ class Origin(Part, ABC):
         raise LengthUnknown(f"{self} does not tell how many elements it has")
 
 
-class WrappedStream(ABC, Generic[T]):
-    """Base of streams that read another stream and keep its addresses.
-
-    ``_source`` is the other stream, ``_next`` its ``__next__``. The state includes the attributes named by
-    ``_counters``.
-    """
+class BaseStream(ABC, Generic[T]):
+    """Base of streams. The state consists of the attributes named by ``_counters``."""
 
     _counters: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, source: Stream[Any]) -> None:
-        self._source = source
-        self._next = source.__next__
-
-    def __iter__(self) -> WrappedStream[T]:
+    def __iter__(self) -> BaseStream[T]:
         return self
 
     @abstractmethod
     def __next__(self) -> tuple[Address, T]: ...
+
+    @abstractmethod
+    def fetch(self, address: Any) -> T: ...
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        return Description.of_sample(element, Description(f"element {address}"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name.lstrip("_"): copy(getattr(self, name)) for name in self._counters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._counters:
+            setattr(self, name, copy(state[name.lstrip("_")]))
+
+
+class WrappedStream(BaseStream[T]):
+    """Base of streams that read another stream and keep its addresses.
+
+    ``_source`` is the other stream, ``_next`` its ``__next__``.
+    """
+
+    def __init__(self, source: Stream[Any]) -> None:
+        self._source = source
+        self._next = source.__next__
 
     def fetch(self, address: Any) -> T:
         element: T = self._source.fetch(address)
@@ -265,43 +282,43 @@ class WrappedStream(ABC, Generic[T]):
         return self._source.describe(address, element)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"source": self._source.state_dict(), **{name: getattr(self, name) for name in self._counters}}
+        return {"source": self._source.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(state["source"])
-        for name in self._counters:
-            setattr(self, name, state[name])
+        super().load_state_dict(state)
 
 
-class Source(Generic[T]):
+class OrderedStream(BaseStream[T]):
+    """Base of streams whose addresses are known: those of ``order``."""
+
+    _counters = ("_cursor",)
+
+    def __init__(self, order: Sequence[Any]) -> None:
+        self._order = order
+        self._cursor = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __next__(self) -> tuple[Address, T]:
+        if self._cursor >= len(self._order):
+            raise StopIteration
+        address = self._order[self._cursor]
+        self._cursor += 1
+        return address, self.fetch(address)
+
+
+class Source(OrderedStream[T]):
     """A stream over elements in memory, for tests and examples. An element's address is its index."""
 
     def __init__(self, iterable: Iterable[T]) -> None:
         self._elements: Sequence[T] = tuple(iterable)
-        self._cursor = 0
-
-    def __iter__(self) -> Source[T]:
-        return self
-
-    def __next__(self) -> tuple[Address, T]:
-        cursor = self._cursor
-        if cursor >= len(self._elements):
-            raise StopIteration
-        self._cursor = cursor + 1
-        return cursor, self._elements[cursor]
+        super().__init__(range(len(self._elements)))
 
     def fetch(self, address: Any) -> T:
         index: int = address
         return self._elements[index]
-
-    def describe(self, address: Any, element: object = None) -> Description:
-        return Description.of_sample(element, Description(f"element {address}"))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
 
 
 def as_address(value: Any) -> Address:

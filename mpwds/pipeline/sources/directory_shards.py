@@ -29,7 +29,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
-from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.suggestions import shown
@@ -167,15 +167,12 @@ class DirectoryShardList(IterableSource):
         return [name for name in names if not name.endswith("._done_") and not _CLAIMED.fullmatch(name)]
 
 
-class _Claimed:
+class _Claimed(BaseStream[Any]):
     def __init__(self, shards: DirectoryShardList, draws: Draws) -> None:
         self._shards = shards
         self._draws = draws
         self._drawn = 0
         self.claims: list[_Claim] = []  # of the shard that is being read
-
-    def __iter__(self) -> _Claimed:
-        return self
 
     def __next__(self) -> tuple[Address, dict[str, Any]]:
         shards = self._shards

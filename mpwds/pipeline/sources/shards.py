@@ -17,7 +17,7 @@ from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, Count, Description, Stage, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, Count, Description, OrderedStream, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import expand_names, expand_urls
 from mpwds.storage.streams.urls import url_scheme
 
@@ -151,7 +151,7 @@ class SimpleShardList(_GivenShards):
         return self._ordered(None if self.seed is None else random.Random(self.seed))
 
 
-class Shards:
+class Shards(OrderedStream[dict[str, Any]]):
     """A stream of shards in a given order.
 
     Args:
@@ -168,23 +168,9 @@ class Shards:
         options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         self._urls = urls
-        self._order = order
+        super().__init__(order)
         self._listed = listed
         self._options = options
-        self._cursor = 0
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Shards:
-        return self
-
-    def __next__(self) -> tuple[Address, dict[str, Any]]:
-        if self._cursor >= len(self._order):
-            raise StopIteration
-        address = self._order[self._cursor]
-        self._cursor += 1
-        return address, self.fetch(address)
 
     def fetch(self, address: Any) -> dict[str, Any]:
         number = _number(address)
@@ -196,12 +182,6 @@ class Shards:
     def describe(self, address: Any, element: object = None) -> Description:
         url = self._urls[_number(address)]
         return Description(f"shard {url}", url, listed=(self._listed, self._urls) if self._listed else None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._cursor = state["cursor"]
 
 
 def given_urls(urls: Urls) -> str | list[str]:
