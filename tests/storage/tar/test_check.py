@@ -2,38 +2,28 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import tarfile
 
 import pytest
 
 from mpwds.storage.tar.entries import check_tar_format, is_whole_shard
+from tests.storage.members import FORMATS, archive_of, with_checksum
 
-
-def archive(format):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=format) as tar:
-        tar.addfile(tarfile.TarInfo("ä" * 120))
-    return stream.getvalue()
-
-
-FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+LONG_NAME = archive_of([("ä" * 120, b"")])
 
 
 @pytest.mark.parametrize("format", FORMATS[1:])
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
 def test_archives_are_shards_compressed_or_not(tmp_path, format, compress):
-    (tmp_path / "x").write_bytes(compress(archive(format)))
+    (tmp_path / "x").write_bytes(compress(archive_of([("ä" * 120, b"")], format)))
     assert check_tar_format(tmp_path / "x")
 
 
 def test_an_archive_of_the_time_before_ustar_is_a_shard(tmp_path):
     header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
     header[257:265] = bytes(8)
-    total = sum(header[:148]) + 8 * 32 + sum(header[156:])
-    header[148:156] = b"%06o\0 " % total
-    (tmp_path / "x").write_bytes(header)
+    (tmp_path / "x").write_bytes(with_checksum(header))
     assert check_tar_format(str(tmp_path / "x"))
 
 
@@ -42,20 +32,14 @@ def test_an_empty_archive_is_a_shard(tmp_path):
     assert check_tar_format(tmp_path / "x")
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>" + bytes(600), b"x" * 600, archive(FORMATS[1])[:511]])
+@pytest.mark.parametrize("data", [b"", b"<html>" + bytes(600), b"x" * 600, LONG_NAME[:511]])
 def test_other_bytes_are_none(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
     assert not check_tar_format(tmp_path / "x")
 
 
 def members(count):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for number in range(count):
-            info = tarfile.TarInfo(f"{number}.bin")
-            info.size = 1000
-            tar.addfile(info, io.BytesIO(bytes([number]) * 1000))
-    return stream.getvalue()
+    return archive_of((f"{number}.bin", bytes([number]) * 1000) for number in range(count))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.webdataset import WebDataset
-from tests.storage.members import read_members
+from tests.storage.members import archive_of, read_members
 
 COMPRESS = {
     "gzip": gzip.compress,
@@ -30,16 +30,6 @@ NOISE = random.Random(1).randbytes(70_000)
 MEMBERS = [("a.txt", b"1234"), ("n" * 150, NOISE), ("b.txt", b"x" * 300_000), ("c", b"")]
 
 formats = pytest.mark.parametrize("name", COMPRESS)
-
-
-def archive_of(members):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return stream.getvalue()
 
 
 ARCHIVE = archive_of(MEMBERS)
@@ -158,7 +148,7 @@ def test_a_zstd_file_of_several_threads_is_read():
     assert contents(of_stream(skippable + COMPRESS["zstd"](ARCHIVE))) == MEMBERS
 
 
-@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
+@formats
 def test_memory_is_bounded_by_what_is_read_not_by_what_it_could_become(name):
     """64 MB of zeros that compress to next to nothing, in a member that is skipped."""
     info = tarfile.TarInfo("zeros")
@@ -208,7 +198,7 @@ def test_an_xz_archive_that_wants_too_much_memory_is_an_error(tmp_path):
         list(read_members(str(tmp_path / "x.tar.xz")))
 
 
-@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
+@formats
 def test_a_member_that_decompresses_to_more_than_the_limit_is_an_error(tmp_path, name):
     path = tmp_path / "x.tar"
     path.write_bytes(COMPRESS[name](archive_of([("a.txt", b"first"), ("b.bin", bytes(64 << 20))])))

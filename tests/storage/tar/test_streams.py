@@ -9,6 +9,7 @@ import tarfile
 import threading
 import tracemalloc
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.storage.tar.scanning import scan
-from tests.storage.members import read_members
+from tests.storage.members import archive_of, read_members
 
 names = st.text("ab./é", min_size=1, max_size=130)
 contents = st.integers(0, 1400).map(lambda size: b"x" * size)
@@ -55,20 +56,6 @@ class Plain:
         self._raw.close()
 
 
-def archive_of(members, archive_format=tarfile.PAX_FORMAT, **options):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=archive_format, **options) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            if isinstance(data, bytes):
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-            else:
-                info.type = data
-                archive.addfile(info)
-    return stream.getvalue()
-
-
 def outcome(members):
     """What reading gave: the members before the end or the error, the error's type, and whether it warned."""
     read, error = [], None
@@ -99,7 +86,7 @@ def of_file(directory, data, **options):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    members=st.lists(st.tuples(names, contents | st.just(tarfile.DIRTYPE)), max_size=6),
+    members=st.lists(st.tuples(names, contents | st.just("directory")), max_size=6),
     archive_format=formats,
     steps=steps,
     kind=st.sampled_from([Raw, Plain]),
@@ -127,7 +114,7 @@ def test_a_stream_cut_at_each_block_gives_what_the_file_gives(directory):
         ("a.txt", b"1234"),
         ("n" * 150, b"x" * 700),
         ("é" * 60, b""),
-        ("d", tarfile.DIRTYPE),
+        ("d", "directory"),
         ("b", b"y" * 512),
     ]
     for archive_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -159,20 +146,18 @@ def test_reading_starts_at_the_offset_of_any_member():
         assert list(of_stream(archive, [500], offset=member.offset)) == whole[index:]
 
 
-def test_an_offset_beyond_the_stream_is_an_error():
-    archive = archive_of([("a", b"1234")])
-    with pytest.raises(ShardError, match=r"nothing can be read at offset 20480"):
-        list(of_stream(archive, offset=20480))
-
-
-def test_an_empty_stream_is_an_error():
-    with pytest.raises(ShardError, match=r"^stream\.tar has 0 bytes, nothing can be read at offset 0"):
-        list(of_stream(b""))
-
-
-def test_an_offset_where_no_header_is_is_named():
-    with pytest.raises(ShardError, match=r"tar header at offset 512 of stream\.tar has checksum"):
-        list(of_stream(archive_of([("a", b"1234")]), offset=512))
+@pytest.mark.parametrize(
+    ("data", "offset", "message"),
+    [
+        (b"", 0, r"\.tar has 0 bytes, nothing can be read at offset 0"),
+        (archive_of([("a", b"1234")]), 20480, "nothing can be read at offset 20480"),
+        (archive_of([("a", b"1234")]), 512, r"tar header at offset 512 of .*\.tar has checksum"),
+    ],
+)
+def test_an_offset_at_which_no_member_begins_is_an_error(directory, data, offset, message):
+    for read in (of_stream, partial(of_file, directory)):
+        with pytest.raises(ShardError, match=message):
+            list(read(data, offset=offset))
 
 
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, b"V"])
