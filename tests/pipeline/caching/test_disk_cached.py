@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached, lmdb_cached
+from mpwds.pipeline.caching.disk_cached import DBCache, lmdb_cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Source, collect
@@ -180,16 +180,6 @@ def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
         collect(DBCache(tmp_path / "nowhere" / "x.db", 10), "ab")
 
 
-def test_a_size_below_one_is_refused(path):
-    with pytest.raises(ValueError, match="DBCache: size must be at least 1, got 0"):
-        DBCache(path, 0)
-
-
-def test_a_dataset_in_place_of_the_path_is_an_error_that_says_how_to_write_it(path):
-    with pytest.raises(TypeError, match=r"write dataset.compose\(DBCache, path, size\)"):
-        DBCache([1, 2], path, 2)
-
-
 def test_readers_are_not_kept_waiting_by_a_writer(path):
     stage = DBCache(path, 100)
     collect(stage, "abc")
@@ -244,12 +234,6 @@ def test_an_lmdb_database_is_refused_and_left_alone(folder):
 def test_a_full_database_says_what_to_do(folder):
     with pytest.raises(MemoryError, match="is full: it has map_size=40960 bytes; give a larger one"):
         collect(lmdb_cached(folder, 40_960, chunksize=1), [bytes(10_000)] * 10)
-
-
-@pytest.mark.parametrize("arguments", [{"chunksize": 0}, {"map_size": 100}])
-def test_impossible_sizes_are_refused(folder, arguments):
-    with pytest.raises(ValueError, match="lmdb_cached: .* must be at least"):
-        LMDBCached(folder, **arguments)
 
 
 def test_elements_are_written_by_the_chunk(folder):

@@ -231,12 +231,6 @@ def test_names_may_hold_directories(make, remote):
     assert os.path.getsize(cache.path(url("a"))) == len(remote.shards["a"])
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x.tar", "x//y.tar", ".mpwds/lock", "x" * 201])
-def test_a_name_that_leads_elsewhere_is_refused(make, name):
-    with pytest.raises(ValueError, match="url_to_name gives"):
-        make(url_to_name=lambda address: name).open(url("a"))
-
-
 def test_two_urls_of_the_same_name_get_different_files(make, remote):
     cache = make()
     read(cache, url("a", "train"))
@@ -543,11 +537,6 @@ def test_verbose_tells_what_is_fetched_and_removed(make, capfd):
     said = capfd.readouterr().err
     assert f"# downloading {url('a')} to {cache.path(url('a'))}" in said
     assert f"# deleting {cache.path(url('a'))}" in said
-
-
-def test_a_negative_number_of_shards_ahead_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="prefetch_shards must not be negative"):
-        ShardCache(tmp_path, prefetch_shards=-1)
 
 
 def test_a_file_that_became_shorter_is_fetched_again(make, remote):

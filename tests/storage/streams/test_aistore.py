@@ -69,20 +69,3 @@ def test_an_opener_of_the_users_own_comes_before_the_cluster(monkeypatch):
     monkeypatch.setenv("USE_AIS_FOR", "gs")
     monkeypatch.setitem(gopen_schemes, "gs", lambda url, mode, bufsize: url)
     assert gopen("gs://bucket/x") == "gs://bucket/x"
-
-
-def test_a_scheme_that_the_cluster_does_not_have_is_an_error(monkeypatch):
-    monkeypatch.setenv("USE_AIS_FOR", "gs:ftp")
-    with pytest.raises(ValueError, match="USE_AIS_FOR in the environment lists ftp"):
-        gopen("gs://bucket/x")
-
-
-def test_a_missing_endpoint_is_an_error():
-    with pytest.raises(ValueError, match="AIS_ENDPOINT is not set"):
-        gopen("ais://bucket/x")
-
-
-def test_a_url_without_an_object_is_an_error(monkeypatch):
-    monkeypatch.setenv("AIS_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(ValueError, match="names no object"):
-        gopen("ais://bucket")

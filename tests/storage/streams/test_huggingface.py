@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.http import hf_location
 
 
@@ -28,17 +28,6 @@ def hub(web, monkeypatch, tmp_path):
 )
 def test_a_url_is_a_web_address(url, path):
     assert hf_location(url) == "https://huggingface.co" + path
-
-
-@pytest.mark.parametrize("url", ["hf://datasets/me/digits", "hf://me/0.tar", "hf://datasets/0.tar", "hf:x"])
-def test_a_url_of_another_form_is_an_error(url):
-    with pytest.raises(ValueError, match="not of the form hf://datasets/OWNER/NAME"):
-        gopen(url)
-
-
-def test_writing_is_an_error():
-    with pytest.raises(ValueError, match="can be read, not written"):
-        gopen("hf://datasets/me/digits/0.tar", "wb")
 
 
 @pytest.mark.parametrize("kept_in", ["environment", "file", None])

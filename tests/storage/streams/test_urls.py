@@ -37,30 +37,6 @@ def test_path_objects_in_an_iterable_become_strings():
     assert expand_urls([pathlib.Path("data/a.tar")]) == ["data/a.tar"]
 
 
-def test_a_variable_that_is_not_set_is_named():
-    with pytest.raises(ValueError, match="WDS_NOWHERE, which is not set"):
-        expand_urls("${NOWHERE}/a.tar")
-
-
-def test_variables_that_refer_to_each_other_are_an_error(monkeypatch):
-    monkeypatch.setenv("WDS_A", "${B}")
-    monkeypatch.setenv("WDS_B", "${A}")
-    with pytest.raises(ValueError, match="without end"):
-        expand_urls("${A}.tar")
-
-
-@pytest.mark.parametrize("urls", ["", "a.tar::", [], iter(()), [""]])
-def test_no_shard_is_an_error(urls):
-    with pytest.raises(ValueError, match=r"no shards|empty name"):
-        expand_urls(urls)
-
-
-@pytest.mark.parametrize("urls", [7, None, b"a.tar", ["a.tar", 7], [b"a.tar"]])
-def test_what_is_no_name_is_a_type_error(urls):
-    with pytest.raises(TypeError, match=r"string"):
-        expand_urls(urls)
-
-
 @pytest.mark.parametrize(
     ("url", "path"),
     [
@@ -80,21 +56,10 @@ def test_paths_and_file_urls_are_local(url, path):
     assert local_path(url) == path
 
 
-@pytest.mark.parametrize("url", ["http://x.org/a.tar", "s3://bucket/a.tar", "pipe:cat a.tar", "ab:c.tar"])
-def test_other_schemes_are_refused(url):
-    with pytest.raises(ValueError, match="only local files"):
-        local_path(url)
-
-
 def test_a_file_whose_name_looks_like_a_url_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ab:c.tar").touch()
     assert local_path("ab:c.tar") == "ab:c.tar"
-
-
-def test_a_file_url_of_another_machine_is_refused():
-    with pytest.raises(ValueError, match="host 'server'"):
-        local_path("file://server/data/a.tar")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +95,3 @@ def test_is_local_says_what_local_path_takes(tmp_path, monkeypatch):
     (tmp_path / "ab:c.tar").touch()
     urls = ["x.tar", "C:/x", "file:x", "FILE:x", "ab:c.tar", "ab:d.tar", "pipe:x", "s3://b/x"]
     assert [is_local(url) for url in urls] == [True, True, True, True, True, False, False, False]
-
-
-def test_braces_that_do_not_match_are_a_clear_error():
-    with pytest.raises(ValueError, match=r"the braces in 'x-\{0\.\.3\.tar' do not match"):
-        expand_urls("x-{0..3.tar")
