@@ -159,7 +159,7 @@ def _readings(url: str) -> list[str]:
 
 
 def _danger(url: str) -> str:
-    """Why a URL from an untrusted file is refused; empty if it is not."""
+    """The reason for which a URL from an untrusted file is refused; empty if it is not."""
     if url_scheme(url) == "pipe":
         return (
             "runs a command, which is allowed only for URLs in your code and for results of WDS_REWRITE in "

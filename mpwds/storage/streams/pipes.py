@@ -53,7 +53,7 @@ _log = logging.getLogger("mpwds")
 # itself has none.
 _LEADER = 'trap : TERM HUP INT; "$@"; exit $?'
 
-_running: weakref.WeakSet[_Command] = weakref.WeakSet()
+_running: weakref.WeakSet[_RunningCommand] = weakref.WeakSet()
 
 
 def open_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
@@ -136,7 +136,7 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _Command(io.RawIOBase):
+class _RunningCommand(io.RawIOBase):
     """A running command, whose output is read or whose input is written.
 
     Attributes:
@@ -294,7 +294,7 @@ class _Command(io.RawIOBase):
             os.close(descriptor)
 
 
-class _Output(_Command):
+class _Output(_RunningCommand):
     detects_truncation = False
     _failure: StreamError | None = None
 
@@ -335,7 +335,7 @@ class _Output(_Command):
             raise self._failure
 
 
-class _Input(_Command):
+class _Input(_RunningCommand):
     _failed = False
 
     def writable(self) -> bool:

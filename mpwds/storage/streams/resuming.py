@@ -154,7 +154,7 @@ class Version(NamedTuple):
         return self.etag is not None or self.modified is not None
 
     def difference(self, other: Version) -> str:
-        """How another version differs, in words; an empty string if it is the same."""
+        """The difference of another version, in words; an empty string if it is the same."""
         for what, mine, its in zip(("entity tag", "date", "size"), self, other, strict=True):
             if mine is not None and its is not None and mine != its:
                 return f"its {what} was {mine} and is {its}"

@@ -97,7 +97,7 @@ class _ZstdFrame:
         return piece
 
     def _next_bytes(self) -> int:
-        """How many bytes to decompress next: a header or a block, or 0 while it is not complete."""
+        """The number of bytes to decompress next: a header or a block, or 0 while it is not complete."""
         held = self._input
         if self._is_skipped:
             return len(held)

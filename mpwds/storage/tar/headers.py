@@ -170,7 +170,7 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
 
 
 class Archive(Protocol):
-    """What errors say of an archive: its name, and where it ends (``sys.maxsize`` if unknown)."""
+    """An archive's name for errors, and its end (``sys.maxsize`` if unknown)."""
 
     @property
     def url(self) -> str: ...
@@ -216,7 +216,7 @@ def find_all_members(
 ) -> Iterator[tuple[bytes | memoryview, int, list[Found]]]:
     """Yields the regular files of a whole archive in order: windows of it, their offsets, the files in each.
 
-    Reads headers, and no data where it is large. A global pax header is not applied to the members behind it.
+    Reads headers, and no data where it is large. A global pax header is not applied to the members after it.
 
     Raises:
         ShardError: The archive is damaged or truncated, or holds a sparse file.
@@ -281,7 +281,7 @@ def find_members(
 ) -> tuple[list[Found], int, int]:
     """The regular files whose headers are in ``window``, the bytes of an archive from ``base`` on.
 
-    ``base`` is the offset of a header. A global pax header is not applied to the members behind it.
+    ``base`` is the offset of a header. A global pax header is not applied to the members after it.
 
     Args:
         window: Bytes of the archive; the data of members need not be in it.

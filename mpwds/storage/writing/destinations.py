@@ -1,4 +1,4 @@
-"""Where archives go: a file that appears when it is complete, a URL, or the caller's own stream."""
+"""Destinations of archives: a file that appears when it is complete, a URL, or the caller's own stream."""
 
 from __future__ import annotations
 
