@@ -1,0 +1,118 @@
+"""Look-ahead and retries of whole steps."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from mpwds.errors import StreamError
+from mpwds.storage.streams.ahead import work_ahead
+from mpwds.storage.streams.resuming import Interrupted, Retries, retrying
+
+
+def ahead_threads():
+    return [each for each in threading.enumerate() if each.name == "mpwds ahead"]
+
+
+@pytest.mark.parametrize("threads", [1, 3, 50])
+def test_results_come_in_the_order_of_the_items_and_no_thread_remains(threads):
+    before = len(ahead_threads())
+    done = [(item, future.result()) for item, future in work_ahead(lambda n: n * n, range(20), threads)]
+    assert done == [(n, n * n) for n in range(20)]
+    for thread in ahead_threads()[before:]:
+        thread.join(60)
+
+
+def test_items_are_taken_only_as_far_ahead_as_is_asked_for():
+    taken = []
+    work = work_ahead(abs, (taken.append(n) or n for n in range(100)), 3)
+    next(work)
+    assert len(taken) == 6
+    next(work)
+    assert len(taken) == 7
+    work.close()
+
+
+def test_an_error_comes_in_its_turn_and_later_items_after_it():
+    results = []
+    for _, future in work_ahead(lambda n: 6 // n, [1, 0, 2], 2):
+        try:
+            results.append(future.result())
+        except ZeroDivisionError:
+            results.append("error")
+    assert results == [6, "error", 3]
+
+
+def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
+    begun, gate = [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        gate.wait(60)
+
+    with contextlib.closing(work_ahead(work, range(100), 1)) as ahead:
+        next(ahead)
+        while not begun:
+            time.sleep(0.001)
+    threads = ahead_threads()
+    gate.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert begun == [0]
+
+
+class Step:
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
+
+
+def test_a_step_is_tried_again_after_pauses_that_grow(pauses):
+    step = Step(OSError("one"), ConnectionError("two"), StreamError("three", "x"))
+    assert retrying(step, Retries(tries=4, first_s=1.0, longest_s=2.0)) == "done"
+    assert step.calls == 4
+    assert all(low <= pause <= 2 * low for pause, low in zip(pauses, (0.5, 1, 1), strict=True))
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_the_last_error_is_raised(pauses, tries):
+    step = Step(*(OSError(str(n)) for n in range(9)))
+    with pytest.raises(OSError, match=f"^{tries - 1}$"):
+        retrying(step, Retries(tries=tries))
+    assert (step.calls, len(pauses)) == (tries, tries - 1)
+
+
+def interrupted():
+    error = StreamError("gave up", "x")
+    error.__cause__ = Interrupted("the server is silent")
+    return error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("x"), ValueError("x"), interrupted()])
+def test_an_error_that_another_try_would_not_mend_is_raised_at_once(pauses, error):
+    step = Step(error)
+    with pytest.raises(type(error)):
+        retrying(step, Retries())
+    assert (step.calls, pauses) == (1, [])
+
+
+def test_no_try_is_begun_when_the_time_is_over(pauses):
+    step = Step(*[OSError("x")] * 9)
+    with pytest.raises(OSError, match="x"):
+        retrying(step, Retries(tries=9, first_s=10.0, within_s=4.0))
+    assert (step.calls, pauses) == (1, [])
