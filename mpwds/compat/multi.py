@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.loader.engine import options as checks
-from mpwds.loader.loader_pipeline import LoaderPipeline
-from mpwds.loader.multi_loader import MultiLoader
+from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker

@@ -2,6 +2,6 @@
 
 Start with ``multi_loader.py``, the public class, and ``engine/protocol.py``, which says how trainer and
 workers talk. Then: ``engine`` runs an epoch, ``worker`` is what runs in a worker, ``processes`` starts and
-ends them, ``resume`` keeps the position. ``loader_pipeline.py`` adds stages in the trainer, ``rebatch`` row
+ends them, ``resume`` keeps the position. ``stages.py`` runs stages in the trainer, ``rebatch`` row
 pools, ``ranks`` even epochs, ``output.py`` devices, ``stats`` figures, ``dataloader`` the interface of torch.
 """

@@ -7,7 +7,7 @@ import functools
 import importlib
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
@@ -17,31 +17,86 @@ from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
-from mpwds.loader.loader_pipeline import LoaderStages
 from mpwds.loader.processes.launchers import launcher_of
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.position import CountOnYield, LoaderPosition
+from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.coercion import takes_any_order
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.iterable_sources import TorchIterable
+from mpwds.pipeline.stream import Stream
 from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
-from mpwds.stats.collector import ConsumerTimer, StatsCollector
+from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
 from mpwds.tracebacks import shorten
+from mpwds.warn import warn_if_dropped
 
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
     from mpwds.loader.output import OutputConverter
+    from mpwds.loader.stages import StagesStream
     from mpwds.sharedmem.pinning import Pinning
+    from mpwds.stats.report import LoaderStats
 
 
-class MultiLoader(LoaderStages, TorchIterable):
+@suggest_arguments
+class Rebatching(Composable):
+    """Base of loaders, and of pipelines behind them, for the stage that only they have."""
+
+    def rebatched(
+        self: Self,
+        batchsize: int,
+        shuffle: int = 0,
+        drop_last: bool = False,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        pin_memory: bool | None = None,
+    ) -> Self:
+        """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
+
+        This process copies rows into a pool, and from there into new batches, whose memory is reused when
+        nothing refers to them any more.
+
+        Args:
+            batchsize: Rows of a new batch.
+            shuffle: Rows in the pool; below 2, the order stays as it is.
+            drop_last: Drop the last batch if it is smaller.
+            initial: Rows in the pool when the first is drawn; then two come in for each that is drawn.
+            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
+            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA.
+
+        Raises:
+            ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
+            TypeError: A number is not an integer.
+
+        While iterating:
+            ``ValueError``, ``TypeError``: An element of the workers is not a batch, or its rows differ from
+            earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
+            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
+            ...     batches = list(loader)
+            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        from mpwds.loader.rebatch.rebatched import Rebatched
+
+        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
+
+
+class MultiLoader(Rebatching, Fluent, TorchIterable):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
     Each ``iter()`` is an epoch, and ends an unfinished one. The loader delivers what the dataset yields,
@@ -129,8 +184,13 @@ class MultiLoader(LoaderStages, TorchIterable):
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
     """
 
+    workers: int
+    in_order: bool
     prefetch: int
+    timeout: float | None
     output: FinalOutput
+    seed: int | None
+    even: Even | None
     pin_memory: bool
     device: Any
     progress: bool
@@ -228,23 +288,23 @@ class MultiLoader(LoaderStages, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         try:
-            batches = self._iterate_evenly(self._begin, self._count, self._position)
+            batches = self._iterate(self._begin, self._count, self._position)
         except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
-        return CountOnYield(batches, self._position.last) if self._takes_ahead() else batches
+        return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        batches = self._iterate(epoch)
+        batches = self._iterate_workers(epoch)
         if self._takes_ahead() and not is_repetition(epoch):
             batches.progress.take_ahead()
-        return self._hand_out(batches)
+        return self._convert(batches)
 
     def _takes_ahead(self) -> bool:
         to_device = self._converter is not None and self._converter.to_device is not None
         return to_device or self._is_even()
 
-    def _iterate(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
+    def _iterate_workers(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
         _end(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
@@ -260,13 +320,77 @@ class MultiLoader(LoaderStages, TorchIterable):
         self._iterations.add(iterator)
         return iterator
 
-    def _hand_out(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+    def _convert(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
         return elements if self._converter is None else self._converter.converted(elements, staged)
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
         return self._group.pids
+
+    def compose(self, *stages: Any) -> Any:
+        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`."""
+        return LoaderPipeline(self).compose(*stages)
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
+        """Makes an epoch of this many elements. See :meth:`mpwds.DataPipeline.with_epoch`."""
+        extended = LoaderPipeline(self).with_epoch(nsamples, nbatches)
+        warn_if_dropped(MultiLoader, extended._epochs)
+        return extended
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
+        """Makes an epoch of ``nepochs`` epochs of the workers. See :meth:`mpwds.DataPipeline.repeat`."""
+        extended = LoaderPipeline(self).repeat(nepochs, nbatches)
+        warn_if_dropped(MultiLoader, extended._epochs)
+        return extended
+
+    def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
+        """Makes ``len()`` return ``n``. See :meth:`mpwds.DataPipeline.with_length`."""
+        warn_if_dropped(MultiLoader, f"with_length({n})")
+        return LoaderPipeline(self).with_length(n, silent)
+
+    def __len__(self) -> int:
+        """Elements in an epoch of this rank, or the ``len()`` of a dataset that has one.
+
+        With ``even`` it is the same on all ranks.
+
+        Raises:
+            TypeError: The number is not known without running the epoch; the message says why.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> len(MultiLoader(range(10), workers=2))
+            10
+        """
+        return even_length(self.even, self._count)
+
+    def __bool__(self) -> bool:
+        return True  # and does not ask for the length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` epoch number ``epoch``. Without it, epochs count up from 0."""
+        epoch = checks.integer("MultiLoader", "epoch", epoch, at_least=0)
+        self._position.set_epoch()
+        self._epoch = epoch
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """Batches delivered, the trainer's waiting, the workers' work, and the bottleneck, at any time.
+
+        Args:
+            since: ``"epoch"`` counts since the last epoch began, ``"start"`` since the loader was made.
+
+        Raises:
+            ValueError: ``since`` has another value.
+
+        Example:
+            >>> from mpwds import MultiLoader
+            >>> with MultiLoader([1, 2, 3], workers=2) as loader:
+            ...     batches = list(loader)
+            >>> stats = loader.stats()
+            >>> stats.batches, [worker.batches for worker in stats.workers]
+            (3, [2, 1])
+        """
+        return self._statistics.stats(since)
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element delivered; when the loop has ended, the next epoch's start.
@@ -365,6 +489,168 @@ class MultiLoader(LoaderStages, TorchIterable):
         from mpwds.stats.progress_bar import ShownTimer
 
         return ShownTimer(self)
+
+    def _in_short(self) -> str:
+        """The part of ``repr`` about a loader that has run."""
+        stats = self.stats()
+        return f"  # {stats.in_short}" if stats.batches else ""
+
+    def _iterate(
+        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: LoaderPosition
+    ) -> Iterator[Any]:
+        """Begins the next epoch, an even one if the loader asks for that."""
+        with beginning(self, self._position, position) as epoch:
+            if self.even is None or not self._is_even():
+                return begin(epoch)
+            from mpwds.loader.ranks.even import evened
+
+            here = replace(Context.current(epoch), seed=self.seed)
+            return evened(self.even, here, begin, count, position.delivered_before(epoch), self.timeout)
+
+    def _count(self, context: Context, exact: bool) -> int:
+        return count_delivered(self.dataset, self.workers, context, exact).elements
+
+    def _is_even(self) -> bool:
+        """True if the loader makes its epochs even on all ranks."""
+        if self.even is None:
+            return False
+        from mpwds.loader.ranks.even import world_size
+
+        return world_size() > 1
+
+
+class LoaderPipeline(Rebatching, DataPipeline):
+    """A loader with stages behind it, made by the methods of ``MultiLoader`` that are named after stages.
+
+    Stages run in this process. Each ``iter()`` is the loader's next epoch, and ends an unfinished one of the
+    loader and of other pipelines behind it. ``set_epoch``, ``close`` and the end of a ``with`` block act on
+    the loader, which the pipeline keeps alive. A pickled copy has its own loader.
+
+    Attributes:
+        loader: The loader.
+
+    Example:
+        >>> from mpwds import MultiLoader
+        >>> numbers = DataPipeline(range(8)).batched(2)
+        >>> with MultiLoader(numbers, workers=2, output="numpy").unbatched().batched(4) as loader:
+        ...     [batch.tolist() for batch in loader]
+        [[0, 2, 1, 3], [4, 6, 5, 7]]
+    """
+
+    def __init__(self, loader: MultiLoader) -> None:
+        dataset = loader.dataset
+        seed = dataset._seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
+        super().__init__(LoaderSource(loader), seed=seed)
+        self.loader = loader
+        self._call = loader._as_called()
+        self._position = LoaderPosition()
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, position = self.loader, self._position
+        try:
+            elements = loader._iterate(self._begin, self._count, position)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
+        return DeliveredCounter(elements, position.last) if loader._is_even() else elements
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        from mpwds.loader.stages import StagesIterator
+
+        loader, stream = self.loader, self.stream(Context.current(epoch))
+        elements = self._position.begin_stages(stream, ahead=loader._is_even())
+        return loader._convert(StagesIterator(elements, lambda: loader._statistics.times), staged=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
+        self._position.set_epoch()
+        self.loader.set_epoch(epoch)
+
+    def stream(self, context: Context = ALONE) -> StagesStream:
+        from mpwds.loader.stages import StagesStream
+
+        loader = self.loader
+        if context.watch is None:
+            context = replace(context, watch=loader._statistics.watch)
+        same_order = (loader.in_order and not takes_any_order(loader.dataset)) or loader.workers < 2
+        return StagesStream(self._starter(context), context.epoch, same_order)
+
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
+        if len(stages) < 3:
+            return stages
+        from mpwds.loader.rebatch.regrouped import regrouped
+
+        return regrouped(stages)
+
+    def compose(self, *stages: Any) -> LoaderPipeline:
+        extended = super().compose(*stages)
+        extended._position = LoaderPosition()
+        return extended
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
+
+        The dict also holds the stages' states, which name the batches and rows that stages hold: 10 bytes for
+        each row of ``rebatched``'s pool, 25 for each of ``shuffle``.
+        """
+        return self._position.state_dict(self.loader, self._described())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
+
+        The workers make the batches again that stages hold rows of. The epoch runs again from its start, with
+        a warning, if a stage is a plain function of an iterator or holds batches of ``rebatched``.
+
+        Raises:
+            ValueError: As for :meth:`mpwds.MultiLoader.load_state_dict`; or the stages differ; or, in
+                ``iter()``, the epoch would have to run again although ``in_order=False`` changes its order.
+        """
+        self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
+
+    def _described(self) -> list[str]:
+        return described_stages(self.stages, self._epochs)
+
+    def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
+        """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
+        self.loader.warm_up(wait=wait, timeout=timeout)
+
+    def stats(self, since: Since = "epoch") -> LoaderStats:
+        """The loader's statistics: see :meth:`mpwds.MultiLoader.stats`. The stages took ``stages_s``."""
+        return self.loader.stats(since)
+
+    def __repr__(self) -> str:
+        return super().__repr__() + self.loader._in_short()
+
+    def __len__(self) -> int:
+        """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``."""
+        if self._length is not None:
+            return self._length
+        return even_length(self.loader.even, self._count)
+
+    def _count(self, context: Context, exact: bool) -> int:
+        epochs = self._epochs
+        if epochs.repetitions is None and epochs.limit is not None:
+            return epochs.limit
+        count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)
+        return epochs.count_of(self.stages, count).elements
+
+
+class LoaderSource:
+    """Source of a pipeline: the batches that a loader delivers."""
+
+    def __init__(self, loader: MultiLoader) -> None:
+        self._loader = loader
+
+    def __str__(self) -> str:
+        return self._loader._as_called()
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        from mpwds.loader.stages import LoaderStream
+
+        return LoaderStream(lambda progress: self._loader._iterate_workers(context.epoch, progress))
 
 
 def make_copy(

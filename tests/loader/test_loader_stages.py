@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
-from mpwds.loader.loader_pipeline import LoaderPipeline
+from mpwds.loader.multi_loader import LoaderPipeline
 from tests.loader.faults.processes import runs
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.loader_pipeline import StagesIterator
+from mpwds.loader.stages import StagesIterator
 from mpwds.stats.collector import ConsumerTimer
 
 

@@ -15,7 +15,7 @@ from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIt
 from mpwds.loader.dataloader.start_methods import start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
-from mpwds.loader.loader_pipeline import LoaderStages, Rebatching
+from mpwds.loader.multi_loader import MultiLoader, Rebatching
 from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
@@ -328,7 +328,7 @@ def _refuse_workers_of_workers(dataset: Any, num_workers: int) -> None:
 def check_not_divided_again(dataset: Any) -> None:
     """Refuses a dataset that divides itself among ranks where a trainer is about to divide it once more."""
     ranks = Context.current().world_size
-    if ranks > 1 and isinstance(dataset, (IterableSource, LoaderStages)):
+    if ranks > 1 and isinstance(dataset, (IterableSource, MultiLoader)):
         raise ValueError(
             f"{dataset!r} divides itself among the {ranks} ranks: to divide what it delivers once more would "
             "lose samples. Iterate it with mpwds.MultiLoader or mpwds.WebLoader, which Accelerate leaves as "

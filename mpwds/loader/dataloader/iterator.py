@@ -23,7 +23,7 @@ from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
-from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.multi_loader import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource

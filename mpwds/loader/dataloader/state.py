@@ -13,10 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mpwds.loader.loader_pipeline import LoaderPipeline, LoaderStages, Rebatching
-from mpwds.loader.resume.progress import Position, pack_state, unpack_state, warn_of_empty_epoch
-from mpwds.loader.resume.state import VERSION, check, wrong
-from mpwds.loader.resume.state import field as read
+from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader, Rebatching
+from mpwds.loader.resume.progress import (
+    Position,
+    field_of,
+    pack_state,
+    unpack_state,
+    warn_of_empty_epoch,
+    wrong,
+)
+from mpwds.loader.resume.state import VERSION, check
 from mpwds.loader.worker.elements import is_stateful
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
@@ -211,15 +217,15 @@ class EpochRecord:
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
         """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
         check(state, "DataLoader", _facts(loader))
-        encoded = read(state, "generator", str)
+        encoded = field_of(state, "generator", str)
         try:
             generator = bytearray(base64.b64decode(encoded, validate=True))
         except ValueError:
             raise wrong("generator", "base64", encoded) from None
         completed = CompletedTasks(
-            read(state, "below", int), read(state, "above", list), read(state, "workers", list)
+            field_of(state, "below", int), field_of(state, "above", list), field_of(state, "workers", list)
         )
-        for worker, at, unpacked in read(state, "states", list):
+        for worker, at, unpacked in field_of(state, "states", list):
             completed.states[worker] = at, pack_state(unpacked, exactly=True)
         samplers = state.get("samplers")
         return cls(
@@ -277,7 +283,7 @@ def _dataset_epoch(dataset: Any) -> int | None:
     """The epoch that a dataset of this package would begin now; ``None`` for any other."""
     if isinstance(dataset, LoaderPipeline):
         return dataset.loader._epoch
-    return dataset._epoch if isinstance(dataset, (IterableSource, LoaderStages)) else None
+    return dataset._epoch if isinstance(dataset, (IterableSource, MultiLoader)) else None
 
 
 def _generator(loader: DataLoader[Any]) -> torch.Generator:

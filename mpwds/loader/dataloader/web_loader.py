@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.loader_pipeline import Rebatching
+from mpwds.loader.multi_loader import Rebatching
 from mpwds.loader.rebatch.regrouped import regrouped
-from mpwds.loader.resume.state import VERSION, check, described_stages, field
+from mpwds.loader.resume.progress import field_of
+from mpwds.loader.resume.state import VERSION, check, described_stages
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
@@ -136,13 +137,13 @@ class WebLoader(Rebatching, DataPipeline):
             ValueError: It is the state of another loader; the message says what differs.
         """
         check(state_dict, "WebLoader", self._facts())
-        epoch, delivered = field(state_dict, "epoch", int), field(state_dict, "delivered", int)
+        epoch, delivered = field_of(state_dict, "epoch", int), field_of(state_dict, "delivered", int)
         if delivered and not self.loader.in_order:
             raise ValueError(
                 "the epoch would have to be run again from its start, and with in_order=False batches come "
                 "in another order then: use in_order=True, or begin the epoch again"
             )
-        begun = field(state_dict, "loader", dict)
+        begun = field_of(state_dict, "loader", dict)
         self.loader.load_state_dict(begun)
         self._epoch = epoch
         self._run = self._resumed = _Run(epoch, begun, delivered)

@@ -29,7 +29,7 @@ state whose batch was delivered, and the number delivered (``resume.progress``),
 (``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The
 worker makes the batches from ``at`` to ``first`` and drops them. ``end`` counts all batches of the epoch.
 Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer keeps
-those it needs and drops the others that were delivered before (``resume.resumable_stream``).
+those it needs and drops the others that were delivered before (``loader.stages``).
 
 *Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
 always. Then it starts a new process, with another channel, arena and status page. That gets a ``start`` of

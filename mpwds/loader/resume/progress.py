@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,6 +65,17 @@ class WorkerProgress:
                 return Position(first, state, at)
         return Position(first)
 
+    def to_dict(self) -> dict[str, Any]:
+        states = [[at, unpack_state(state)] for at, state in self.states]
+        return {"delivered": self.delivered, "states": states, "stateless": self.stateless}
+
+    @classmethod
+    def from_dict(cls, state: Any) -> WorkerProgress:
+        delivered, stateless = field_of(state, "delivered", int), field_of(state, "stateless", str)
+        states = field_of(state, "states", list)
+        packed = sorted((at, pack_state(unpacked, exactly=True)) for at, unpacked in states)
+        return cls(delivered, packed, stateless)
+
 
 @dataclass(eq=False)
 class EpochProgress:
@@ -89,29 +101,47 @@ class EpochProgress:
             warn_of_empty_epoch()
 
     def take_ahead(self) -> None:
-        """Makes :meth:`hand_over` count batches, because steps behind the workers hold some."""
+        """Makes :meth:`mark_delivered` count batches, because steps behind the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
         """Counts a batch of a worker, and its state if it sent one. Worker ``turn`` is next."""
-        if self._ahead is None:
-            self._count(worker, turn, state)
-        else:
+        if self._ahead is not None:
             self._ahead.append((worker, turn, state))
-
-    def hand_over(self) -> None:
-        """Counts the first batch that was taken ahead as delivered, or a repeated batch if there is none."""
-        if self._ahead:
-            self._count(*self._ahead.popleft())
-        else:
-            self.repeated += 1
-
-    def _count(self, worker: int, turn: int, state: bytes | str | None) -> None:
+            return
         self.turn = turn
         progress = self.workers[worker]
         progress.delivered += 1
         if state is not None:
             progress.keep(state)
+
+    def mark_delivered(self) -> None:
+        """Counts the first batch that was taken ahead as delivered, or a repeated batch if there is none."""
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            self.count(*ahead.popleft())
+        else:
+            self.repeated += 1
+        self._ahead = ahead
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress as a dict that JSON and msgpack can hold."""
+        return {
+            "epoch": self.epoch,
+            "delivered": self.delivered,
+            "turn": self.turn,
+            "repeated": self.repeated,
+            "workers": [worker.to_dict() for worker in self.workers],
+        }
+
+    @classmethod
+    def from_dict(cls, state: Any) -> EpochProgress:
+        """Undoes :meth:`state_dict`; ValueError names a field that is wrong."""
+        workers, turn = field_of(state, "workers", list), field_of(state, "turn", int)
+        if turn >= max(len(workers), 1):
+            raise wrong("turn", "the index of a worker", turn)
+        epoch, repeated = field_of(state, "epoch", int), field_of(state, "repeated", int)
+        return cls(epoch, list(map(WorkerProgress.from_dict, workers)), turn, repeated)
 
     @property
     def delivered(self) -> int:
@@ -161,3 +191,20 @@ def unpack_state(packed: bytes) -> Any:
     if packed[:1] == b"p":
         return pickle.loads(packed[1:])
     return msgpack.unpackb(packed[1:], strict_map_key=False)
+
+
+def field_of(state: Any, name: str, kind: type) -> Any:
+    """A field of a state. Raises ValueError if it is missing, of another type, or a negative number."""
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise wrong(name, "a whole number, not negative", value)
+    elif not isinstance(value, (list, tuple) if kind is list else kind):
+        raise wrong(name, f"a {kind.__name__}", value)
+    return value
+
+
+def wrong(name: str, expected: str, value: Any) -> ValueError:
+    return ValueError(
+        f"a loader's state has {name}={value!r}, expected {expected}: it is not what state_dict() gave"
+    )

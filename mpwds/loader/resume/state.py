@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
-from mpwds.loader.resume.progress import EpochProgress, WorkerProgress, pack_state, unpack_state
+from mpwds.loader.resume.progress import EpochProgress, field_of, wrong
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE, Epochs
+from mpwds.pipeline.epochs import ONCE, Epochs, is_repetition
 from mpwds.pipeline.iterable_sources import iterates_itself
+from mpwds.warn import warn
 
 VERSION = 3
 
@@ -22,6 +24,203 @@ _DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
 
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
+
+
+class Resumable(Protocol):
+    """The attributes of a loader that its position depends on; see ``MultiLoader``."""
+
+    dataset: Any
+    workers: int
+    in_order: bool
+    seed: int | None
+    _epoch: int
+
+
+class Epoch(Protocol):
+    """An epoch that has begun: of a loader's workers (``EpochProgress``), or of stages behind the loader."""
+
+    epoch: int
+    running: bool
+    finished: bool
+
+    def mark_delivered(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+class EpochOfStages(Epoch, Protocol):
+    """See ``StagesStream``."""
+
+    got: int | None
+
+    def elements(self) -> Generator[Any, None, None]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class LoaderPosition:
+    """The last epoch of a loader or of stages behind it, and a loaded state whose epoch has not begun yet.
+
+    Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
+    ``stages``, the descriptions of the stages behind it, the position is theirs.
+    """
+
+    def __init__(self) -> None:
+        self.last: Epoch = _nothing_begun()  # the epoch that began last
+        self._loaded: dict[str, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return LoaderPosition, ()  # a copy of a pipeline begins again
+
+    def begin(self, loader: Resumable, epoch: int, progress: EpochProgress | None) -> EpochProgress:
+        """Begins an epoch of a loader at a progress: by default where a state was loaded, or at its start."""
+        if progress is None:
+            if is_repetition(epoch):  # another pass, to make an epoch even
+                return _at_start(loader, epoch)
+            loaded = self._take_loaded(epoch)
+            progress = _at_start(loader, epoch) if loaded is None else EpochProgress.from_dict(loaded)
+            progress.loaded = progress.delivered
+        self._loaded, self.last = None, progress
+        _warn_of_replay(loader, progress)
+        return progress
+
+    def begin_stages(self, stream: EpochOfStages, ahead: bool) -> Generator[Any, None, None]:
+        """Begins an epoch of stages, or continues it if its state was loaded.
+
+        With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
+        """
+        if is_repetition(stream.epoch):
+            return stream.elements()
+        got = self.delivered_before(stream.epoch) if ahead else None
+        if (loaded := self._take_loaded(stream.epoch)) is not None:
+            stream.load_state_dict(loaded)
+        stream.got = got
+        self.last = stream
+        return stream.elements()
+
+    def delivered_before(self, epoch: int) -> int:
+        """How many elements of an epoch the program got before it begins here."""
+        loaded = self._loaded
+        return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
+
+    def set_epoch(self) -> None:
+        """Forgets the last epoch, unless it still runs: the next one was set."""
+        if not self.last.running:
+            self.last = _nothing_begun()
+
+    def state_dict(self, loader: Resumable, stages: list[str] | None = None) -> dict[str, Any]:
+        """The state behind the last element that the program got, or at the start of the next epoch."""
+        if self._loaded is not None and self._loaded["epoch"] == loader._epoch:
+            return dict(self._loaded)
+        last, epoch = self.last, loader._epoch
+        if not last.finished:
+            epoch = last.epoch
+            state = last.state_dict()
+        elif stages is None:
+            state = _at_start(loader, epoch).state_dict()
+        else:
+            state = {"delivered": 0, "repeated": 0}
+        kind = "MultiLoader" if stages is None else "LoaderPipeline"
+        return {"version": VERSION, "kind": kind, "facts": facts_of(loader, stages), **state, "epoch": epoch}
+
+    def load(self, loader: Resumable, state: Any, stages: list[str] | None = None) -> int:
+        """Loads a state, and returns the number of the epoch that it continues."""
+        facts = facts_of(loader, stages)
+        # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
+        lasting = {name: fact for name, fact in facts.items() if name != "rank"}
+        check(state, "MultiLoader" if stages is None else "LoaderPipeline", lasting)
+        epoch: int = field_of(state, "epoch", int)
+        delivered, repeated = field_of(state, "delivered", int), field_of(state, "repeated", int)
+        workers = [] if stages is not None else EpochProgress.from_dict(state).workers
+        if stages is None and len(workers) != facts["workers"]:
+            raise wrong("workers", f"the progress of {facts['workers']} workers", len(workers))
+        saved, here = state["facts"].get("rank"), facts["rank"]
+        if saved != here:  # its counts are of use
+            because = f"the state is that of rank {saved}, this is rank {here}"
+            state = {**state, "facts": facts}
+            if stages is not None:
+                state |= {"delivered": delivered + repeated, "repeated": 0, "stages": None, "replay": because}
+            elif delivered and not loader.in_order and facts["workers"] > 1:
+                raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
+            else:
+                state["workers"] = [
+                    {"delivered": worker.delivered, "states": [], "stateless": because} for worker in workers
+                ]
+        self._loaded, self.last = dict(state), _nothing_begun()
+        return epoch
+
+    def _take_loaded(self, epoch: int) -> dict[str, Any] | None:
+        """The state that was loaded for an epoch that begins now."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None or loaded["epoch"] == epoch:
+            return loaded
+        if loaded["delivered"]:
+            warn(
+                f"epoch {epoch} begins, which drops the rest of epoch {loaded['epoch']} that load_state_dict "
+                "was to continue",
+                UserWarning,
+            )
+        return None
+
+
+@contextlib.contextmanager
+def beginning(loader: Resumable, *positions: LoaderPosition) -> Iterator[int]:
+    """Inside, the loader's next epoch begins, whose number this yields; it counts once it has begun.
+
+    If an exception keeps it from beginning, the positions stay as they were: the state is still that of the
+    epoch before or the loaded one, and the next attempt begins the same epoch at the same place.
+    """
+    epoch, before = loader._epoch, [dict(vars(position)) for position in positions]
+    loader._epoch = epoch + 1
+    try:
+        yield epoch
+    except BaseException:
+        loader._epoch = epoch
+        for position, attributes in zip(positions, before, strict=True):
+            vars(position).update(attributes)
+        raise
+
+
+class DeliveredCounter(Iterator[Any]):
+    """The last step of an epoch whose earlier steps take batches ahead: counts a batch when it is yielded."""
+
+    def __init__(self, source: Iterator[Any], epoch: Epoch) -> None:
+        self._source = source
+        self._epoch = epoch
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._epoch.finished = True
+            raise
+        self._epoch.mark_delivered()
+        return batch
+
+
+def _nothing_begun() -> EpochProgress:
+    return EpochProgress(0, [], finished=True)
+
+
+def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
+    return EpochProgress.at_start(epoch, max(loader.workers, 1))
+
+
+def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
+    if not progress.replayed:
+        return
+    dataset, reason = loader.dataset, ""
+    pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
+    if pipeline and (unaddressed := dataset.non_resumable_part):
+        reason = f"{unaddressed} gives elements without addresses"
+    for worker in progress.workers:
+        reason = reason or worker.stateless
+    if reason:
+        warn(
+            f"{reason}: the epoch is continued by running it again from its start, without the "
+            f"{progress.delivered} batches that were delivered",
+            UserWarning,
+        )
 
 
 def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
@@ -50,7 +249,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
         )
     if state.get("kind") != kind:
         raise ValueError(f"the state of a {state.get('kind')}, loaded into a {kind}")
-    saved = field(state, "facts", dict)
+    saved = field_of(state, "facts", dict)
     for name, now in facts.items():
         before = saved.get(name)
         if before != now:
@@ -77,56 +276,6 @@ def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
     """Stages as they print, without what differs between processes, and how often they run."""
     parts = [_lasting(str(stage)) + _lambdas_in(stage.configuration) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
-
-
-def progress_as_state(progress: EpochProgress) -> dict[str, Any]:
-    """The progress of an epoch as a dict that JSON and msgpack can hold."""
-    return {
-        "epoch": progress.epoch,
-        "delivered": progress.delivered,
-        "turn": progress.turn,
-        "repeated": progress.repeated,
-        "workers": [
-            {
-                "delivered": worker.delivered,
-                "states": [[at, unpack_state(state)] for at, state in worker.states],
-                "stateless": worker.stateless,
-            }
-            for worker in progress.workers
-        ],
-    }
-
-
-def progress_from_state(state: Any) -> EpochProgress:
-    """The progress from such a dict; ValueError names a field that is wrong."""
-    workers, turn = field(state, "workers", list), field(state, "turn", int)
-    if turn >= max(len(workers), 1):
-        raise wrong("turn", "the index of a worker", turn)
-    epoch, repeated = field(state, "epoch", int), field(state, "repeated", int)
-    return EpochProgress(epoch, list(map(_worker, workers)), turn, repeated)
-
-
-def field(state: Any, name: str, kind: type) -> Any:
-    """A field of a state. Raises ValueError if it is missing, of another type, or a negative number."""
-    value = state.get(name) if isinstance(state, Mapping) else None
-    if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise wrong(name, "a whole number, not negative", value)
-    elif not isinstance(value, (list, tuple) if kind is list else kind):
-        raise wrong(name, f"a {kind.__name__}", value)
-    return value
-
-
-def wrong(name: str, expected: str, value: Any) -> ValueError:
-    return ValueError(
-        f"a loader's state has {name}={value!r}, expected {expected}: it is not what state_dict() gave"
-    )
-
-
-def _worker(state: Any) -> WorkerProgress:
-    delivered, stateless = field(state, "delivered", int), field(state, "stateless", str)
-    states = sorted((at, pack_state(unpacked, exactly=True)) for at, unpacked in field(state, "states", list))
-    return WorkerProgress(delivered, states, stateless)
 
 
 def _origin(origin: Any) -> list[str]:

@@ -58,7 +58,7 @@ KNOWN = [
 def test_len_is_the_number_of_elements_that_come(case, workers, monkeypatch):
     dataset, add_stages = KNOWN[case]
     if workers:  # what several workers deliver, without starting them
-        monkeypatch.setattr(MultiLoader, "_iterate", _InTurn.of)
+        monkeypatch.setattr(MultiLoader, "_iterate_workers", _InTurn.of)
     loader = add_stages(MultiLoader(dataset, workers=workers, output="numpy"))
     assert len(loader) == len(list(loader))
 
@@ -120,7 +120,7 @@ def test_len_is_what_comes_on_all_ranks_whatever_the_stages(
     dataset = with_stages(DataPipeline(range(size)), in_workers)
     delivered, lengths = [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MultiLoader, "_iterate", _InTurn.of)
+        patch.setattr(MultiLoader, "_iterate_workers", _InTurn.of)
         patch.setenv("WORLD_SIZE", str(world_size))
         for rank in range(world_size):
             patch.setenv("RANK", str(rank))

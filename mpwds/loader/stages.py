@@ -1,18 +1,77 @@
-"""The stream of stages behind a loader. It resumes exactly, or by replay if a stage cannot."""
+"""Stages behind a loader: the stream of the loader's batches, and the epoch of the stages.
+
+Both resume exactly: stages name the rows that they hold, and the workers make the batches of these again. An
+epoch of which a stage has no state is replayed.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
-from mpwds.loader.engine.epoch import EpochIterator
-from mpwds.loader.resume.progress import EpochProgress, warn_of_empty_epoch
-from mpwds.loader.resume.state import field, progress_as_state, progress_from_state
+from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
+from mpwds.loader.resume.progress import EpochProgress, field_of, warn_of_empty_epoch
 from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.stream import Address, Description, Stream
+from mpwds.stats.collector import ConsumerTimer
+from mpwds.tracebacks import shorten
 from mpwds.warn import warn
+
+_TIME_EVERY_NS = 100_000
+
+
+class StagesIterator(Iterator[Any]):
+    """The elements of the last stage behind a loader, for one thread at a time, and timed.
+
+    Timing takes about a microsecond, more than small elements take. So an element is timed about every tenth
+    of a millisecond, at random distances, and stands for those since the one before.
+    """
+
+    def __init__(self, elements: Generator[Any, None, None], clock: Callable[[], ConsumerTimer]) -> None:
+        self._elements = elements
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._random = random.Random(0)  # of its own: a user's numbers stay as they are
+        self._untimed = 0
+        self._weight = 1
+        self._since_ns = time.monotonic_ns()
+
+    def __next__(self) -> Any:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
+            if self._untimed:
+                self._untimed -= 1
+                return next(self._elements)
+            return self._timed()
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error)
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        self._elements.close()
+
+    def _timed(self) -> Any:
+        clock = self._clock()
+        clock.stages_began()
+        try:
+            element = next(self._elements)
+        finally:
+            clock.stages_ended(self._weight)
+        now_ns = time.monotonic_ns()
+        each_ns = max(1.0, (now_ns - self._since_ns) / self._weight)
+        # From 0 to twice the mean: what is done once in so many elements is neither always met nor never.
+        self._untimed = int(self._random.uniform(0, 2 * _TIME_EVERY_NS / each_ns))
+        self._weight, self._since_ns = 1 + self._untimed, now_ns
+        return element
+
 
 STATES_KEPT = 32
 """States kept of each worker. Stages may hold rows of old batches, which are made again from an old state."""
@@ -63,11 +122,11 @@ class LoaderStream:
         return Description.of_sample(element, Description(f"element {number} that worker {worker} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loaded": progress_as_state(self._iterator.progress)}
+        return {"loaded": self._iterator.progress.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         loaded = state["loaded"]
-        progress = progress_from_state(loaded)
+        progress = EpochProgress.from_dict(loaded)
         self._held = Counter({(worker, number): count for worker, number, count in loaded.get("held", ())})
         for worker, number in self._held:
             progress.workers[worker].received = min(progress.workers[worker].received, number)
@@ -89,7 +148,7 @@ class StagesStream(Replayed):
     Attributes:
         running: Elements may still come.
         finished: The program got all of them.
-        handed_over: Elements that the program got, if a later step takes some ahead; otherwise ``None``.
+        got: Elements that the program got, if a later step takes some ahead; otherwise ``None``.
     """
 
     def __init__(self, start: Callable[[], Stream[Any]], epoch: int, same_order: bool) -> None:
@@ -97,7 +156,7 @@ class StagesStream(Replayed):
         self.epoch = epoch
         self.running = True
         self.finished = False
-        self.handed_over: int | None = None
+        self.got: int | None = None
         self._same_order = same_order
         self._left: dict[str, Any] | None = None
 
@@ -108,19 +167,19 @@ class StagesStream(Replayed):
             yield from iter_elements(self)
             if loaded and self._delivered == loaded:
                 warn_of_empty_epoch()
-            self.finished = self.handed_over is None
+            self.finished = self.got is None
         finally:
             if not self.finished:
                 self._left = self._state_of_stages()
             self.running = False
             del self._source, self._next, self._start  # the stages hold elements, and the loader's iteration
 
-    def hand_over(self) -> None:
-        self.handed_over = (self.handed_over or 0) + 1
+    def mark_delivered(self) -> None:
+        self.got = (self.got or 0) + 1
 
     def state_dict(self) -> dict[str, Any]:
         made = self._delivered
-        got = made if self.handed_over is None else self.handed_over
+        got = made if self.got is None else self.got
         if got < made:
             because = "batches were made ahead, for an even epoch"
             return {"delivered": got, "repeated": 0, "replay": because}
@@ -129,7 +188,7 @@ class StagesStream(Replayed):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the state was saved, with a warning if the epoch has to be replayed."""
-        delivered, stages = field(state, "delivered", int), state.get("stages")
+        delivered, stages = field_of(state, "delivered", int), state.get("stages")
         if delivered == 0:
             self._run_to(0)
         elif stages is None:
