@@ -38,6 +38,7 @@ class Output:
         own: Matches the names of the writer's files; the folder may have others. ``None`` if it may not.
         threads: Number of threads; each holds a shard in memory.
         retries: Further attempts, when sending a file fails.
+        compresses: Whether shards are compressed, so that more than one thread is worth its memory.
 
     Raises:
         FileExistsError: The folder is not empty, another writer writes to it, or the URL has an index.
@@ -52,10 +53,12 @@ class Output:
         own: re.Pattern[str] | None = None,
         threads: int | None = None,
         retries: int = 2,
+        compresses: bool = False,
     ) -> None:
         self.local, self.remote = _places(out, keep_local)
         self._keep_local = keep_local or self.remote is None
         self._retries = retries
+        self._refuses: str | None = None  # an index that must not be there
         claims: dict[str, int] = {}
         self._release = weakref.finalize(self, _release, claims, os.getpid())
         try:
@@ -64,14 +67,17 @@ class Output:
             if self.remote is not None and is_local(self.remote):
                 _prepare(self.remote, exist_ok, own, claims)
             elif self.remote is not None and not exist_ok:
-                refuse_existing(f"{self.remote}/{index_name}")
+                self._refuses = f"{self.remote}/{index_name}"
+                refuse_existing(self._refuses)
         except BaseException:
             self._release()
             raise
         self._index_name = index_name
-        threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
+        if not threads:
+            is_slow = compresses or self.remote is not None
+            threads = min(_MOST_THREADS, os.cpu_count() or 1) if is_slow else 1
         self._threads = ThreadPoolExecutor(threads, "storing shards")
-        self._most = threads + 1
+        self._most = threads
         self._running: list[Future[None]] = []
         self._finished = False
 
@@ -87,23 +93,27 @@ class Output:
             del self._running[0]
         self._running.append(self._threads.submit(store))
 
-    def store(self, name: str, *pieces: bytes) -> None:
+    def store(self, name: str, data: bytes | bytearray) -> None:
         """Writes a file, and sends it to the URL."""
         if self.local is not None and self._keep_local:
-            write_whole(PendingFile(os.path.join(self.local, name), replace=False), *pieces)
+            write_whole(PendingFile(os.path.join(self.local, name), replace=False), data)
         if self.remote is not None:
             target, tries = f"{self.remote}/{name}", Retries(self._retries + 1)
-            retrying(
-                lambda: write_whole(open_destination(target, replace=False, retries=tries), *pieces), tries
-            )
+            retrying(lambda: write_whole(open_destination(target, replace=False, retries=tries), data), tries)
 
-    def finish(self, make_index: Callable[[], bytes]) -> None:
-        """Waits until all shards are stored, then stores the index. Does nothing the second time."""
+    def finish(self, make_index: Callable[[], bytes | bytearray]) -> None:
+        """Waits until all shards are stored, then stores the index. Does nothing the second time.
+
+        Raises:
+            FileExistsError: Another writer has finished a dataset at the URL meanwhile.
+        """
         if self._finished:
             return
         try:
             for each in self._running:
                 each.result()
+            if self._refuses is not None:  # there are no locks at a URL
+                refuse_existing(self._refuses)
             self.store(self._index_name, make_index())
         finally:
             self.discard()

@@ -93,7 +93,7 @@ class Compression:
             raise ValueError(f"there is no compression {name!r}: {known}")
         return Compression(extension, int(digits))
 
-    def compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes | bytearray) -> bytes:
         """The compressed bytes, the same ones each time. Raises ``ImportError`` if a package is missing."""
         return _COMPRESS[self.extension](data, self.level)
 
@@ -126,11 +126,11 @@ def _zstandard() -> Any:
     return require("zstandard", _HINT.format("zstd", "zstandard"))
 
 
-_COMPRESS: dict[str, Callable[[bytes, Any], bytes]] = {
-    "br": lambda data, level: _brotli().compress(data, quality=level),
+_COMPRESS: dict[str, Callable[[bytes | bytearray, Any], bytes]] = {
+    "br": lambda data, level: _brotli().compress(bytes(data), quality=level),
     "bz2": bz2.compress,
     "gz": lambda data, level: gzip.compress(data, level, mtime=0),
-    "snappy": lambda data, level: _snappy().compress(data),
+    "snappy": lambda data, level: _snappy().compress(bytes(data)),
     "zstd": lambda data, level: _zstandard().ZstdCompressor(level).compress(data),
 }
 
@@ -185,7 +185,7 @@ _DECOMPRESS: dict[str, Callable[[bytes, int], bytes]] = {
 }
 
 
-def digest(name: str, data: bytes) -> str:
+def digest(name: str, data: bytes | bytearray) -> str:
     """The hash of ``data``, in hexadecimal digits.
 
     Args:

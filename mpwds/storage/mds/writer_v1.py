@@ -73,7 +73,9 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         self._compression = None if compression is None else Compression.of(compression)
         self._end = "" if self._compression is None else f".{self._compression.extension}"
         self._head = struct.Struct(f"<{len(self.fields)}q")
-        self._output = Output(dirname, False, False, INDEX_NAME + self._end, _OWN)
+        self._output = Output(
+            dirname, False, False, INDEX_NAME + self._end, _OWN, compresses=self._compression is not None
+        )
         if self._compression is not None:
             self._output.add(lambda: self._output.store("compression.txt", b"gz\n"))
         self.samples_per_shard = self.shards = list[int]()
@@ -94,7 +96,8 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         data = b"".join([self._head.pack(*map(len, values)), *values])
         if self.shard_size_limit <= self._size + len(data):
             self._end_shard()
-        self._samples.append(data)
+        self._data += data
+        self._count += 1
         self._size += len(data)
         self._sample_sizes.append(len(data))
 
@@ -122,7 +125,7 @@ class StreamingDatasetWriter(ClosesOrDiscards):
 
     def finish(self) -> None:
         """Waits until all shards are stored, then writes the index. Does nothing the second time."""
-        if self._samples:
+        if self._count:
             self._end_shard()
         self._output.finish(self._index)
 
@@ -133,20 +136,20 @@ class StreamingDatasetWriter(ClosesOrDiscards):
         self._output.discard()
 
     def _begin_shard(self) -> None:
-        self._samples: list[bytes] = []
-        self._size = 0
+        self._data = bytearray()
+        self._count = self._size = 0
 
     # A first sample above the limit has an empty shard before it, as it has in composer.
     def _end_shard(self) -> None:
-        samples, name = self._samples, f"{len(self.samples_per_shard):06}.mds{self._end}"
-        self._output.add(lambda: self._output.store(name, self._packed(b"".join(samples))))
-        self.samples_per_shard.append(len(samples))
+        data, name = self._data, f"{len(self.samples_per_shard):06}.mds{self._end}"
+        self._output.add(lambda: self._output.store(name, self._packed(data)))
+        self.samples_per_shard.append(self._count)
         self._bytes_per_shard.append(self._size)
         self._begin_shard()
 
-    def _index(self) -> bytes:
+    def _index(self) -> bytes | bytearray:
         sizes = np.frombuffer(self._sample_sizes, np.int64)
         return self._packed(dump_index(self.samples_per_shard, self._bytes_per_shard, sizes, self.fields))
 
-    def _packed(self, data: bytes) -> bytes:
+    def _packed(self, data: bytes | bytearray) -> bytes | bytearray:
         return data if self._compression is None else self._compression.compress(data)

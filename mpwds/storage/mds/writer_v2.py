@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,8 +38,8 @@ class MDSWriter(ClosesOrDiscards):
         size_limit: The most bytes in a shard, uncompressed; also ``"64mb"``, of 1024 kB each. ``None`` for
             one shard. A sample that is larger has a shard of its own.
         progress_bar: Has no effect; programs for mosaicml-streaming pass it.
-        max_workers: Threads that hash, compress and send shards; each holds one in memory. By default up to
-            4.
+        max_workers: Threads that hash, compress and store shards; each holds one in memory, beside the one
+            that is being filled. By default up to 4 if shards are compressed or sent to a URL, else 1.
         retry: Further attempts, when sending a file fails.
         exist_ok: Remove a dataset that is in the folder already. Other files there stay.
         allow_pickle: Whether columns may be ``"pkl"``.
@@ -95,7 +96,9 @@ class MDSWriter(ClosesOrDiscards):
         self._head = json.dumps(self._common, sort_keys=True).encode()
         self._sizes = struct.Struct(f"<{sum(each.size is None for _, each in self._columns)}I")
         self.shards: list[dict[str, Any]] = []
-        self._output = Output(out, keep_local, exist_ok, INDEX_NAME, None, max_workers, retry)
+        self._output = Output(
+            out, keep_local, exist_ok, INDEX_NAME, None, max_workers, retry, self._compression is not None
+        )
         self.local, self.remote = self._output.local, self._output.remote
         self._begin_shard()
 
@@ -127,12 +130,13 @@ class MDSWriter(ClosesOrDiscards):
             self._end_shard()
         if self._size + size >= OFFSET_LIMIT:
             raise ValueError(f"a shard cannot have {self._size + size} bytes, 4 GiB or more: set size_limit")
-        self._samples.append(data)
+        self._data += data
+        self._sizes_of_samples.append(len(data))
         self._size += size
 
     def finish(self) -> None:
         """Waits until all shards are stored, then writes the index. Does nothing the second time."""
-        if self._samples:
+        if self._sizes_of_samples:
             self._end_shard()
         self._output.finish(lambda: dump_index(self.shards))
 
@@ -143,32 +147,32 @@ class MDSWriter(ClosesOrDiscards):
         self._output.discard()
 
     def _begin_shard(self) -> None:
-        self._samples: list[bytes] = []
+        self._data, self._sizes_of_samples = bytearray(), array("q")
         self._size = 8 + len(self._head)
 
     # A first sample above the limit has an empty shard before it, as it has in mosaicml-streaming.
     def _end_shard(self) -> None:
-        samples, name = self._samples, f"shard.{len(self.shards):05}.mds"
-        shard = {**self._common, "samples": len(samples)}
-        self._output.add(lambda: self._store(name, samples, shard))
+        data, sizes, name = self._data, self._sizes_of_samples, f"shard.{len(self.shards):05}.mds"
+        shard = {**self._common, "samples": len(sizes)}
+        self._output.add(lambda: self._store(name, data, sizes, shard))
         self.shards.append(shard)
         self._begin_shard()
 
-    def _store(self, name: str, samples: list[bytes], shard: dict[str, Any]) -> None:
-        offsets = np.zeros(len(samples) + 1, np.int64)
-        np.cumsum([len(sample) for sample in samples], out=offsets[1:])
+    def _store(self, name: str, data: bytearray, sizes: array[int], shard: dict[str, Any]) -> None:
+        offsets = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=offsets[1:])
         offsets += 4 + 4 * len(offsets) + len(self._head)
-        table = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes()
-        data = b"".join([table, self._head, *samples])
-        samples.clear()
+        table = struct.pack("<I", len(sizes)) + offsets.astype("<u4").tobytes()
+        data[:0] = table + self._head  # moves the data, which joining would copy
         shard["raw_data"] = self._describe(name, data)
         shard["zip_data"] = None
+        stored: bytes | bytearray = data
         if self._compression is not None:
-            name, data = f"{name}.{self._compression.extension}", self._compression.compress(data)
-            shard["zip_data"] = self._describe(name, data)
-        self._output.store(name, data)
+            name, stored = f"{name}.{self._compression.extension}", self._compression.compress(data)
+            shard["zip_data"] = self._describe(name, stored)
+        self._output.store(name, stored)
 
-    def _describe(self, name: str, data: bytes) -> dict[str, Any]:
+    def _describe(self, name: str, data: bytes | bytearray) -> dict[str, Any]:
         hashes = {each: digest(each, data) for each in self._hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 

@@ -72,7 +72,7 @@ def open_destination(
     return PendingFile(path, sync, replace)
 
 
-def write_whole(destination: Destination, *pieces: bytes) -> None:
+def write_whole(destination: Destination, *pieces: bytes | bytearray) -> None:
     """Writes pieces to a destination and publishes it. After an error in writing it is discarded."""
     try:
         for piece in pieces:
@@ -83,7 +83,7 @@ def write_whole(destination: Destination, *pieces: bytes) -> None:
     destination.publish()
 
 
-def write_all(stream: BinaryIO, data: bytes | memoryview, name: str | None = None) -> None:
+def write_all(stream: BinaryIO, data: bytes | bytearray | memoryview, name: str | None = None) -> None:
     """Writes all of ``data`` to a stream, which may take less than it is given; ``name`` is for errors.
 
     Raises:

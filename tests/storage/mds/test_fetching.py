@@ -144,6 +144,15 @@ def test_a_dataset_that_was_rewritten_is_not_mixed_with_its_copy(tmp_path, rewri
     assert [sample["x"] for sample in read(MDSShards(local, url))] == list(range(100, 200))
 
 
+def test_hashes_in_an_equal_index_prove_that_a_copy_is_of_the_same_version(tmp_path, web):
+    with MDSWriter(columns={"x": "int"}, out=tmp_path / "written", hashes=["sha1"]) as sink:
+        sink.write({"x": 7})
+    web.files.update({f"/data/{path.name}": path.read_bytes() for path in (tmp_path / "written").iterdir()})
+    for second in range(2):
+        web.modified = f"Wed, 21 Oct 2015 07:28:{second:02} GMT"
+        assert read(MDSShards(tmp_path / "local", web.url("/data"))) == [{"x": 7}]
+
+
 def test_a_rewritten_dataset_has_a_temporary_folder_of_its_own(tmp_path, monkeypatch, rewritten):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     url = rewritten(0)
@@ -449,6 +458,17 @@ def test_a_file_is_sent_as_often_as_the_user_says(web):
     with pytest.raises(StreamError, match=r"503.*gave up after 2 tries"):
         sink.finish()
     assert len(web.requests) == 2
+
+
+def test_the_second_of_two_writers_at_a_url_gets_an_error(web):
+    with MDSWriter(columns={"x": "int"}, out=web.url("/new")) as first:
+        second = MDSWriter(columns={"x": "int"}, out=web.url("/new"))
+        first.write({"x": 1})
+        second.write({"x": 2})
+    index = web.files["/new/index.json"]
+    with pytest.raises(FileExistsError, match="/new/index.json exists"):
+        second.finish()
+    assert web.files["/new/index.json"] == index
 
 
 def test_a_server_that_fails_does_not_pass_for_an_empty_one(web):

@@ -404,3 +404,29 @@ def test_large_samples_are_read_field_by_field_and_checked_as_well(tmp_path):
     change_shard(tmp_path, start, b"\xff")
     with pytest.raises(ShardError, match=f"damaged at offset {start}"):
         MDSShards(tmp_path).read(0, 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:1"])
+def test_a_writer_holds_few_shards_in_memory(tmp_path, compression):
+    program = f"""
+import re
+from mpwds import MDSWriter
+
+def kilobytes(what):
+    return int(re.search(what + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+
+sample = {{"x": bytes(1 << 20)}}
+options = dict(size_limit="24mb", compression={compression!r}, max_workers={1 if compression else None})
+with MDSWriter(columns={{"x": "bytes"}}, out="first", **options) as sink:  # imports what it needs
+    sink.write(sample)
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+before = kilobytes("VmRSS")
+with MDSWriter(columns={{"x": "bytes"}}, out="second", **options) as sink:
+    for _ in range(200):
+        sink.write(sample)
+print(len(sink.shards), (kilobytes("VmHWM") - before) / 1024 / 24)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    shards, held = map(float, done.stdout.split())
+    assert shards >= 8
+    assert held < (3.5 if compression else 2.5), done.stderr
