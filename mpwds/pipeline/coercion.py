@@ -74,13 +74,17 @@ class _Own(Part):
             if hasattr(given, name):
                 setattr(self, name, getattr(given, name))
 
+    def ask(self, name: str, default: Any = None) -> Any:
+        """The user's object's attribute of that name, or ``default``."""
+        return getattr(self.given, name, default)
+
     @property
     def samples_in(self) -> Callable[[Any], int] | None:
-        return getattr(self.given, "samples_in", None)
+        return self.ask("samples_in")  # type: ignore[no-any-return]  # as the user says
 
     @property
     def configuration(self) -> dict[str, Any]:
-        return getattr(self.given, "__dict__", {})
+        return self.ask("__dict__", {})  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         kind: Any = type(self.given)
@@ -98,9 +102,9 @@ class OwnSource(_Own, Origin):
         return stream
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
-        if not hasattr(self.given, "count_in"):
+        if (count_in := self.ask("count_in")) is None:
             return super().count_in(context, exact)
-        count = self.given.count_in(context)
+        count = count_in(context)
         return count if isinstance(count, Count) else Count(count)
 
 
@@ -111,7 +115,7 @@ class OwnStage(_Own, Filter):
 
     @property
     def row_step(self) -> RowStep | None:
-        return getattr(self.given, "row_step", None)
+        return self.ask("row_step")  # type: ignore[no-any-return]
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         stream: Stream[Any] = self.given.stream(source, context)

@@ -438,9 +438,8 @@ def _with_lengths(batch: Any, lengths: dict[Any, Any]) -> Any:
 
 
 def _described(value: Any) -> str:
-    dimensions = getattr(value, "ndim", None)
     kind = type(value).__name__
-    return kind if dimensions is None else f"{kind} of {dimensions} dimensions"
+    return kind if array_kind(value) is None else f"{kind} of {value.ndim} dimensions"
 
 
 PADDED = padded()

@@ -52,10 +52,10 @@ def explain(
     note = f"in {stage}, on {place}"
     if isinstance(error, StopIteration):
         raise RuntimeError(f"{note}: a function raised StopIteration, which cannot end a dataset") from error
-    before = getattr(error, "incident", None)
+    before = vars(error).get("incident")
     if isinstance(before, Incident) and before.stage == str(stage):
         # The function raises the same exception object for each bad element.
-        getattr(error, "__notes__", []).remove(f"in {stage}, on {before.place}")
+        vars(error)["__notes__"].remove(f"in {stage}, on {before.place}")
     add_incident(error, str(stage), place)
     add_note(error, note)
 
@@ -70,7 +70,7 @@ def add_incident(error: Exception, stage: str, place: Description) -> None:
 
 def add_note(error: BaseException, note: str) -> None:
     """``error.add_note(note)``, also on Python 3.10, whose tracebacks do not show notes."""
-    notes = getattr(error, "__notes__", None)
+    notes = vars(error).get("__notes__")
     if notes is None:
         notes = []
         object.__setattr__(error, "__notes__", notes)

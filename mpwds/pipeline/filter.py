@@ -84,8 +84,8 @@ class DataclassStage(Filter):
             cls.called = called
 
     def __post_init__(self) -> None:
-        check_handler(self.called, getattr(self, "handler", reraise_exception))
-        check_function(self.called, getattr(self, "function", callable))
+        check_handler(self.called, vars(self).get("handler", reraise_exception))
+        check_function(self.called, vars(self).get("function", callable))
 
     def __str__(self) -> str:
         return f"{self.called}({arguments_of(self)})"

@@ -87,7 +87,7 @@ def warn_and_stop(error: Exception) -> bool:
 
 
 def _warn(what: str, error: Exception) -> None:
-    notes = getattr(error, "__notes__", [])
+    notes = vars(error).get("__notes__", [])
     warnings.warn(", ".join([f"{what}: {error!r}", *notes]), stacklevel=3)
 
 

@@ -195,7 +195,7 @@ def _append_line(descriptor: int, line: bytes) -> None:
 
 
 def _record(error: Exception) -> dict[str, Any]:
-    incident = getattr(error, "incident", None)
+    incident = vars(error).get("incident")
     context = Context.current()
     names = ("url", "member", "key", "offset", "stage", "place")
     return {

@@ -451,10 +451,10 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     except UnicodeDecodeError as error:
         raise SpecError(f"{file} is not YAML: it is not UTF-8 text ({error})", file) from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = None if mark is None else mark.line + 1
+        marked = isinstance(error, yaml.MarkedYAMLError)
+        line = error.problem_mark.line + 1 if marked and error.problem_mark else None
         at = file if line is None else f"{file}, line {line}"
-        raise SpecError(f"{at} is not YAML: {getattr(error, 'problem', None) or error}", file, line) from None
+        raise SpecError(f"{at} is not YAML: {(marked and error.problem) or error}", file, line) from None
     lines: dict[Path, int] = {}
     for path, line in _lines(node, (), set()):
         if path in lines:

@@ -15,7 +15,7 @@ from typing import Any
 from mpwds.pipeline.collation import PADDED, Padded, default_collation_fn, deferred_collation_fn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed, check_whole, explain
-from mpwds.pipeline.filter import DataclassStage, Retrying, rows_in
+from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
@@ -328,7 +328,7 @@ def size_in_bytes(element: Any) -> int:
     Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
     tuples; other objects count as ``sys.getsizeof`` says.
     """
-    size = getattr(element, "nbytes", None)
+    size = attribute(element, "nbytes")
     if isinstance(size, int):
         return size
     if isinstance(element, (bytes, bytearray, str)):

@@ -80,11 +80,3 @@ def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
 def test_a_batch_is_made_by_the_users_function_even_when_deferred():
     (batch,) = collect(Batched(2, collation_fn=np.stack), [np.zeros(3)] * 2, Context(deferred=True))
     assert isinstance(batch, np.ndarray)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"), [((0,), ValueError), ((2.5,), TypeError), ((2, "stack"), TypeError)]
-)
-def test_impossible_arguments_are_refused(arguments, error):
-    with pytest.raises(error, match="batched: "):
-        Batched(*arguments)

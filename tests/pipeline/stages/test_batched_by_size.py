@@ -139,30 +139,6 @@ def test_what_is_no_size_is_an_error_that_names_the_element(size):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"by": len},
-        {"max_total": 3},
-        {"max_bytes": 3, "by": len, "max_total": 3},
-        {"include_padding": True},
-        {"max_bytes": 0},
-        {"by": len, "max_total": 3, "batchsize": 0},
-    ],
-)
-def test_impossible_arguments_are_refused(options):
-    with pytest.raises(ValueError, match="batched: "):
-        batched(**options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"by": 3, "max_total": 3}, {"by": len, "max_total": "3"}, {"max_bytes": 3, "batchsize": 1.5}]
-)
-def test_arguments_of_the_wrong_kind_are_refused(options):
-    with pytest.raises(TypeError, match="batched: "):
-        batched(**options)
-
-
-@pytest.mark.parametrize(
     ("stage", "call"),
     [
         (batched(max_bytes=9), "batched(max_bytes=9)"),

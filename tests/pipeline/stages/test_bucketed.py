@@ -78,22 +78,6 @@ def test_of_twenty_elements_unless_a_limit_says_otherwise():
     ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"edges": [3, 3]},
-        {"edges": [5, 3]},
-        {"edges": [3], "batchsize": [1]},
-        {"edges": [3], "batchsize": 0},
-        {"edges": [3], "include_padding": True},
-        {"edges": [3], "max_total": 0},
-    ],
-)
-def test_impossible_arguments_are_refused(options):
-    with pytest.raises(ValueError, match="bucketed: "):
-        bucketed(len, **options)
-
-
 def test_arrays_of_different_lengths_are_padded_by_default():
     arrays = [(np.arange(1, length + 1), length) for length in (2, 9, 1, 8)]
     short, long = DataPipeline(arrays).bucketed(lambda pair: pair[1], [5], 2)

@@ -73,11 +73,6 @@ def test_handlers_of_the_library_do_not_touch_the_random_generators(monkeypatch)
     collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"7"}])
 
 
-def test_an_unknown_image_format_is_refused_at_once():
-    with pytest.raises(ValueError, match="rgb17"):
-        Decode(("rgb17",))
-
-
 def test_pairs_of_extensions_and_function_are_handlers():
     sample = {"__key__": "a", "cls": b"7", "txt": b"abc"}
     assert collect(decode(("txt", len)), [sample]) == [{"__key__": "a", "cls": 7, "txt": 3}]

@@ -136,14 +136,3 @@ def test_an_error_in_a_later_stage_names_the_part():
     with pytest.raises(ZeroDivisionError) as caught:
         next(stream)
     assert caught.value.__notes__ == ["in map(<lambda>), on part 0 of element 0"]
-
-
-@pytest.mark.parametrize("made", ["abc", b"abc", {"a": 1}, 3])
-def test_one_element_in_place_of_several_is_an_error(made):
-    with pytest.raises(TypeError, match="flatmap: the function must return an iterable of elements"):
-        collect(flatmap(lambda element: made), [1])
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="flatmap: expected a function, got 3"):
-        flatmap(3)

@@ -1,10 +1,8 @@
-import pytest
 import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.fields import extract_keys, rename_keys
-from mpwds.pipeline.stream import collect
 
 names = st.sampled_from(["png", "left.png", "x/RIGHT.PNG", "cls", "__key__", "a"])
 
@@ -34,23 +32,6 @@ def test_extracts_what_webdataset_does(elements, patterns, duplicate, ignore):
     assert one_by_one(extract_keys(*patterns, **options), elements) == one_by_one(theirs, elements)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("*.gif;gif", "extract_keys: no field matches '\\*.gif' or 'gif'; the sample has a.png, b.png"),
-        ("*.png", "extract_keys: '\\*.png' matches a.png and b.png"),
-    ],
-)
-def test_what_does_not_fit_is_an_error_that_says_what_is_there(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        collect(extract_keys(pattern), [{"a.png": 1, "b.png": 2}])
-
-
-def test_what_is_no_pattern_is_refused():
-    with pytest.raises(TypeError, match="expected a field name"):
-        extract_keys(3)
-
-
 single_patterns = st.sampled_from(["*.png", "png", "*", "cls", "[ab]", "right.*"])
 
 pairs = st.lists(st.tuples(st.sampled_from(["image", "cls", "b"]), single_patterns), max_size=3)
@@ -71,21 +52,3 @@ def test_names_are_given_as_pairs_or_as_arguments():
     assert str(rename_keys(("image", "*.png"), label="cls")) == str(
         rename_keys(["image", "*.png"], ("label", "cls"))
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"image": "*.gif"}, "rename_keys: no field matches '\\*.gif'; the sample has a.png, b.png"),
-        ({"image": "*"}, "rename_keys: two fields get the name 'image'; the sample has a.png, b.png"),
-    ],
-)
-def test_what_does_not_fit_is_an_error_that_lists_the_fields(options, message):
-    with pytest.raises(ValueError, match=message):
-        collect(rename_keys(**options), [{"a.png": 1, "b.png": 2}])
-
-
-@pytest.mark.parametrize("renaming", ["ab", ("a", 3), ("a", "b", "c")])
-def test_what_is_no_pair_of_strings_is_refused(renaming):
-    with pytest.raises(TypeError, match="rename_keys: expected a pair of a new name and a pattern"):
-        rename_keys(renaming)

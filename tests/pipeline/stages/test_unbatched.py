@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.batched import Batched, listed
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, unlisted
+from mpwds.pipeline.stages.unbatched import Unbatched, unlisted
 from mpwds.pipeline.stream import Source, collect
 
 
@@ -64,12 +64,6 @@ def test_columns_of_different_lengths_are_an_error():
     assert caught.value.__notes__ == ["in unbatched(), on element 0"]
 
 
-@pytest.mark.parametrize("element", ["abc", 3, np.float64(3)])
-def test_what_is_no_batch_is_an_error(element):
-    with pytest.raises(TypeError, match="unbatched needs batches"):
-        collect(Unbatched(), [element])
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 4), max_size=5),
@@ -112,8 +106,3 @@ def test_listed_gives_the_lists_that_webdataset_does(n, size):
 
 def test_listed_drops_a_shorter_last_list_on_request():
     assert collect(listed(2, partial=False), "abc") == [["a", "b"]]
-
-
-def test_what_is_no_list_is_an_error():
-    with pytest.raises(TypeError, match="unlisted needs lists of samples, got a dict"):
-        collect(Unlisted(), [{"a": [1]}])

@@ -62,9 +62,3 @@ def test_pickles_need_permission_in_code():
 
 def test_a_decoder_of_ones_own_for_pickles_is_permission_enough():
     assert collect(xdecode(pyd=pickle.load), [{"pyd": pickle.dumps(1)}]) == [{"pyd": 1}]
-
-
-@pytest.mark.parametrize("decoder", ["txt", ("*.txt", 3), (3, len)])
-def test_what_is_no_pair_of_pattern_and_function_is_refused(decoder):
-    with pytest.raises(TypeError, match="xdecode: expected a"):
-        xdecode(decoder)

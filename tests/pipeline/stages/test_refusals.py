@@ -1,0 +1,172 @@
+"""What stages refuse, at once or while they run, and why."""
+
+import numpy as np
+import pytest
+
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.stages.batched import Batched, batched, bucketed
+from mpwds.pipeline.stages.decode import Decode, xdecode
+from mpwds.pipeline.stages.fields import (
+    Rename,
+    ToTuple,
+    alternatives,
+    extract_keys,
+    getfirst,
+    rename,
+    rename_keys,
+)
+from mpwds.pipeline.stages.map import Map, MapDict, MapTuple, associate
+from mpwds.pipeline.stages.select import Select, rsample, slice
+from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle
+from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, flatmap
+from mpwds.pipeline.stream import collect
+
+PNGS = [{"a.png": 1, "b.png": 2}]
+
+REFUSED = [
+    # batched
+    (lambda: Batched(0), ValueError, "batched: "),
+    (lambda: Batched(2.5), TypeError, "batched: "),
+    (lambda: Batched(2, "stack"), TypeError, "batched: "),
+    # batched_by_size
+    (lambda: batched(by=len), ValueError, "batched: "),
+    (lambda: batched(max_total=3), ValueError, "batched: "),
+    (lambda: batched(max_bytes=3, by=len, max_total=3), ValueError, "batched: "),
+    (lambda: batched(include_padding=True), ValueError, "batched: "),
+    (lambda: batched(max_bytes=0), ValueError, "batched: "),
+    (lambda: batched(by=len, max_total=3, batchsize=0), ValueError, "batched: "),
+    (lambda: batched(by=3, max_total=3), TypeError, "batched: "),
+    (lambda: batched(by=len, max_total="3"), TypeError, "batched: "),
+    (lambda: batched(max_bytes=3, batchsize=1.5), TypeError, "batched: "),
+    # bucketed
+    (lambda: bucketed(len, edges=[3, 3]), ValueError, "bucketed: "),
+    (lambda: bucketed(len, edges=[5, 3]), ValueError, "bucketed: "),
+    (lambda: bucketed(len, edges=[3], batchsize=[1]), ValueError, "bucketed: "),
+    (lambda: bucketed(len, edges=[3], batchsize=0), ValueError, "bucketed: "),
+    (lambda: bucketed(len, edges=[3], include_padding=True), ValueError, "bucketed: "),
+    (lambda: bucketed(len, edges=[3], max_total=0), ValueError, "bucketed: "),
+    # decode
+    (lambda: Decode(("rgb17",)), ValueError, "rgb17"),
+    # fields
+    (
+        lambda: getfirst({"__key__": "a", "cls": 1}, "png;jpg"),
+        ValueError,
+        "no field 'png' or 'jpg'; the sample has __key__, cls",
+    ),
+    (lambda: alternatives(3), TypeError, None),
+    (lambda: alternatives([3]), TypeError, None),
+    (lambda: alternatives("png cls"), ValueError, None),
+    (lambda: alternatives(";"), ValueError, None),
+    (lambda: alternatives([]), ValueError, None),
+    (lambda: collect(ToTuple(("png",)), [(1, 2)]), TypeError, "to_tuple needs dict samples, got a tuple"),
+    (lambda: ToTuple(()), ValueError, "to_tuple: "),
+    (lambda: ToTuple((" ",)), ValueError, "to_tuple: "),
+    (lambda: ToTuple((3,)), TypeError, "to_tuple: "),
+    (lambda: rename(image="png jpg"), ValueError, None),
+    (lambda: rename(image=""), ValueError, None),
+    (lambda: rename(image=3), TypeError, None),
+    (lambda: collect(Rename({"a": "b"}), [(1, 2)]), TypeError, "rename needs dict samples, got a tuple"),
+    # flatmap
+    *(
+        (
+            lambda made=made: collect(flatmap(lambda element: made), [1]),
+            TypeError,
+            "flatmap: the function must return an iterable of elements",
+        )
+        for made in ("abc", b"abc", {"a": 1}, 3)
+    ),
+    (lambda: flatmap(3), TypeError, "flatmap: expected a function, got 3"),
+    # keys
+    (
+        lambda: collect(extract_keys("*.gif;gif"), PNGS),
+        ValueError,
+        r"extract_keys: no field matches '\*.gif' or 'gif'; the sample has a.png, b.png",
+    ),
+    (
+        lambda: collect(extract_keys("*.png"), PNGS),
+        ValueError,
+        r"extract_keys: '\*.png' matches a.png and b.png",
+    ),
+    (lambda: extract_keys(3), TypeError, "expected a field name"),
+    (
+        lambda: collect(rename_keys(image="*.gif"), PNGS),
+        ValueError,
+        r"rename_keys: no field matches '\*.gif'; the sample has a.png, b.png",
+    ),
+    (
+        lambda: collect(rename_keys(image="*"), PNGS),
+        ValueError,
+        "rename_keys: two fields get the name 'image'; the sample has a.png, b.png",
+    ),
+    (lambda: rename_keys("ab"), TypeError, "rename_keys: expected a pair of a new name and a pattern"),
+    (lambda: rename_keys(("a", 3)), TypeError, "rename_keys: expected a pair of a new name and a pattern"),
+    (
+        lambda: rename_keys(("a", "b", "c")),
+        TypeError,
+        "rename_keys: expected a pair of a new name and a pattern",
+    ),
+    # map
+    (lambda: Map(3), TypeError, "map: expected a function, got 3"),
+    (
+        lambda: collect(MapDict({"png": len}), [{"jpg": b"", "cls": 7}]),
+        KeyError,
+        "no field 'png'; the sample has jpg, cls",
+    ),
+    (lambda: collect(MapDict({"png": len}), [(1, 2)]), TypeError, "map_dict needs dict samples, got a tuple"),
+    (lambda: MapDict({}), ValueError, "map_dict: "),
+    (lambda: MapDict({"cls": 3}), TypeError, "map_dict: "),
+    (
+        lambda: collect(MapTuple((int, int, int)), [("7", "8")]),
+        ValueError,
+        "3 functions for a sample of 2 fields",
+    ),
+    (
+        lambda: collect(MapTuple((int,)), [{"cls": 7}]),
+        TypeError,
+        "map_tuple needs tuple samples, got a dict; put to_tuple",
+    ),
+    (lambda: MapTuple(("png",)), TypeError, "map_tuple: expected functions or None, got 'png'"),
+    (lambda: collect(associate({}), [{"cls": 7}]), ValueError, "no field '__key__'; the sample has cls"),
+    (lambda: associate(3), TypeError, "associate: expected a dict or a function of the key, got 3"),
+    # select
+    (lambda: Select(None), TypeError, "select: expected a function, got None"),
+    (lambda: rsample(-0.1), ValueError, "rsample: p is a probability"),
+    (lambda: rsample(1.1), ValueError, "rsample: p is a probability"),
+    (lambda: rsample(float("nan")), ValueError, "rsample: p is a probability"),
+    (lambda: slice("a"), TypeError, "slice"),
+    (lambda: slice(None, 1.5), TypeError, "slice"),
+    (lambda: slice(), TypeError, "slice"),
+    (lambda: slice(1, 2, 3, 4), TypeError, "slice"),
+    (lambda: slice(-1), ValueError, "slice: .* must be at least"),
+    (lambda: slice(-1, 3), ValueError, "slice: .* must be at least"),
+    (lambda: slice(0, 3, 0), ValueError, "slice: .* must be at least"),
+    # shuffle
+    (lambda: Shuffle(0), ValueError, "shuffle: "),
+    (lambda: Shuffle(-3), ValueError, "shuffle: "),
+    (lambda: Shuffle(5, 0), ValueError, "shuffle: "),
+    *(
+        (
+            lambda given={"size": 10, name: value}: DataPipeline(range(3)).shuffle(**given),
+            TypeError,
+            f"shuffle: {name} must be a whole number, got {value!r}",
+        )
+        for name in ("size", "initial")
+        for value in ("1000", None, 2.5)
+    ),
+    (lambda: detshuffle(seed="a"), TypeError, "detshuffle: seed must be a whole number, got 'a'"),
+    # unbatched
+    (lambda: collect(Unbatched(), ["abc"]), TypeError, "unbatched needs batches"),
+    (lambda: collect(Unbatched(), [3]), TypeError, "unbatched needs batches"),
+    (lambda: collect(Unbatched(), [np.float64(3)]), TypeError, "unbatched needs batches"),
+    (lambda: collect(Unlisted(), [{"a": [1]}]), TypeError, "unlisted needs lists of samples, got a dict"),
+    # xdecode
+    (lambda: xdecode("txt"), TypeError, "xdecode: expected a"),
+    (lambda: xdecode(("*.txt", 3)), TypeError, "xdecode: expected a"),
+    (lambda: xdecode((3, len)), TypeError, "xdecode: expected a"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_what_makes_no_sense_is_refused_with_a_reason(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
