@@ -97,6 +97,15 @@ FURTHER_NAMES = {
 HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for name in names[home].split()}
 
 
+# Functions of higher rooms for lower ones.
+SERVICES = {"workers_of_servers": "mpwds.feed.trainer.remote_group"}
+
+
+def service(name: str) -> Any:
+    """The function of a higher room that a lower one needs because a user asked for it."""
+    return getattr(importlib.import_module(SERVICES[name]), name)
+
+
 def find(name: str) -> Any:
     """The value of ``mpwds.<name>``; raises ``AttributeError`` if there is no such name."""
     if name in HOMES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from weakref import WeakSet
 
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator
-from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.engine.receiving import Output
 from mpwds.loader.processes.launchers import launcher_of
@@ -24,6 +23,7 @@ from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages
 from mpwds.loader.worker.elements import as_dataset
+from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -196,7 +196,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     progress: bool
     _cuda: ClassVar[CudaAccess] = CudaAccess()
     _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
-    _remote: Any = None  # the servers of its workers that are elsewhere
+    _remote: WorkerSource | None = None  # of its workers that are elsewhere
 
     @suggest_arguments
     def __init__(
@@ -239,9 +239,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
         if self._options.remote is not None:
-            # The feed builds on loaders, so they name it and do not import it.
-            feed = importlib.import_module("mpwds.feed.trainer.remote_group")
-            self._remote = self._remote or feed.beside(self.dataset, self._options)  # a copy has it
+            connect = service("workers_of_servers")
+            self._remote = self._remote or connect(self.dataset, self._options)  # a copy has it
             self.workers += len(self._remote.slots)
         self._converter: OutputConverter | None = None
         if self.output == "jax" or self.device is not None or self.pin_memory:
@@ -274,7 +273,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
             return InProcessGroup(self.dataset, self.seed, output, pinning)
         make_group = WorkerGroup if self._remote is None else self._remote.group
-        group: WorkerGroup = make_group(
+        return make_group(
             functools.partial(
                 make_setup, self.dataset, replace(self._options, workers=self.workers), self._setup_class
             ),
@@ -283,7 +282,6 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             warn_of_copies=self.even is None,
             pinning=pinning,
         )
-        return group
 
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""

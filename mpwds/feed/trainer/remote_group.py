@@ -167,7 +167,7 @@ class Remote:
         return answer
 
 
-def beside(dataset: Any, options: LoaderOptions) -> Remote:
+def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:
     """The servers whose workers make parts of a dataset's epochs beside a loader's own workers."""
     assert options.remote is not None
     fingerprint = definition.fingerprint(dataset)

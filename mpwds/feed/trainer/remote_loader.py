@@ -76,6 +76,8 @@ class RemoteLoader(MultiLoader):
         [[0, 2], [1, 3], [4], [5]]
     """
 
+    _remote: Remote
+
     @suggest_arguments
     def __init__(
         self,
@@ -140,8 +142,7 @@ class RemoteLoader(MultiLoader):
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         setup = functools.partial(make_setup, None, self._options)
-        group: WorkerGroup = self._remote.group(setup, lambda _: Launcher(), output, pinning=pinning)
-        return group
+        return self._remote.group(setup, lambda _: Launcher(), output, pinning=pinning)
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {**vars(self._options), **vars(self._remote.options)}

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Message
@@ -25,6 +26,17 @@ from mpwds.sharedmem.private import PrivateCopies
 from mpwds.stats.snapshot import CounterSnapshot
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+
+
+class WorkerSource(Protocol):
+    """Workers that a loader does not start: those of servers. Copies of the loader use the same."""
+
+    @property
+    def slots(self) -> Sequence[object]:
+        """One for each of the workers."""
+
+    def group(self, *arguments: Any, **keywords: Any) -> WorkerGroup:
+        """The loader's group of workers, with the arguments of ``WorkerGroup``."""
 
 
 class WorkerGroup:

@@ -21,7 +21,7 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import WorkerIterator, process_seed
-from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
@@ -67,7 +67,7 @@ class InProcessWorker(WorkerHandle):
     def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
         self._setup, self._output, self._pinning = setup, output, pinning
         self._counters = Counters()
-        self._meter = Meter(self._counters, setup.dataset, counts_cpu=False)
+        self._meter = StageProfiler(self._counters, setup.dataset, counts_cpu=False)
         self._run: tuple[WorkerIterator, Generator[Any, None, None]] | None = None
         self._first = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 from mpwds import nest, tenbin
 from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, give_descriptor
-from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
 
@@ -91,7 +91,7 @@ class BatchSender:
         commands: Commands,
         bell: Bell,
         blocks: int,
-        meter: Meter,
+        meter: StageProfiler,
     ) -> None:
         self._channel = channel
         self._handover = handover_socket

@@ -25,7 +25,7 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import STACK_SIGNAL, StatusPage
 from mpwds.loader.worker.elements import WorkerIterator, process_seed
-from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
@@ -74,7 +74,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
-        meter = Meter(status.counters, setup.dataset)
+        meter = StageProfiler(status.counters, setup.dataset)
         sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
         export_place(index, setup)
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
@@ -97,7 +97,7 @@ class Worker:
     commands: Commands
     sender: BatchSender
     status: StatusPage
-    meter: Meter
+    meter: StageProfiler
     idle: bool = False  # it had no shard in an epoch
 
     def run(self) -> None:

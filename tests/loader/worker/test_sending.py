@@ -10,7 +10,7 @@ from mpwds.loader.engine import protocol
 from mpwds.loader.engine.channel import Channel, take_descriptor
 from mpwds.loader.engine.receiving import BatchReceiver
 from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands
 from mpwds.pipeline.collation import deferred_collation_fn
 from mpwds.sharedmem.bell import Bell
@@ -26,7 +26,7 @@ class Wire:
         self.trainer, worker = map(Channel, socket.socketpair())
         self.fetched, gives = socket.socketpair()
         bell = Bell()
-        meter = Meter(Counters(), None, counts_cpu=False)
+        meter = StageProfiler(Counters(), None, counts_cpu=False)
         self.sender = BatchSender(worker, gives, Commands(worker), bell, BLOCKS, meter)
         self.receiver = BatchReceiver(bell, "numpy", BLOCKS - 1, PrivateCopies(), warn=False)
         self._closed = [self.receiver, self.trainer, worker, self.fetched, gives]

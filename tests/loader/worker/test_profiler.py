@@ -11,7 +11,7 @@ import pytest
 
 from mpwds import DataPipeline
 from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.meter import Meter
+from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Source
@@ -23,7 +23,7 @@ def pipeline():
 
 def watched(dataset, page=None):
     """The stream of a pipeline that a meter watches, and the meter."""
-    meter = Meter(page or Counters(), dataset, counts_cpu=False)
+    meter = StageProfiler(page or Counters(), dataset, counts_cpu=False)
     return dataset.stream(Context(watch=meter.watch)), meter
 
 
@@ -91,7 +91,7 @@ def test_an_error_passes_through_is_not_counted_and_names_the_stage_in_its_trace
 def test_a_stream_that_is_made_while_a_batch_is_timed_is_timed():
     page = Counters()
     dataset = DataPipeline(range(3)).map(lambda _: time.sleep(0.001))
-    meter = Meter(page, dataset, counts_cpu=False)
+    meter = StageProfiler(page, dataset, counts_cpu=False)
     with meter.epoch():
         meter.making()
         list(dataset.stream(Context(watch=meter.watch)))
@@ -145,7 +145,7 @@ def test_of_large_batches_all_are_timed():
 
 def test_the_first_batch_of_each_epoch_is_timed():
     dataset = DataPipeline(range(2_000)).shuffle(1000, initial=1000)
-    meter = Meter(Counters(), dataset, counts_cpu=False)
+    meter = StageProfiler(Counters(), dataset, counts_cpu=False)
     for _ in range(3):
         with meter.epoch():
             next(meter.elements(iter(dataset.stream(Context(watch=meter.watch)))))

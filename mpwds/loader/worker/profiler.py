@@ -30,7 +30,7 @@ _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the pro
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
 
 
-class Meter:
+class StageProfiler:
     """Counts and times a worker's work, with the processor time of its process if ``counts_cpu``.
 
     Attributes:
@@ -200,7 +200,7 @@ class _Watched(WrappedStream[Any]):
     those of errors, and that of a stuck worker (``worker.counters.stage_in``).
     """
 
-    def __init__(self, stream: Stream[Any], stage: _Stage, meter: Meter) -> None:
+    def __init__(self, stream: Stream[Any], stage: _Stage, meter: StageProfiler) -> None:
         super().__init__(stream)
         self._stage = stage
         self._meter = meter
