@@ -45,7 +45,14 @@ def seeded(context: Context) -> Call:
     pack = msgpack.Packer().pack  # a tuple packs as the list it may have been in a message
 
     def call(function: Callable[[A], R], address: Address, argument: A) -> R:
-        seed_generators(int.from_bytes(origin + pack(address), "little"))
+        # ``seed_generators`` inline, as a worker calls this for each sample.
+        global _latest_seed
+        random.seed(int.from_bytes(origin + pack(address), "little"))
+        _latest_seed = random.getrandbits(64)
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            _seed_numpy(numpy_random)
+        if (torch_random := sys.modules.get("torch.random")) is not None:
+            _seed_torch(torch_random)
         return function(argument)
 
     def call_and_put_back(function: Callable[[A], R], address: Address, argument: A) -> R:

@@ -10,8 +10,7 @@ from typing import Any, TextIO
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed
-from mpwds.pipeline.filter import PassThroughStage, Retrying
-from mpwds.pipeline.stages.map import key_of
+from mpwds.pipeline.filter import PassThroughStage, Retrying, key_of
 from mpwds.pipeline.stream import Address, Stream, WrappedStream
 from mpwds.suggestions import suggest_arguments
 

@@ -138,14 +138,12 @@ def transform_with(
 
 @dataclass(frozen=True)
 class Map(MapStage, called="map"):
+    keeps_key = True
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
-    def apply(self, element: Any) -> Any:
-        if not isinstance(element, dict):
-            return self.function(element)
-        key = element.get("__key__")  # looked up before the call, because the function may change the sample
-        return with_key(key, self.function(element))
+    def prepared(self) -> Callable[[Any], Any]:
+        return self.function
 
 
 @dataclass(frozen=True)
@@ -211,15 +209,3 @@ class Associate(OneToOneStage, called="associate"):
         key = getfirst(sample, "__key__")
         found = self.associator(key) if callable(self.associator) else self.associator.get(key)
         return {**sample, **(found or {})}
-
-
-def key_of(element: Any) -> Any:
-    """The ``__key__`` of a dict sample, or ``None``."""
-    return element.get("__key__") if isinstance(element, dict) else None
-
-
-def with_key(key: Any, result: Any) -> Any:
-    """``result``, with ``key`` as its ``__key__`` if it is a dict that has none."""
-    if key is not None and isinstance(result, dict) and "__key__" not in result:
-        return {"__key__": key, **result}
-    return result

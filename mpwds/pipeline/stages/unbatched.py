@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import DataclassStage, Retrying
+from mpwds.pipeline.filter import DataclassStage, Retrying, key_of, with_key
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded
-from mpwds.pipeline.stages.map import key_of, with_key
 from mpwds.pipeline.stream import (
     Address,
     Count,
