@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from mpwds.pipeline.formats import tar_urls
+from mpwds.pipeline.sources.formats import tar_urls
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme

@@ -20,7 +20,7 @@ from mpwds.cli.outputs import (
     shard_pattern,
     warn_of_older,
 )
-from mpwds.pipeline.formats import FORMATS, Format, find_format, format_named
+from mpwds.pipeline.sources.formats import FORMATS, Format, find_format, format_named
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from mpwds.cli.convert import arrow, folders, tables
 from mpwds.cli.convert.mds import as_fields, open_mds
 from mpwds.cli.journal import digest
 from mpwds.cli.shards import expanded, version_of
-from mpwds.pipeline.formats import FORMATS, Format, find_format
+from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted
 

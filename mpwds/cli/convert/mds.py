@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from mpwds.cli.encodings import KEY, Convert, field_of, from_column, parse
-from mpwds.pipeline.formats import Format
+from mpwds.pipeline.sources.formats import Format
 from mpwds.storage.writing.tar_members import member_bytes
 
 _LOOKED_AT = 64  # samples

@@ -95,8 +95,8 @@ class IndexedDataset(DataPipeline):
         threads: int = 1,
     ) -> None:
         # Not above: workers get shards that are open already.
-        from mpwds.pipeline.formats import CacheConfig
         from mpwds.pipeline.indexed.opening import open_source
+        from mpwds.pipeline.sources.formats import CacheConfig
 
         cache = CacheConfig(cache_dir, cache_size, remote)
         shards, called, stages, seed_of_source = open_source(source, cache)

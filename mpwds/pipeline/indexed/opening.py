@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import MapStage
-from mpwds.pipeline.formats import FORMATS, CacheConfig, find_format, tar_shards
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.iterable_sources import Indexed
+from mpwds.pipeline.sources.formats import FORMATS, CacheConfig, find_format, tar_shards
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, is_named, listed
 from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from mpwds.pipeline.formats import FORMATS, find_format, format_named
+from mpwds.pipeline.sources.formats import FORMATS, find_format, format_named
 
 OWN = """
-from mpwds.pipeline.formats import Format, StoredSamples
+from mpwds.pipeline.sources.formats import Format, StoredSamples
 
 class Lines(Format):
     name = "lines"
