@@ -1,4 +1,4 @@
-"""Where and when a pipeline runs: epoch, seed, rank and worker."""
+"""The context in which a pipeline runs: epoch, seed, rank and worker."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epoc
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often a pipeline runs in one epoch, and after how many elements the epoch ends.
+    """The number of runs of a pipeline in one epoch, and the number of elements after which the epoch ends.
 
     ``None`` means no limit. To the stages each repetition is another epoch. An element's address is
     (repetition, address in it). An empty repetition ends the epoch; if ``limit`` is not reached, that is a
@@ -41,7 +41,7 @@ class Epochs:
         return f"repeat({self.repetitions}{limit})"
 
     def count_of(self, stages: Iterable[Filter], count: Count) -> Count:
-        """How many elements stages make in an epoch, of ``count`` in each of their runs, or LengthUnknown."""
+        """Counts the elements that stages make in an epoch, of ``count`` in each run, or LengthUnknown."""
         for stage in stages:
             count = stage.count_of(count)
         if count.elements == 0:
@@ -178,7 +178,7 @@ class _Continued(_Repeated):
         usable = latest is not None and latest._is_there and latest._context == self._context
         if latest is not None and usable and latest._place <= self._place:
             place, self._runs, self._empty = latest._place, latest._runs, latest._empty
-            latest._is_there = False  # whoever still iterates it gets runs of its own
+            latest._is_there = False  # a program that still iterates it gets other runs
         else:
             self._runs, self._empty = Repetitions(self._start, self._context), True
         if self._place - place > self._limit:

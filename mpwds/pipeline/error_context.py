@@ -1,4 +1,4 @@
-"""What errors say: about an element, about the arguments of a stage, and how a call prints."""
+"""Notes and incidents of errors, checks of arguments, and calls as they print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpwds.suggestions import shown
 
 
 class Incident(NamedTuple):
-    """Where an exception happened. Error handlers find it as the exception's attribute ``incident``.
+    """The place of an exception. Error handlers find it as the exception's attribute ``incident``.
 
     Attributes:
         stage: The stage, as it prints: ``map(crop)``.

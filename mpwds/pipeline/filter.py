@@ -61,7 +61,7 @@ class Filter(Part, ABC):
         """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
-        """How many elements it makes of ``incoming``, or ``LengthUnknown``, which is the default.
+        """Counts the elements that it makes of ``incoming``, or raises ``LengthUnknown``: the default.
 
         ``len()`` of a loader and epochs of equal length on all ranks need it.
         """

@@ -100,7 +100,7 @@ class Stream(Protocol[T_co]):
 
         Loaders rely on two keys. ``"source"`` is the state of the source stream. ``"held"`` lists the
         addresses (lists may be nested) of that stream's elements that :meth:`load_state_dict` fetches. If a
-        stream behind a loader fetches an element that is not listed there, the epoch runs again from its
+        stream after a loader fetches an element that is not listed there, the epoch runs again from its
         start.
         """
         ...
@@ -137,7 +137,7 @@ class Count:
 
 
 class RowStep(NamedTuple):
-    """What a stage does to rows, and its arguments as ``rebatched`` would take them; see ``Filter``."""
+    """A stage's work on rows, and its arguments as ``rebatched`` would take them; see ``Filter``."""
 
     kind: Literal["unbatch", "shuffle", "batch"]
     arguments: Mapping[str, Any] = {}
@@ -161,14 +161,14 @@ def one_sample(element: Any) -> int:
 
 @runtime_checkable
 class Stage(Protocol):
-    """What users may pass as a stage: it makes a stream from a stream."""
+    """The least that a user's stage has: it makes a stream from a stream."""
 
     def stream(self, source: Stream[Any], context: Context = ...) -> Stream[Any]: ...
 
 
 @runtime_checkable
 class PipelineSource(Protocol):
-    """What users may pass as a source: it makes the first stream of a pipeline."""
+    """The least that a user's source has: it makes the first stream of a pipeline."""
 
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
@@ -235,7 +235,7 @@ class Origin(Part, ABC):
         """The stream of one epoch."""
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
-        """How many elements a worker gets, or ``LengthUnknown``; unless ``exact``, as descriptions say."""
+        """Counts a worker's elements, or raises ``LengthUnknown``. Descriptions count unless ``exact``."""
         raise LengthUnknown(f"{self} does not tell how many elements it has")
 
 

@@ -325,7 +325,7 @@ def cbors_to_samples(
         ImportError: While iterating, cbor2 is missing: the extra ``mpwds[cbor]`` brings it.
 
     Source:
-        ``webdataset.cborsiterators.cbors_to_samples`` (0.2), which stops behind the first file; RFC 8742,
+        ``webdataset.cborsiterators.cbors_to_samples`` (0.2), which stops after the first file; RFC 8742,
         CBOR sequences.
 
     Example:

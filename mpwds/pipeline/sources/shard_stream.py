@@ -268,7 +268,7 @@ def url_of(shard: Any) -> str:
 
 
 def options_of(shard: Any) -> dict[str, Any]:
-    """What a dataset specification says of a shard: see ``SpecSource.options``."""
+    """A shard's options of a dataset specification: see ``SpecSource.options``."""
     return (shard.get("options") if isinstance(shard, dict) else None) or {}
 
 

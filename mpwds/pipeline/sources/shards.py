@@ -122,7 +122,7 @@ class ShardList(_GivenShards):
 class SimpleShardList(_GivenShards):
     """Source of a pipeline: all the shards, as ``{"url": ...}``, the same in every worker.
 
-    To divide them, put ``split_by_node`` and ``split_by_worker`` behind it. ``ShardList`` does so itself.
+    To divide them, put ``split_by_node`` and ``split_by_worker`` after it. ``ShardList`` does so itself.
 
     Args:
         urls: Shards, as for :class:`ShardList`.

@@ -261,7 +261,7 @@ class MultiShardSample(IterableSource):
 
     From each collection an epoch takes all shards, or ``choose`` of them, or ``resample`` draws with
     replacement, as its specification says. All nodes and workers get the same shards in the same order, by
-    seed and epoch: put ``split_by_node`` and ``split_by_worker`` behind it, as ``WebDataset(spec)`` does. An
+    seed and epoch: put ``split_by_node`` and ``split_by_worker`` after it, as ``WebDataset(spec)`` does. An
     address is (shard's number, how often it occurred before in the epoch), so that random augmentation
     differs each time.
 
