@@ -16,8 +16,8 @@ import zmq
 from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
-from mpwds.loader.engine.channel import LENGTHS
-from mpwds.loader.engine.receiving import batch_of
+from mpwds.loader.engine.local_worker import batch_of
+from mpwds.loader.messages.channel import LENGTHS
 
 _LARGEST_NBYTES = 4 << 30
 _BRIEFLY_S = 1.0

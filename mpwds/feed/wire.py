@@ -2,8 +2,8 @@
 
 A trainer's DEALER socket sends *commands*, one frame each: an envelope (``nest.pack``) with a field ``kind``.
 A server's ROUTER socket answers with *replies*, which look the same, and with *data*: a head, a frame of
-messages of ``loader.engine.protocol``, each as the worker sent it to its server (``engine.channel``), and the
-arrays of the last message, if they did not fit into it, in parts.
+messages of ``loader.messages.protocol``, each as the worker sent it to its server (``messages.channel``), and
+the arrays of the last message, if they did not fit into it, in parts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.wire import Head
-from mpwds.loader.engine.channel import frame_of
+from mpwds.loader.messages.channel import frame_of
 from mpwds.stats.snapshot import CounterSnapshot
 from tests.feed.messages import WELCOME
 from tests.feed.serving import turned_away

@@ -24,9 +24,9 @@ from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.slot import Data, Slot
 from mpwds.feed.server.trainers import Party, Trainers
 from mpwds.feed.wire import Malformed, Place
-from mpwds.loader.engine import options
-from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
+from mpwds.loader import options
+from mpwds.loader.messages.channel import Message
+from mpwds.loader.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.forkserver import ServerGone
 from mpwds.loader.processes.launchers import LAUNCHERS

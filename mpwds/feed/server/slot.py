@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from mpwds import nest
 from mpwds.errors import WorkerDied
 from mpwds.feed.wire import Head, Place
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Message, frame_of
 from mpwds.loader.engine.epoch import MOST_DEATHS
-from mpwds.loader.engine.local_worker import LocalWorker
-from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message, frame_of
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.resume.progress import Position
 from mpwds.sharedmem.bell import Bell

@@ -14,7 +14,7 @@ from mpwds.feed.handover import Giver
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.slot import Slot
 from mpwds.feed.wire import Malformed
-from mpwds.loader.engine import protocol
+from mpwds.loader.messages import protocol
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.viewing.wording import counted, duration

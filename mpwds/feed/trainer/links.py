@@ -16,7 +16,7 @@ import zmq
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
 from mpwds.feed.handover import Taker
-from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.bell import Bell
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 

@@ -15,11 +15,11 @@ from mpwds.feed.trainer.links import Link
 from mpwds.feed.trainer.remote_worker import OnServerLoss, RemoteWorker
 from mpwds.feed.trainer.servers import Servers
 from mpwds.feed.wire import Place
-from mpwds.loader.engine import options
+from mpwds.loader import options
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.options import LoaderOptions
-from mpwds.loader.engine.receiving import Output
+from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.options import LoaderOptions
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.pipeline.context import Context

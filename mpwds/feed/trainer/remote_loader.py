@@ -11,9 +11,9 @@ from mpwds.feed.trainer.remote_group import Remote, RemoteOptions
 from mpwds.feed.trainer.remote_worker import OnServerLoss
 from mpwds.feed.wire import LOST_S
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.options import Even, FinalOutput
-from mpwds.loader.engine.receiving import Output
+from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
+from mpwds.loader.options import Even, FinalOutput
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.sharedmem.pinning import Pinning
 from mpwds.suggestions import suggest_arguments

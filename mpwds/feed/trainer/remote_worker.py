@@ -19,11 +19,11 @@ from mpwds.feed import wire
 from mpwds.feed.trainer.links import Arrival, Attempt, Link
 from mpwds.feed.trainer.servers import SAY_EVERY_S, Servers
 from mpwds.feed.wire import Place, printed
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import LENGTHS, Message
 from mpwds.loader.engine.epoch import MOST_DEATHS
-from mpwds.loader.engine.protocol import with_cause
-from mpwds.loader.engine.receiving import BatchReceiver, Output, batch_of
+from mpwds.loader.engine.local_worker import BatchReceiver, Output, batch_of
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import LENGTHS, Message
+from mpwds.loader.messages.protocol import with_cause
 from mpwds.loader.resume.progress import START, Position
 from mpwds.nest import unpack
 from mpwds.pipeline.error_context import add_note

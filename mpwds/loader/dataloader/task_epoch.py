@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from mpwds import pickling
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message
 from mpwds.pipeline.error_context import add_note
 from mpwds.stats.collector import ConsumerTimer
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from mpwds.imports import after_import
 from mpwds.loader.dataloader import torch_collate
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import ChannelClosed
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position, made_fewer
 from mpwds.loader.worker.elements import WorkerIterator

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.imports import after_import
-from mpwds.loader.engine.out_of_band import AsTensor
+from mpwds.loader.messages.out_of_band import AsTensor
 from mpwds.nest.nodes import fields_of
 from mpwds.pipeline.collation import FIXED_SIZE, Stack, can_be_stacked_into
 

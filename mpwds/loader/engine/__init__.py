@@ -1,6 +1,6 @@
 """One epoch with any kind of workers.
 
-Read ``protocol.py`` first, then ``worker_handle.py`` (what an epoch needs of a worker) and ``epoch.py`` (the
-iterator). ``local_worker.py`` is a worker on this machine; ``channel.py`` and ``receiving.py`` are the way of
-its batches. ``group.py`` keeps the workers of a loader.
+Read ``worker_handle.py`` first (what an epoch needs of a worker), then ``epoch.py`` (the iterator). A worker
+is a process of this machine in ``local_worker.py``, this process itself in ``in_process.py``. ``group.py``
+keeps the workers of a loader.
 """

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpwds.errors import MpwdsError, WorkerDied
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message
+from mpwds.loader.options import LoaderOptions
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.sharedmem import interrupts

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.local_worker import LocalWorker
-from mpwds.loader.engine.receiving import BatchReceiver, Output
+from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import loaded_code, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.launchers import Launcher

@@ -11,11 +11,11 @@ from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.errors import WorkerTimeout
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Message
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.receiving import Output, view
+from mpwds.loader.engine.local_worker import Output, view
 from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position

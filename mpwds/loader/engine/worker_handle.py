@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from mpwds.errors import WorkerTimeout
-from mpwds.loader.engine.channel import Message
+from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import START, Position
 from mpwds.stats.snapshot import CounterSnapshot
 
 
 class WorkerHandle(Protocol):
-    """The trainer's end of one worker. ``engine.protocol`` describes the messages.
+    """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
     Only :meth:`wait` and :meth:`settle` may wait. Commands and tasks that the transport has no room for are
     kept until :meth:`flush` can send them. An implementation must report a worker's death only after it has

@@ -44,7 +44,7 @@ THREAD_VARIABLES = (
 
 
 class WorkerEnds(NamedTuple):
-    """The descriptors of a worker's ends (see ``engine.protocol``)."""
+    """The descriptors of a worker's ends (see ``messages.protocol``)."""
 
     channel: int
     handover: int

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from types import FunctionType
 from typing import Any
 
-from mpwds.loader.engine import protocol
+from mpwds.loader.messages import protocol
 from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context

@@ -8,8 +8,8 @@ from collections import deque
 from typing import Any
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Channel, give_descriptor
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Channel, give_descriptor
 from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.sharedmem.arena import Arena, Block, Layout
 from mpwds.sharedmem.bell import Bell
@@ -123,7 +123,7 @@ class BatchSender:
         if state is not None:
             fields["state"] = state
         if self.arrays_as_they_are:
-            from mpwds.loader.engine.out_of_band import kinds, take_apart
+            from mpwds.loader.messages.out_of_band import kinds, take_apart
 
             apart = take_apart(batch)
             fields["apart"] = apart is not batch

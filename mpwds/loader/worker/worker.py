@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from mpwds.imports import after_import
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Channel, ChannelClosed
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Channel, ChannelClosed
 from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mpwds import DataLoader, nest, tenbin
 from mpwds.loader.dataloader import torch_collate
-from mpwds.loader.engine.out_of_band import AsTensor, kinds, put_together, take_apart
-from mpwds.loader.engine.receiving import view_as_sent
+from mpwds.loader.engine.local_worker import view_as_sent
+from mpwds.loader.messages.out_of_band import AsTensor, kinds, put_together, take_apart
 from mpwds.pipeline.collation import Stack
 from tests.loader.dataloader.data_loader_datasets import Pair, plain
 

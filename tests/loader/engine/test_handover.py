@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from mpwds.errors import MpwdsError, SharedMemoryError
-from mpwds.loader.engine.channel import give_descriptor, take_descriptor
+from mpwds.loader.messages.channel import give_descriptor, take_descriptor
 
 
 @pytest.fixture

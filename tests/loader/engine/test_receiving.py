@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpwds import nest, tenbin
-from mpwds.loader.engine.channel import Message
-from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.local_worker import BatchReceiver
+from mpwds.loader.messages.channel import Message
 from mpwds.sharedmem.arena import Arena
 from mpwds.sharedmem.bell import Bell
 from mpwds.sharedmem.pinning import Pinning

@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from mpwds.errors import WorkerDied
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Channel
-from mpwds.loader.engine.local_worker import LocalWorker
-from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.engine.worker_handle import next_message
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Channel
 from mpwds.sharedmem.private import PrivateCopies
 
 LARGE = bytes(1 << 20)

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Channel, ChannelClosed
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Channel, ChannelClosed
 from mpwds.loader.worker.sending import Commands
 
 

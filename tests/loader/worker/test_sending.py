@@ -6,9 +6,9 @@ import socket
 import numpy as np
 import pytest
 
-from mpwds.loader.engine import protocol
-from mpwds.loader.engine.channel import Channel, take_descriptor
-from mpwds.loader.engine.receiving import BatchReceiver
+from mpwds.loader.engine.local_worker import BatchReceiver
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Channel, take_descriptor
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.engine import protocol
+from mpwds.loader.messages import protocol
 from mpwds.loader.processes.dataset_pickler import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import OwnClassPickler

@@ -2,7 +2,7 @@
 
 Between the trainer and each worker there are
 
-* a **channel** (``engine.channel``): a socket pair, so it has no name and leaves no file;
+* a **channel** (``messages.channel``): a socket pair, so it has no name and leaves no file;
 * a **handover**: a second one for descriptors of memory segments, so that Ctrl-C cannot interrupt receiving;
 * a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When

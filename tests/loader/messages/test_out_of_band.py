@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds.loader.engine.out_of_band import OutOfBand, put_together, take_apart
+from mpwds.loader.messages.out_of_band import OutOfBand, put_together, take_apart
 from tests.loader.dataloader.data_loader_datasets import Pair, Point, plain
 
 

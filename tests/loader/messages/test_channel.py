@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.loader.engine.channel import Channel, ChannelClosed
+from mpwds.loader.messages.channel import Channel, ChannelClosed
 from mpwds.loader.processes.processes import send_fds
 
 

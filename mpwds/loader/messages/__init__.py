@@ -1,0 +1,5 @@
+"""What trainer and workers say to each other, and how it travels.
+
+Read ``protocol.py`` first: it describes the life of workers. ``channel.py`` carries messages between
+processes of one machine; ``out_of_band.py`` prepares objects of any class in batches of a ``DataLoader``.
+"""
