@@ -17,12 +17,12 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList, Urls, given_urls, listed
+from mpwds.pipeline.sources.shards import ShardList, Urls, given_urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stream import Stage, Stream
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.patterns import expand_urls, listed
 from mpwds.storage.tar.names import split_name
 
 _QUOTED_DOT = "\0"  # no name in a tar file contains it

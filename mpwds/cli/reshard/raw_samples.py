@@ -15,9 +15,9 @@ from typing import BinaryIO, Protocol
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url, without_credentials
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
-from mpwds.storage.tar.headers import BLOCK, GLOBAL, WINDOW_BYTES, find_all_members
+from mpwds.storage.tar.headers import BLOCK, GLOBAL, NO_END, WINDOW_BYTES, find_all_members
 from mpwds.storage.tar.names import group, split_name
-from mpwds.storage.tar.scanning import NO_END, Damage, Entry, scan
+from mpwds.storage.tar.scanning import Damage, Entry, scan
 from mpwds.warn import warn
 
 _OPEN_FILES = 64

@@ -18,7 +18,6 @@ from mpwds.pipeline.filter import MapStage, iter_elements
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.stages.select import select
 from mpwds.pipeline.stream import Address, Count, Stream
 from mpwds.suggestions import suggest_arguments
 
@@ -170,6 +169,8 @@ class IndexedDataset(DataPipeline):
             ([5, 0, 0], [4, 5])
         """
         if callable(predicate):
+            from mpwds.pipeline.stages.select import select
+
             return self.compose(select(predicate, handler))
         indices = np.asarray(predicate if hasattr(predicate, "__len__") else list(predicate))
         if indices.size == 0:

@@ -10,18 +10,11 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.iterable_sources import Indexed
 from mpwds.pipeline.sources.formats import FORMATS, CacheConfig, find_format, tar_shards
-from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, is_named, listed
-from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
-from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
 from mpwds.pipeline.stream import Stage
 from mpwds.storage.indexed.shards import IndexedShards
-from mpwds.storage.streams.patterns import expand_urls
-
-# Stages that say who reads which shard when: that does not count here.
-_DEALING = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
+from mpwds.storage.streams.patterns import expand_urls, listed
+from mpwds.storage.streams.urls import is_named
 
 
 class Opened(NamedTuple):
@@ -57,6 +50,14 @@ def _named(name: str, cache: CacheConfig) -> IndexedShards:
 
 
 def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
+    from mpwds.pipeline.iterable_sources import Indexed
+    from mpwds.pipeline.sources.samples import TarSamples
+    from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+    from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
+    from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
+
+    # Stages that say who reads which shard when: that does not count here.
+    dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
     if pipeline._epochs != ONCE:
         raise TypeError(f"IndexedDataset: call {pipeline._epochs} behind it, not in its source")
     origin, *stages = pipeline.parts
@@ -64,7 +65,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
     if isinstance(origin, DataPipeline):
         shards, called, before, _ = _of_pipeline(origin, cache)
     elif isinstance(origin, (ShardList, SimpleShardList)):
-        while stages and isinstance(stages[0], _DEALING):
+        while stages and isinstance(stages[0], dealing):
             del stages[0]
         reader = stages.pop(0) if stages else None
         if not isinstance(reader, TarSamples) or reader.select_files or reader.rename_files:

@@ -22,7 +22,6 @@ from mpwds.pipeline.indexed.orders import (
 )
 from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
 from mpwds.storage.indexed.shards import IndexedShards
-from mpwds.storage.streams.ahead import work_ahead
 
 _BLOCK = 4096  # places whose samples are found at once
 
@@ -167,6 +166,8 @@ class _IndexedStream:
         source = self._source
         samples = source.read_in(self._context, self._places[cursor:])
         if source.threads > 1:
+            from mpwds.storage.streams.ahead import work_ahead
+
             read = source.shards.read
             ahead = work_ahead(lambda sample: read(*sample[1:]), samples, source.threads)
             self._samples = ((number, shard, future) for (number, shard, _), future in ahead)

@@ -15,13 +15,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpwds.storage.caches.directory import source_digest
-from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme
+from mpwds.storage.streams.urls import is_local, is_named, local_path, url_scheme
 
 if TYPE_CHECKING:
+    from mpwds.storage.caches.shard_cache import ShardCache
     from mpwds.storage.indexed.tar_shards import TarShards
     from mpwds.storage.writing.sinks import Sink, WriteOptions
 
@@ -326,6 +326,8 @@ def tar_shards(
     from mpwds.storage.indexed.tar_shards import TarShards
 
     if copies is None and cache.directory is not None:
+        from mpwds.storage.caches.shard_cache import ShardCache
+
         copies = ShardCache(cache.directory, cache.size_bytes)
     return TarShards(
         urls,
@@ -346,8 +348,7 @@ def _description(source: str) -> str | None:
     if _is_folder(source):
         path = os.path.join(local_path(source), "index.json")
         return path if os.path.exists(path) and _is_description(path) else None
-    name = source.partition("?")[0] if url_scheme(source) else source
-    return source if name.endswith((".json", ".json.gz")) else None
+    return source if is_named(source, ".json", ".json.gz") else None
 
 
 def _is_description(index: str) -> bool:

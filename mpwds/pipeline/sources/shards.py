@@ -18,12 +18,9 @@ from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, Count, Description, OrderedStream, Stage, Stream, WrappedStream
-from mpwds.storage.streams.patterns import expand_names, expand_urls
-from mpwds.storage.streams.urls import url_scheme
+from mpwds.storage.streams.patterns import expand_names, expand_urls, listed
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
-
-_SHARDS_SHOWN = 3
 
 
 class _GivenShards(IterableSource):
@@ -190,27 +187,6 @@ def given_urls(urls: Urls) -> str | list[str]:
     pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
     is_fixed = pattern and "${" not in pattern and expand_names(pattern) == names
     return pattern if is_fixed else names
-
-
-def is_named(source: object, *endings: str) -> bool:
-    """True if a source is a name with one of these endings; a query may follow it in a URL.
-
-    Example:
-        >>> [is_named(url, ".json") for url in ("x.json", "https://host/x.json?version=1", "x?.json?")]
-        [True, True, False]
-    """
-    if not isinstance(source, (str, os.PathLike)):
-        return False
-    name = os.fspath(source)
-    return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))
-
-
-def listed(urls: str | Sequence[str]) -> str:
-    """Shards in Python's notation; of a long list, the beginning."""
-    if isinstance(urls, str):
-        return repr(urls)
-    more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
-    return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"
 
 
 def _number(address: Any) -> int:

@@ -14,11 +14,13 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, given_urls, is_named, listed
+from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, given_urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
 from mpwds.storage.caches.directory import url_to_cache_name
+from mpwds.storage.streams.patterns import listed
+from mpwds.storage.streams.urls import is_named
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.suggestions import suggest_arguments
 

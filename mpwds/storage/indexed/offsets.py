@@ -39,6 +39,7 @@ from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import (
     BLOCK,
     NAME_BYTES,
+    NO_END,
     Found,
     SeekableArchive,
     begins_archive,
@@ -46,7 +47,6 @@ from mpwds.storage.tar.headers import (
     find_members,
 )
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.tar.scanning import NO_END
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 

@@ -7,11 +7,10 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest, url_to_cache_name
-from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.streams.gopen import open_at, open_range
 from mpwds.storage.streams.resuming import Version
@@ -19,6 +18,9 @@ from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.headers import BLOCK, WINDOW_BYTES, find_members
 from mpwds.storage.tar.names import split_name
 from mpwds.suggestions import shown
+
+if TYPE_CHECKING:
+    from mpwds.storage.caches.shard_cache import ShardCache
 
 _File: TypeAlias = "MappedShard | RemoteShard"
 _Open: TypeAlias = "tuple[_File, array[int], Sequence[str], bytes, struct.Struct, mmap.mmap, dict[str, Any]]"

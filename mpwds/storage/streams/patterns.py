@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
 from braceexpand import braceexpand
@@ -24,6 +24,7 @@ from mpwds.suggestions import shown
 MAX_NAMES = 1_000_000
 """The most names that a pattern may expand to: about a petabyte of shards."""
 
+_SHARDS_SHOWN = 3
 _MAX_CHARACTERS = 1_000_000_000  # of all names
 _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -241,3 +242,11 @@ def _variable(name: str, pattern: str) -> str:
             f"shard pattern {shown(pattern)} needs the environment variable WDS_{name}, which is not set"
         )
     return value
+
+
+def listed(urls: str | Sequence[str]) -> str:
+    """Shards in Python's notation; of a long list, the beginning."""
+    if isinstance(urls, str):
+        return repr(urls)
+    more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
+    return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"

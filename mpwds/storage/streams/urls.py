@@ -225,3 +225,16 @@ def refuse_in_secure_mode(what: str, url: str = "") -> None:
             f"{what}{where} in secure mode: it is on because {_SECURE_VARIABLE}="
             f"{os.environ[_SECURE_VARIABLE]!r} is in the environment, or because enforce_security was set"
         )
+
+
+def is_named(source: object, *endings: str) -> bool:
+    """True if a source is a name with one of these endings; a query may follow it in a URL.
+
+    Example:
+        >>> [is_named(url, ".json") for url in ("x.json", "https://host/x.json?version=1", "x?.json?")]
+        [True, True, False]
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    name = os.fspath(source)
+    return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))

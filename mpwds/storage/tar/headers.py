@@ -25,6 +25,7 @@ from zlib import adler32
 from mpwds.errors import ShardError
 
 BLOCK: Final = 512
+NO_END = "ends without the end-of-archive blocks: it may be truncated"
 ZERO_BLOCK: Final = bytes(BLOCK)
 
 LAYOUT: Final = struct.Struct("148s8s356s")

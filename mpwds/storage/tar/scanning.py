@@ -15,6 +15,7 @@ from mpwds.storage.tar.headers import (
     EXTENSIONS,
     GLOBAL,
     LAYOUT,
+    NO_END,
     NOTHING,
     REGULAR,
     ZERO_BLOCK,
@@ -30,7 +31,6 @@ from mpwds.storage.tar.headers import (
 )
 from mpwds.storage.tar.input import Input, OpenAt, open_archive
 
-NO_END = "ends without the end-of-archive blocks: it may be truncated"
 """How the reason of a damage ends that took no member."""
 
 
