@@ -52,7 +52,7 @@ class Dataset(DataPipeline):
         length: Result of ``len()``.
         epochs: How often one iteration reads all shards.
         keys: Splits a member's name into the sample's key and the field's name, ``(None, None)`` for a member
-            to leave out. By default the field's name begins behind the first dot of the last component.
+            to leave out. By default the field's name begins after the first dot of the last component.
         suffixes: The fields to read; all by default.
         opener: A function from a URL to a stream of bytes; or a shell command with ``{}`` for the URL, whose
             output is the shard.
@@ -309,7 +309,7 @@ _DEFAULT_HOOKS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class _ShardHooks:
-    """How a dataset's shards are chosen and ordered: the hooks of ``Dataset``, each of them optional."""
+    """The hooks of ``Dataset``, each of them optional: they choose and order its shards."""
 
     before: Callable[[], Any] | None = None
     node_selection: UrlHook | None = None

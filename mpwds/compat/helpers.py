@@ -38,14 +38,18 @@ class ResizedDataset(DataPipeline):
 
     def __init__(self, dataset: Any, length: int | None = None, nominal: int | None = None) -> None:
         length = len(dataset) if length is None else length
-        chopped = DataPipeline(dataset)
-        chopped._epochs = ContinuedEpochs(None, length)
-        super().__init__(chopped)
+        super().__init__(_Chopped(dataset, length))
         self._call = f"ResizedDataset({type(dataset).__name__}, {length})"
         self.with_length(length if nominal is None else nominal, silent=True)
 
 
 ChoppedDataset = ResizedDataset
+
+
+class _Chopped(DataPipeline):
+    def __init__(self, dataset: Any, length: int) -> None:
+        super().__init__(dataset)
+        self._epochs = ContinuedEpochs(None, length)
 
 
 def with_epoch(dataset: Any, length: int) -> DataPipeline:

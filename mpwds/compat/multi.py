@@ -49,7 +49,7 @@ class MultiDataset(LoaderPipeline):
             ``output_size``), ``start_method``, ``timeout``, ``output`` and ``seed``.
 
     Attributes:
-        loader: The ``MultiLoader`` behind it.
+        loader: The ``MultiLoader`` that it iterates.
 
     Example:
         >>> import numpy as np

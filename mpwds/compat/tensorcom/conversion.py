@@ -1,4 +1,4 @@
-"""What happens to batches at the ends of a connection: checks, conversion, statistics."""
+"""Checks, converts and counts batches at the ends of a connection."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TensorcomDataset(DataPipeline):
         self._call = str(source)
 
     def __len__(self) -> int:
-        """Batches in an epoch; behind stages, what ``with_length`` set."""
+        """Batches in an epoch; after stages, what ``with_length`` set."""
         if self._length is None and not self.stages:
             length: int = self.pipeline[0].length
             return length

@@ -81,7 +81,7 @@ class Connection:
 
     Args:
         url: ``scheme://host:port``, or a list of such. ``zpull``, ``zpub`` and ``zrep`` bind; ``zpush``,
-            ``zsub`` and ``zreq`` connect; with an ``r`` behind the ``z`` the roles change (``zrpush`` binds).
+            ``zsub`` and ``zreq`` connect; with an ``r`` after the ``z`` the roles change (``zrpush`` binds).
             ``zpush+ipc:///path`` is a socket in the file system. ``zsub://host:port#topic`` takes messages
             that begin with the topic. Braces stand for several: ``zsub://host:788{0..3}``.
         epoch: Result of ``len()``.
@@ -422,7 +422,7 @@ class Connection:
 
 
 class Address(NamedTuple):
-    """What a URL says."""
+    """A parsed URL."""
 
     kind: int  # of socket
     binds: bool

@@ -297,7 +297,7 @@ class _FieldLoads(dict[str, Load]):
         return load
 
     def _find(self, handlers: tuple[Handler, ...], key: str) -> Load:
-        """What the handlers do under a key, without those that cannot apply to it."""
+        """Chains the handlers that may decode a field of that key."""
         if not handlers:
             return partial(_kept_as_media, self, key) if _decoder_of(key) else _kept
         (handler, *others), options = handlers, self._given[2]

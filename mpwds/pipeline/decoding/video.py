@@ -183,7 +183,7 @@ class _Pixels:
 
 
 def _quarters(frame: VideoFrame) -> int:
-    """How many quarter turns, counterclockwise, the file asks for."""
+    """The quarter turns, counterclockwise, that the file asks for."""
     angle = getattr(frame, "rotation", None)
     if angle is None:
         raise ImportError("turning frames upright needs PyAV 14 or later: pip install -U av")
