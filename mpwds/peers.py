@@ -19,7 +19,7 @@ from mpwds.names import HOMES
 _CODECS = "mpwds.storage.writing.encoders"
 _DECODERS = "mpwds.pipeline.decoding"
 _HELPERS = "mpwds.compat.helpers"
-_STREAMING = "mpwds.compat.streaming.base"
+_STREAMING = "mpwds.compat.streaming"
 
 # The names of each module. `home:name,name` are names that `mpwds` itself lacks, or means in another way.
 PEERS = {
@@ -57,7 +57,7 @@ PEERS = {
         non_empty resampled shardspec single_node_only split_by_node split_by_worker""",
     "streaming": f"""
         {_STREAMING}.dataloader:StreamingDataLoader {_STREAMING}.dataset:LocalDataset,StreamingDataset
-        {_STREAMING}.format.mds.writer:MDSWriter {_STREAMING}.stream:Stream""",
+        {_STREAMING}.writing:MDSWriter {_STREAMING}.stream:Stream""",
     "tariterators": """
         base_plus_ext group_by_keys tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples
         url_opener valid_sample""",
@@ -78,14 +78,14 @@ PEERS |= {
     "streaming.base": PEERS["streaming"],
     "streaming.base.dataloader": f"{_STREAMING}.dataloader:StreamingDataLoader",
     "streaming.base.dataset": f"{_STREAMING}.dataset:LocalDataset,StreamingDataset",
-    "streaming.base.format": f"{_STREAMING}.format.mds.writer:MDSWriter",
-    "streaming.base.format.mds": f"{_STREAMING}.format.mds.writer:MDSWriter",
+    "streaming.base.format": f"{_STREAMING}.writing:MDSWriter",
+    "streaming.base.format.mds": f"{_STREAMING}.writing:MDSWriter",
     "streaming.base.format.mds.encodings": (
-        f"{_STREAMING}.format.mds.encodings:Encoding,_encodings,get_mds_encoded_size,mds_decode,mds_encode"
+        f"{_STREAMING}.writing:Encoding,_encodings,get_mds_encoded_size,mds_decode,mds_encode"
     ),
-    "streaming.base.format.mds.writer": f"{_STREAMING}.format.mds.writer:MDSWriter",
+    "streaming.base.format.mds.writer": f"{_STREAMING}.writing:MDSWriter",
     "streaming.base.stream": f"{_STREAMING}.stream:Stream",
-    "streaming.base.util": f"{_STREAMING}.util:clean_stale_shared_memory,get_list_arg,merge_index",
+    "streaming.base.util": f"{_STREAMING}.writing:clean_stale_shared_memory,get_list_arg,merge_index",
     "tensorcom.zcom": """
         Connection mpwds.compat.tensorcom.zcom:schemes
         mpwds.compat.tensorcom.conversion:Statistics,converter_table,listify,tonumpy,totorch,transform_with""",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.compat.streaming.base.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
+from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.partitioned import PartitionedDataset, PartitionedSamples, SharedEpochCounter

@@ -1,16 +1,82 @@
-"""mosaicml-streaming's ``base.util``: what its programs call."""
+"""mosaicml-streaming's ``MDSWriter``, its encodings, to which programs add their own, and ``merge_index``."""
 
 from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from typing import Any
 
+from mpwds.storage.mds import writer_v2
+from mpwds.storage.mds.encodings import ENCODINGS, encoding
 from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.output import refuse_existing
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.destinations import open_destination, write_whole
+
+_encodings = ENCODINGS
+"""The encodings by name; a program adds its own: ``_encodings["mine"] = Mine``."""
+
+
+class MDSWriter(writer_v2.MDSWriter):
+    """``mpwds.MDSWriter``, which writes columns of pickles without being asked: only to read them is unsafe.
+
+    Source:
+        ``streaming.MDSWriter`` (mosaicml-streaming 0.13).
+    """
+
+    def __init__(self, *, allow_pickle: bool = True, **options: Any) -> None:
+        super().__init__(allow_pickle=allow_pickle, **options)
+        described = self._common
+        self.column_names: list[str] = described["column_names"]
+        self.column_encodings: list[str] = described["column_encodings"]
+        self.column_sizes: list[int | None] = described["column_sizes"]
+        self.compression: str | None = described["compression"]
+        self.hashes: list[str] = described["hashes"]
+        self.size_limit: int | None = described["size_limit"]
+        self.keep_local = bool(options.get("keep_local"))
+
+
+class Encoding(ABC):
+    """Base of a program's own encodings.
+
+    Attributes:
+        size: Bytes that every value has; ``None`` if they differ.
+
+    Source:
+        ``streaming.base.format.mds.encodings.Encoding`` (mosaicml-streaming 0.13).
+    """
+
+    size: int | None = None
+
+    @abstractmethod
+    def encode(self, obj: Any) -> bytes:
+        """The bytes of a value. Values that are bytes are stored as they are."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> Any:
+        """The value of bytes."""
+
+    @staticmethod
+    def _validate(data: Any, expected_type: Any) -> None:
+        if not isinstance(data, expected_type):
+            raise TypeError(f"expected {expected_type}, got {type(data).__name__}")
+
+
+def mds_encode(encoding_name: str, obj: Any) -> bytes:
+    """The bytes of a value."""
+    return encoding(encoding_name, allow_pickle=True).encode(obj)
+
+
+def mds_decode(encoding_name: str, data: bytes) -> Any:
+    """The value of bytes. Raises ``ValueError`` for pickles."""
+    return encoding(encoding_name).decode(data)
+
+
+def get_mds_encoded_size(encoding_name: str) -> int | None:
+    """Bytes that every value has; ``None`` if they differ."""
+    return encoding(encoding_name, allow_pickle=True).size
 
 
 def clean_stale_shared_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpwds.compat.streaming.base.dataset import StreamingDataset
+from mpwds.compat.streaming.dataset import StreamingDataset
 from mpwds.loader.dataloader.data_loader import DataLoader
 
 
