@@ -45,7 +45,7 @@ def run_limited(limited):
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A folder with the digits' shards."""
-    from mpwds.cli.demo.digits import ensure_digits
+    from mpwds.cli.demo.training import ensure_digits
 
     directory = tmp_path_factory.mktemp("digits")
     ensure_digits(directory)

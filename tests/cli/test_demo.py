@@ -89,13 +89,14 @@ def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
     assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
 
 
-def test_a_terminal_gets_a_live_line_that_each_epochs_line_replaces(digits, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+def test_a_terminal_gets_a_bar_for_each_epoch(digits, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["demo", "--cache-dir", str(digits), "--epochs", "2"]) == 0
-    output = capsys.readouterr().out
-    assert "\repoch 1/2  batch 1  loss " in output
-    assert "\r\x1b[Kepoch 1/2  loss " in output
-    assert "\r\x1b[Kepoch 2/2  loss " in output
+    output = capsys.readouterr()
+    assert "epoch 1/2  loss " in output.err
+    assert "epoch 2/2  loss " in output.err
+    assert re.findall(r"epoch (\d)/2  loss .* for data", output.out) == ["1", "2"]
 
 
 @pytest.mark.slow

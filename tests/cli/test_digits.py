@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import mpwds
-from mpwds.cli.demo.digits import default_cache_dir, digits_task, ensure_digits
+from mpwds.cli.demo.training import default_cache_dir, digits_task, ensure_digits
 
 TRAIN = [f"digits-train-{number:03d}.tar" for number in range(12)]
 TEST = [f"digits-test-{number:03d}.tar" for number in range(4)]

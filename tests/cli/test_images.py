@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from mpwds.cli.demo.own_shards import fit
+from mpwds.cli.demo.training import fit
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1"])

@@ -138,9 +138,9 @@ def test_a_size_that_no_network_takes_is_an_error_that_says_the_limit(capsys):
 
 def test_an_option_takes_several_patterns_up_to_the_next_option(capsys, monkeypatch):
     taken = []
-    monkeypatch.setattr(demo, "_run", lambda arguments, lr: taken.append(arguments) or 0)
+    monkeypatch.setattr(demo, "_train", lambda *arguments: taken.extend(arguments) or 0)
     assert main(["demo", "--data", "a.tar", "b.tar", "--test", "c.tar", "--epochs", "3"]) == 0
-    assert (taken[0].data, taken[0].test, taken[0].epochs) == (["a.tar", "b.tar"], ["c.tar"], 3)
+    assert taken[:4] == [["a.tar", "b.tar"], ["c.tar"], None, 3]
 
 
 @pytest.mark.parametrize(

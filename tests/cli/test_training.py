@@ -28,7 +28,6 @@ def test_the_accuracy_is_measured_on_the_held_out_samples():
         names=["dark", "bright"],
         size=8,
         shards=1,
-        place="memory",
     )
     outcome = train(task, epochs=20, workers=0, lr=3e-3)
     assert outcome.accuracy == 0.75
@@ -36,5 +35,5 @@ def test_the_accuracy_is_measured_on_the_held_out_samples():
 
 
 def test_importing_it_does_not_import_torch():
-    code = "import sys, mpwds.cli.demo.training, mpwds.cli.demo.own_shards; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpwds.cli.demo.training; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

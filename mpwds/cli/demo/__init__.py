@@ -1,5 +1,3 @@
-"""The command ``mpwds demo``: a small training from the first shard to the accuracy.
-
-Read ``demo.py`` first. ``digits.py`` and ``own_shards.py`` provide data, ``training.py`` trains, and
-``remote.py`` does the same with two servers.
+"""``mpwds demo``: the command (``demo.py``), its data and training (``training.py``), and ``--remote``
+(``remote.py``): training from two servers, of which one is killed.
 """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from mpwds.cli.demo.training import ImageTask, Outcome
+from mpwds.cli.shards import expanded
+from mpwds.viewing.wording import counted
 
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
@@ -28,17 +28,6 @@ Size = Annotated[
         help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    data: list[str] | None
-    test: list[str] | None
-    size: int | None
-    epochs: int
-    workers: int
-    batch_size: int
-    cache_dir: Path | None
 
 
 def demo(
@@ -85,27 +74,59 @@ def demo(
         from mpwds.cli.demo.remote import run
 
         return run(epochs, lr)
-    return _run(_Arguments(data, test, size, epochs, workers, batch_size, cache_dir), lr)
+    return _train(data or (), test or (), size, epochs, workers, batch_size, lr, cache_dir)
 
 
-def _run(arguments: _Arguments, lr: float) -> int:
+def _train(
+    data: Sequence[str],
+    test: Sequence[str],
+    size: int | None,
+    epochs: int,
+    workers: int,
+    batch_size: int,
+    lr: float,
+    cache_dir: Path | None,
+) -> int:
     began_s = time.perf_counter()
-    from mpwds.cli.demo.digits import default_cache_dir
-    from mpwds.cli.demo.training import train
+    from mpwds.cli.demo import training
     from mpwds.cli.outputs import write_png
     from mpwds.viewing.contact_sheet import contact_sheet
 
-    task = _own(arguments) if arguments.data else _digits(arguments)
+    place = " ".join((*data, *test))
+    if data:
+        options = {"size": size or _DEFAULT_SIZE, "batch_size": batch_size, "workers": workers}
+        task = training.image_task(expanded(data), expanded(test), **options)
+    else:
+        directory = (cache_dir or training.default_cache_dir()).absolute()
+        place = str(directory)
+        written = "wrote" if training.ensure_digits(directory) else "found"
+        print(f"{written} {training.SAMPLES:,} handwritten digits in {directory}", flush=True)
+        task = training.digits_task(directory, batch_size)
     # One worker reads a shard, so more workers than shards would have nothing to do.
-    workers = min(arguments.workers, task.shards)
-    outcome = train(task, epochs=arguments.epochs, workers=workers, lr=lr)
-    picture = default_cache_dir().parent / "demo.png"
+    workers = min(workers, task.shards)
+    outcome = training.train(task, epochs=epochs, workers=workers, lr=lr)
+    stats = outcome.stats
+    picture = training.default_cache_dir().parent / "demo.png"
     labels = [task.names[number] for number in outcome.labels.tolist()]
     title = f"The first {len(labels)} of {task.train_samples:,} training images, as the loader delivered them"
     write_png(picture, contact_sheet((outcome.images, labels), title))
-    print(_summary(task, workers, outcome, picture, time.perf_counter() - began_s))
-    print(_suggestion(arguments, task, workers, outcome))
-    if not arguments.data and outcome.accuracy < _EXPECTED_ACCURACY:
+    print(f"""
+  data       {place} ({counted(task.shards, "shard")})
+  samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {len(task.names)} classes
+  accuracy   {outcome.accuracy:.1%} on the held-out samples
+  speed      {stats.samples_per_s:,.0f} samples/s with {counted(workers, "worker")}
+  waiting    {stats.waiting_share:.0%} of the time, and {stats.first_batch_s:.1f} s before first batches
+  picture    {picture}
+  time       {time.perf_counter() - began_s:.1f} s in all
+""")
+    if not data:
+        print("Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'")
+    elif stats.waiting_share > _MUCH_WAITING and workers < task.shards:
+        more = min(task.shards, max(2, 2 * workers))
+        print(f"Next, let more workers decode: the same command with --workers {more}")
+    else:
+        print(f"Next, train longer: the same command with --epochs {2 * epochs}")
+    if not data and outcome.accuracy < _EXPECTED_ACCURACY:
         print(
             f"mpwds demo: {outcome.accuracy:.1%} is below the {_EXPECTED_ACCURACY:.0%} that the demo reaches "
             "with its default settings",
@@ -113,47 +134,3 @@ def _run(arguments: _Arguments, lr: float) -> int:
         )
         return 1
     return 0
-
-
-def _digits(arguments: _Arguments) -> ImageTask:
-    from mpwds.cli.demo import digits
-
-    directory = (arguments.cache_dir or digits.default_cache_dir()).absolute()
-    written = "wrote" if digits.ensure_digits(directory) else "found"
-    print(f"{written} {digits.SAMPLES:,} handwritten digits in {directory}", flush=True)
-    return digits.digits_task(directory, arguments.batch_size)
-
-
-def _own(arguments: _Arguments) -> ImageTask:
-    from mpwds.cli.demo.own_shards import own_task
-
-    size, batch_size, workers = arguments.size or _DEFAULT_SIZE, arguments.batch_size, arguments.workers
-    return own_task(
-        arguments.data or (), arguments.test or (), size=size, batch_size=batch_size, workers=workers
-    )
-
-
-def _summary(task: ImageTask, workers: int, outcome: Outcome, picture: Path, total_s: float) -> str:
-    stats = outcome.stats
-    return f"""
-  data       {task.place} ({_count(task.shards, "shard")})
-  samples    {task.train_samples:,} to train on, {task.held_out_samples:,} held out, {len(task.names)} classes
-  accuracy   {outcome.accuracy:.1%} on the held-out samples
-  speed      {stats.samples_per_s:,.0f} samples/s with {_count(workers, "worker")}
-  waiting    {stats.waiting_share:.0%} of the time, and {stats.first_batch_s:.1f} s before first batches
-  picture    {picture}
-  time       {total_s:.1f} s in all
-"""
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _suggestion(arguments: _Arguments, task: ImageTask, workers: int, outcome: Outcome) -> str:
-    if not arguments.data:
-        return "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
-    if outcome.stats.waiting_share > _MUCH_WAITING and workers < task.shards:
-        more = min(task.shards, max(2, 2 * workers))
-        return f"Next, let more workers decode: the same command with --workers {more}"
-    return f"Next, train longer: the same command with --epochs {2 * arguments.epochs}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,21 +13,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import mpwds
-from mpwds.cli.demo import digits
-from mpwds.cli.demo.training import train
+from mpwds.cli.demo.training import default_cache_dir, digits_task, ensure_digits, train
 
 _SERVERS = 2
 _WORKERS = 2  # of each server
 _HEARTBEAT_S = 2.0
 
+ensure_digits(_directory := default_cache_dir().absolute())
+task = digits_task(_directory)
+dataset = task.train  # the servers' ``mpwds serve mpwds.cli.demo.remote:dataset``
+
 
 def run(epochs: int, lr: float) -> int:
     """Trains, kills a server, and compares what arrived with what undisturbed local workers deliver."""
-    directory = digits.default_cache_dir().absolute()
-    digits.ensure_digits(directory)
-    from mpwds.cli.demo.served import BATCH_SIZE
-
-    task = digits.digits_task(directory, BATCH_SIZE)
     with contextlib.ExitStack() as ends, warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", flush=True)
@@ -93,10 +90,8 @@ class _Watched:
 
 @contextlib.contextmanager
 def _server(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "mpwds", "serve", "mpwds.cli.demo.served:dataset"]
-    process = subprocess.Popen(
-        [*command, "--bind", url, "--workers", str(_WORKERS)], stdout=subprocess.PIPE, env=dict(os.environ)
-    )
+    command = [sys.executable, "-m", "mpwds", "serve", "mpwds.cli.demo.remote:dataset"]
+    process = subprocess.Popen([*command, "--bind", url, "--workers", str(_WORKERS)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         process.stdout.readline()  # it serves
