@@ -1,10 +1,17 @@
-"""The shards that a command line names."""
+"""The shards, and the objects in programs, that a command line names."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import typer
+
+from mpwds.cli.jobs import noted
 from mpwds.pipeline.sources.formats import tar_urls
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
@@ -38,3 +45,25 @@ def version_of(url: str) -> object:
         return status.st_size, status.st_mtime_ns
     with open_at(url) as stream:
         return getattr(getattr(stream, "raw", None), "version", None)
+
+
+def load(source: str) -> Any:
+    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names. Workers import the same module."""
+    where, _, name = source.rpartition(":")
+    if not where or not name:
+        raise typer.BadParameter(f"{source!r}: expected FILE.py:NAME, such as pipeline.py:dataset")
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        sys.path.insert(0, str(path.parent.resolve()))
+        where = path.stem
+    else:
+        sys.path.insert(0, "")
+    with noted(f"in importing {where}"):
+        value: Any = importlib.import_module(where)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}")
+        value = getattr(value, part)
+    return value

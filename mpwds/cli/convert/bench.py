@@ -11,7 +11,7 @@ import typer
 
 from mpwds.cli.console import console, report, table
 from mpwds.cli.options import Json
-from mpwds.cli.shards import shard_urls
+from mpwds.cli.shards import load, shard_urls
 from mpwds.viewing.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def bench(
     from mpwds.cli.convert import measuring
 
     if len(source) == 1 and _names_an_object(source[0]):
-        from mpwds.cli.feed.serve import load
-
         dataset = load(source[0])
         if isinstance(dataset, list) and any(hasattr(each, "stream") for each in dataset):
             raise typer.BadParameter(f"{source[0]} is a list of stages: name a dataset that begins at shards")

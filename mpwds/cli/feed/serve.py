@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import logging
 import signal
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mpwds.cli.feed.options import Keys, check_tensorcom
-from mpwds.cli.jobs import noted
+from mpwds.cli.shards import load
 from mpwds.viewing.wording import counted
 
 Source = Annotated[
@@ -148,28 +147,6 @@ def _dataset(
     if images is not None:
         return from_folder(images, size, batch_size)
     return from_shards(shards or [], size, batch_size)
-
-
-def load(source: str) -> Any:
-    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names. Workers import the same module."""
-    where, _, name = source.rpartition(":")
-    if not where or not name:
-        raise typer.BadParameter(f"{source!r}: expected FILE.py:NAME, such as pipeline.py:dataset")
-    path = Path(where)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        sys.path.insert(0, str(path.parent.resolve()))
-        where = path.stem
-    else:
-        sys.path.insert(0, "")
-    with noted(f"in importing {where}"):
-        value: Any = importlib.import_module(where)
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}")
-        value = getattr(value, part)
-    return value
 
 
 def _send_tensorcom(

@@ -34,7 +34,7 @@ from mpwds.cli.reshard.ordering import (
     temporary_directory,
 )
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
-from mpwds.cli.shards import shard_urls
+from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted, size
@@ -179,7 +179,6 @@ def proc(
     A run that was killed continues: write the same command again, and shards that are complete stay, unless
     SHARDS or your code have changed. The same command writes the same bytes, whatever the number of workers.
     """
-    from mpwds.cli.feed.serve import load
     from mpwds.cli.reshard.proc import Processing, make_handler, own_code, run
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, make_handler(on_error))
