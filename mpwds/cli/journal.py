@@ -21,6 +21,8 @@ from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import parts_of_series, remove_partial
 
+_FOLLOWING = frozenset(["samples", "inputs"])  # they may differ because something else does
+
 
 @contextlib.contextmanager
 def resume_or_start(
@@ -117,10 +119,11 @@ def _continues(before: bytes, now: bytes, path: str) -> bool:
         old, new = json.loads(before), json.loads(now)
     except ValueError:  # empty, or cut short: then no shard was begun
         return False
-    changed = ", ".join(name for name in new if old.get(name) != new[name])
+    changed = [name for name in new if old.get(name) != new[name]]
     if changed:
+        names = ", ".join([name for name in changed if name not in _FOLLOWING] or changed)
         raise ValueError(
-            f"{path} says that a run was begun with different {changed}: repeat it as it was to finish it, "
+            f"{path} says that a run was begun with different {names}: repeat it as it was to finish it, "
             "or begin again with --force, which removes its shards"
         )
     return True

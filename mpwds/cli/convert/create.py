@@ -121,7 +121,7 @@ def create(
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
         first, *also = [*patterns.values(), *files, *descriptions]
-        options = [kind, columns, key, root, split, shuffle, seed, train]
+        options = [kind, columns, key, root, split, shuffle, seed, train, maxcount, maxsize]
         samples = {shard.url: shard.total for shard in shards}
         run = {"source": source, "options": options, "samples": samples, "inputs": found.digest}
         done: set[str] = set()

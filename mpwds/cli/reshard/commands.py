@@ -42,6 +42,8 @@ from mpwds.viewing.wording import counted, size
 if TYPE_CHECKING:
     from mpwds.cli.reshard.sink import ShardSink
 
+_SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
+
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 
 
@@ -101,8 +103,8 @@ def shuffle(
     directory = tmp or temporary_directory(output)
 
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
-        draw = random.Random(seed).random
-        return bucket_shuffle(((draw(), sample) for sample in samples), memory, directory)
+        ranks = iter(random.Random(seed).random, None)
+        return bucket_shuffle(zip(ranks, samples, strict=False), memory, directory)
 
     reshard(shards, output, maxcount, maxsize, duplicates, force, as_json, arrange)
 
@@ -230,10 +232,15 @@ def reshard(
 
     def counting(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         nonlocal read
+        size = 0
         for sample in samples:
             read += 1
-            advance(sample.size, f"{read:,} samples")
+            size += sample.size
+            if size >= _SHOWN_BYTES:
+                advance(size, f"{read:,} samples")
+                size = 0
             yield sample
+        advance(size, f"{read:,} samples")
 
     with contextlib.ExitStack() as ends:
         files = ends.enter_context(contextlib.closing(OpenFiles()))

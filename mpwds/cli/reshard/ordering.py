@@ -10,6 +10,7 @@ import re
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, RawSample, fill
@@ -19,6 +20,8 @@ from mpwds.storage.streams.urls import is_local, local_path
 _MOST_FILES = 256  # open at a time
 _NUMBER = re.compile(r"[+-]?\d+")
 _FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+_RANK, _SAMPLE = itemgetter(0), itemgetter(1)
 
 Rank = list[Any]
 """``[0, number]`` or ``[1, text]``: numbers come first."""
@@ -60,8 +63,8 @@ def bucket_shuffle(
                 for each in held:
                     deal(*each)
                 held.clear()
-        held.sort(key=lambda each: each[0])
-        yield from (sample for _, sample in held)
+        held.sort(key=_RANK)
+        yield from map(_SAMPLE, held)
         for number, bucket in sorted(buckets.items()):
             begin = low + number * width
             yield from bucket_shuffle(bucket, memory, directory, begin, begin + width)
@@ -82,7 +85,7 @@ def external_sort(
         runs: list[SpillFile] = []
 
         def in_order(*further: list[Ranked]) -> Iterator[Ranked]:
-            return heapq.merge(*runs, *further, key=_rank, reverse=reverse)
+            return heapq.merge(*runs, *further, key=_RANK, reverse=reverse)
 
         def spilled(samples: Iterable[Ranked]) -> SpillFile:
             file = files.enter_context(SpillFile(directory))
@@ -94,15 +97,15 @@ def external_sort(
             held.append((rank, sample))
             size += sample.size + OBJECT_BYTES
             if size > memory:
-                held.sort(key=_rank, reverse=reverse)
+                held.sort(key=_RANK, reverse=reverse)
                 runs.append(spilled(held))
                 held, size = [], 0
             if len(runs) == _MOST_FILES:
                 smaller, runs = runs, [spilled(in_order())]
                 for run in smaller:
                     run.close()
-        held.sort(key=_rank, reverse=reverse)
-        yield from (sample for _, sample in in_order(held))
+        held.sort(key=_RANK, reverse=reverse)
+        yield from map(_SAMPLE, in_order(held))
 
 
 def fields_of(by: str) -> list[str]:
@@ -135,10 +138,6 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     if isinstance(value, str) and not text and _FRACTION.fullmatch(value):
         value = int(value) if _NUMBER.fullmatch(value) else float(value)
     return [1, str(value)] if text or isinstance(value, str) else [0, value]
-
-
-def _rank(ranked: Ranked) -> Rank:
-    return ranked[0]
 
 
 class SpillFile:
@@ -182,7 +181,7 @@ class SpillFile:
             key, rank = json.loads(note)
             start = position + note_bytes
             position = start + sample_bytes
-            yield rank, RawSample(key, self, [(start, position)])
+            yield rank, RawSample(key, self, [(start, position)], sample_bytes)
 
     @property
     def descriptor(self) -> int:

@@ -9,7 +9,8 @@ import tarfile
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
@@ -25,6 +26,8 @@ _MOST_ZEROS = 1 << 20  # behind the members; tar writes 10 kB at most
 
 OBJECT_BYTES = 1000
 """About the memory that a sample takes that is found, but not read."""
+
+_NAME = itemgetter(0)
 
 Extents = list[tuple[int, int]]
 """From where to where."""
@@ -45,7 +48,7 @@ class Blocks(Protocol):
         """Fills ``target`` with the bytes from ``position`` of the archive on."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RawSample:
     """A sample in an archive.
 
@@ -56,19 +59,15 @@ class RawSample:
         key: The sample's key.
         blocks: The archive.
         extents: Where the sample is in it, with headers and padding.
+        size: Bytes in it, of all extents.
         fields: Data of some of its fields, by extension.
-
-    Attributes:
-        size: Bytes in the archive.
     """
 
     key: str
     blocks: Blocks
     extents: Extents
+    size: int
     fields: dict[str, bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.size = sum(stop - start for start, stop in self.extents)
 
     def __str__(self) -> str:
         return f"sample {self.key!r} at offset {self.extents[0][0]} of {self.blocks.url}"
@@ -95,7 +94,7 @@ class RawSample:
                 if data is not None:
                     written.write(data.read() + bytes(-info.size % tarfile.BLOCKSIZE))
         blocks = HeldBlocks(self.blocks.url, 0, written.getvalue())
-        return RawSample(key, blocks, [(0, written.tell())])
+        return RawSample(key, blocks, [(0, written.tell())], written.tell())
 
 
 class OpenFiles:
@@ -145,7 +144,9 @@ class FileBlocks:
         return data
 
     def read_into(self, target: memoryview, position: int) -> None:
-        fill(target, self.descriptor, position, self.url)
+        descriptor = self._files.descriptor(self._path)
+        if (count := os.preadv(descriptor, [target], position)) < len(target):
+            fill(target[count:], descriptor, position + count, self.url)
 
 
 class HeldBlocks:
@@ -183,21 +184,19 @@ def read_raw_samples(
         path = _plain_file(url)
         if path is None:
             yield from _held(url, fields)
-        else:
-            yield from _in_file(url, FileBlocks(without_credentials(url), path, files), fields)
-
-
-def _in_file(url: str, blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
-    """The samples of a file, which is read again, with care, if it turns out not to be of samples alone."""
-    count = 0
-    try:
-        for sample in _side_by_side(blocks, fields):
-            yield sample
-            count += 1
-    except ShardError:
-        found = _grouped(url, scan(url, lambda name: split_name(name)[1] in fields))
-        for key, members in islice(found, count, None):
-            yield RawSample(key, blocks, _extents(members), _data(members, fields))
+            continue
+        blocks = FileBlocks(without_credentials(url), path, files)
+        count = 0
+        try:
+            for sample in _side_by_side(blocks, fields):
+                yield sample
+                count += 1
+        except ShardError:  # it is read again, with care: there is something else in it than samples
+            found = _grouped(url, scan(url, lambda name: split_name(name)[1] in fields))
+            for key, members in islice(found, count, None):
+                extents = _extents(members)
+                size = sum(stop - start for start, stop in extents)
+                yield RawSample(key, blocks, extents, size, _data(members, fields))
 
 
 def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
@@ -205,20 +204,19 @@ def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSa
     alien = ShardError(f"{blocks.url} has something between its samples, or not just zeros behind them")
     end = 0
     last: RawSample | None = None
-    found = find_all_members(blocks)
-    files = ((name, place) for _, _, members in found for name, *place in members)
-    for key, members in group(files):
+    windows = (zip(map(_NAME, members), members, strict=True) for _, _, members in find_all_members(blocks))
+    for key, members in group(chain.from_iterable(windows)):
         if last is not None:
             yield last
         begin = end
         data: dict[str, bytes] = {}
-        for extension, (first, start, size) in members:
+        for extension, (_, first, start, size) in members:
             if extension is None or first != end:
                 raise alien
             if extension in fields:
                 data[extension] = bytes(blocks.read(size, start))
             end = start + size + (-size & 511)
-        last = RawSample(key, blocks, [(begin, end)], data)
+        last = RawSample(key, blocks, [(begin, end)], end - begin, data)
     zeros = blocks.end - end
     if not BLOCK <= zeros <= _MOST_ZEROS or bytes(blocks.read(zeros, end)).strip(b"\0"):
         raise alien
@@ -234,7 +232,8 @@ def _held(url: str, fields: Collection[str]) -> Iterator[RawSample]:
         data = b"".join(entry.blocks for _, entry in members)
         start = members[0][1].offset
         blocks = HeldBlocks(without_credentials(url), start, data)
-        yield RawSample(key, blocks, [(start, start + len(data))], _data(members, fields))
+        extents = [(start, start + len(data))]
+        yield RawSample(key, blocks, extents, len(data), _data(members, fields))
 
 
 def _plain_file(url: str) -> str | None:

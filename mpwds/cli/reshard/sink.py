@@ -178,9 +178,9 @@ class Copier:
             self._append(run, self._start, self._stop)
 
     def _append(self, blocks: Blocks, start: int, stop: int) -> None:
-        if blocks.descriptor is not None and stop - start >= _LONG_BYTES:
+        if stop - start >= _LONG_BYTES and (descriptor := blocks.descriptor) is not None:
             self._flush()
-            start = self._writer.write_from(blocks.descriptor, start, stop)
+            start = self._writer.write_from(descriptor, start, stop)
         while start < stop:
             taken = min(stop - start, _BUFFER_BYTES - self._filled)
             blocks.read_into(self._buffer[self._filled : self._filled + taken], start)

@@ -97,7 +97,8 @@ def has_valid_checksum(front: bytes, stored: bytes, back: bytes) -> bool:
     if expected == (adler32(front) & 0xFFFF) + back_sum(back):
         return True
     # Some old programs add up signed bytes.
-    return expected == sum(byte - 256 if byte > 127 else byte for byte in front + back)
+    rest = front + back
+    return expected == sum(rest) - 256 * len(rest.translate(None, _BELOW_128))
 
 
 def begins_archive(block: bytes) -> bool:
@@ -116,6 +117,7 @@ def directory_of(back: bytes) -> bytes:
 
 EXTENSION_LIMIT_BYTES: Final = 16 * 1024 * 1024
 
+_BELOW_128: Final = bytes(range(128))
 TIME_ALONE: Final = [b"%d mtime=" % length for length in range(100)]
 """By length, the start of an extension header's body that holds a modification time and nothing else.
 

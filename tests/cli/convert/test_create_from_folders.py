@@ -253,7 +253,8 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     (folder / "3.bin").unlink()
     (folder / "3.bin").touch()
     os.utime(folder / "3.bin", (0, 0))
-    assert "different options" in run(*words, "--seed", 1).stderr
+    assert "with different options: repeat it" in run(*words, "--seed", 1).stderr
+    assert "with different options: repeat it" in run(*words, "--maxcount", 2).stderr
     assert "wrote 1 sample (4 B" in (result := run(*words)).stdout
     assert "3 were complete before" in result.stdout
     assert sorted(os.listdir(tmp_path / "out")) == ["x-0.tar", "x-1.tar", "x-2.tar", "x-3.tar"]

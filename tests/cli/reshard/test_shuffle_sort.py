@@ -21,7 +21,7 @@ MEMORIES = ["1kB", "30kB", "1GB"]
 
 def samples_of(count, size=100):
     """Samples without members; their keys count them."""
-    return [RawSample(str(n), HeldBlocks("x.tar", 0, bytes(size)), [(0, size)]) for n in range(count)]
+    return [RawSample(str(n), HeldBlocks("x.tar", 0, bytes(size)), [(0, size)], size) for n in range(count)]
 
 
 class TestShuffle:
