@@ -576,7 +576,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
     def _run_as(self, stages: list[Filter]) -> list[Filter]:
         if len(stages) < 3:
             return stages
-        from mpwds.loader.rebatch.regrouped import regrouped
+        from mpwds.loader.rebatch.rebatched import regrouped
 
         return regrouped(stages)
 

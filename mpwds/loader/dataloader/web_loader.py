@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.multi_loader import Rebatching
-from mpwds.loader.rebatch.regrouped import regrouped
+from mpwds.loader.rebatch.rebatched import regrouped
 from mpwds.loader.resume.progress import field_of
 from mpwds.loader.resume.state import VERSION, check, described_stages
 from mpwds.pipeline.context import ALONE, Context

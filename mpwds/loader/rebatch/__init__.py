@@ -1,5 +1,5 @@
 """Batches of another size and order, made in the trainer from rows of the workers' batches.
 
-``rebatched.py`` is the stage, ``rows.py`` holds the pool, ``batch_schema.py`` describes columns.
-``regrouped.py`` runs ``unbatched().shuffle(n).batched(m)`` the same way.
+``rebatched.py`` has the stage, and its other form, which runs ``unbatched().shuffle(n).batched(m)`` in the
+same order. ``rows.py`` holds the pool, ``batch_schema.py`` describes columns.
 """

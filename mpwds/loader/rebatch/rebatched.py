@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.loader import options as checks
-from mpwds.loader.rebatch.batch_schema import Schema, columns_of, infer_schema, leaves
+from mpwds.loader.rebatch.batch_schema import Column, Schema, columns_of, infer_schema, leaves
 from mpwds.loader.rebatch.rows import (
     RowBuffers,
+    RowIds,
     RowPool,
     Rows,
     ShuffleBuffer,
@@ -24,10 +26,11 @@ from mpwds.loader.rebatch.rows import (
     rows_like,
     rows_of,
 )
+from mpwds.pipeline.collation import FIXED_SIZE, default_collation_fn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
-from mpwds.pipeline.filter import DataclassStage, rows_in
-from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, Stream
+from mpwds.pipeline.filter import DataclassStage, Filter, rows_in
+from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, RowStep, Stream, WrappedStream
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,6 @@ class RebatchedStream:
         self._taken = SourceBatches()
         self._ended = False
         self._refused = ""  # why a batch that was taken from the source is not among the rows
-        self._drop_last = stage.drop_last
         self._count = 0
 
     def __iter__(self) -> RebatchedStream:
@@ -108,16 +110,14 @@ class RebatchedStream:
             raise StopIteration
         if self._ended:
             mixer.move_what_is_left()
-        if mixer.filled == 0 or (mixer.missing and self._drop_last):
+        if mixer.filled == 0 or (mixer.missing and self._stage.drop_last):
             self._mixer = None  # and with it the pool
             raise StopIteration
         self._count += 1
-        return self._count - 1, mixer.batch()
+        return self._count - 1, self._batch(mixer)
 
-    def rest(self) -> Iterator[Any]:
-        """The rows that are held, in batches; the last one may be smaller. No more rows are taken in."""
-        self._ended, self._drop_last = True, False
-        return (batch for _, batch in self)
+    def _batch(self, mixer: ShuffleBuffer) -> Any:
+        return mixer.batch()
 
     def _take_in(self) -> None:
         try:
@@ -126,10 +126,10 @@ class RebatchedStream:
             self._ended = True
             return
         try:
-            schema, given = self._rows_of(batch)
+            schema, given = self._rows_of(address, batch)
         except Exception as error:
             self._refused = f"{self._stage} raised {type(error).__name__}"
-            explain(error, self._stage, self._source, address, batch)
+            self._explain(error, address, batch)
             raise
         if len(given[0]):
             given.append(self._taken.take(address, len(given[0])))
@@ -139,10 +139,13 @@ class RebatchedStream:
                 self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
             self._given = given
 
-    def _rows_of(self, batch: Any) -> tuple[Schema, list[Rows]]:
+    def _rows_of(self, address: Address, batch: Any) -> tuple[Schema, list[Rows]]:
         schema = infer_schema(batch) if self._mixer is None else self._mixer.schema
         columns = columns_of(schema, batch)
         return schema, [rows_of(leaf, column) for leaf, column in zip(leaves(schema), columns, strict=True)]
+
+    def _explain(self, error: Exception, address: Address, batch: Any) -> None:
+        explain(error, self._stage, self._source, address, batch)
 
     def _made_mixer(self, schema: Schema, given: list[Rows]) -> ShuffleBuffer:
         stage = self._stage
@@ -189,7 +192,7 @@ class RebatchedStream:
         wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
         held: list[list[Rows]] = []
         for number, address in sorted(self._taken.addresses.items(), key=lambda item: item[1]):
-            schema, made = self._rows_of(self._source.fetch(address))
+            schema, made = self._rows_of(address, self._source.fetch(address))
             made.append(row_ids_of(number, len(made[0])))
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, made)
@@ -198,11 +201,156 @@ class RebatchedStream:
                 gather(number, ids, made, out)
         if self._mixer is not None:
             pool, filled, given = held
-            self._mixer.restore_rng(pool, filled, draining=state["draining"])
+            self._mixer.restore(pool, filled, draining=state["draining"])
             self._given = given if len(given[0]) else []
 
     def _given_ids(self) -> npt.NDArray[np.int64]:
         return self._given[-1] if self._given else _NOTHING
 
 
+def regrouped(stages: Sequence[Any]) -> list[Any]:
+    """The stages, with one in place of ``unbatched``, ``shuffle`` and ``batched`` at their end."""
+    last = tuple(stages[-3:])
+    steps: list[RowStep | None] = [stage.row_step for stage in last]
+    if [step and step.kind for step in steps] != ["unbatch", "shuffle", "batch"]:
+        return list(stages)
+    arguments = {name: value for step in steps if step for name, value in step.arguments.items()}
+    return [*stages[:-3], Regrouped(last, Rebatched(**arguments))]
+
+
+@dataclass(frozen=True)
+class Regrouped(Filter):
+    """Stage that replaces ``unbatched``, ``shuffle`` and ``batched``, and works as ``rebatched`` does.
+
+    A row that is a view of a batch keeps the whole batch in memory: behind a loader, a ``shuffle`` of rows
+    would take five times their memory, copied out of the workers' blocks. Rows of arrays, tensors and lists
+    of text are copied into a pool instead. If the first batch has other columns, and from the first batch
+    that differs from those before it, the pool holds the samples that ``unbatched`` makes, and ``batched``
+    collates them. The order is the same.
+    """
+
+    stages: tuple[Any, ...]
+    rebatched: Rebatched
+    addressable = False
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.stages))
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _RegroupedStream(self, source, context)
+
+
+class _RegroupedStream(RebatchedStream):
+    def __init__(self, stage: Regrouped, source: Stream[Any], context: Context) -> None:
+        super().__init__(stage.rebatched, source, context)
+        self._unbatched, _, self._batched = stage.stages
+        self._columns: list[Any] | None = None
+        self._by_samples = False
+
+    def _rows_of(self, address: Address, batch: Any) -> tuple[Schema, list[Rows]]:
+        if not self._by_samples:
+            columns = _columns(batch)
+            if self._mixer is None:
+                self._columns = columns
+            if columns is not None and columns == self._columns:
+                return super()._rows_of(address, tuple(batch) if type(batch) is list else batch)
+            self._change_to_samples()
+        return _SAMPLES, [_objects(self._unbatched.stream(_OneBatch(self._source, address, batch)))]
+
+    def _explain(self, error: Exception, address: Address, batch: Any) -> None:
+        """Does nothing: ``unbatched`` has said where the error is."""
+
+    def _change_to_samples(self) -> None:
+        self._by_samples = True
+        mixer, self._mixer = self._mixer, None
+        if mixer is None:
+            return
+        held, filled = map(self._samples_of, mixer.batches(), mixer.row_ids())
+        self._mixer = self._made_mixer(_SAMPLES, held)
+        self._mixer.restore(held, filled, mixer.draining)
+
+    def _samples_of(self, batch: Any, ids: RowIds) -> list[Rows]:
+        """The rows of a batch of columns, as samples with their addresses; ``ids`` names the rows."""
+        samples = self._unbatched([batch]) if len(ids) else ()
+        return [_objects(zip(self._taken.addresses_of(ids), samples, strict=True)), ids]
+
+    def _batch(self, mixer: ShuffleBuffer) -> Any:
+        if not self._by_samples:
+            return mixer.batch()
+        addresses, samples = zip(*mixer.batch(), strict=True)
+        try:
+            return default_collation_fn(list(samples))
+        except Exception as error:
+            self._refused = f"{self._batched} raised {type(error).__name__}"
+            explain(
+                error, self._batched, self._batched.stream(self._unbatched.stream(self._source)), addresses
+            )
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "by_samples": self._by_samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._by_samples = state["by_samples"]
+        super().load_state_dict(state)
+
+
+class _OneBatch(WrappedStream[Any]):
+    """A stream of one element of a source."""
+
+    def __init__(self, source: Stream[Any], address: Address, batch: Any) -> None:
+        super().__init__(source)
+        self._items = [(address, batch)]
+
+    def __next__(self) -> tuple[Address, Any]:
+        if not self._items:
+            raise StopIteration
+        return self._items.pop()
+
+
+def _objects(items: Iterable[Any]) -> Rows:
+    held = list(items)
+    rows = np.empty(len(held), object)
+    for number, item in enumerate(held):
+        rows[number] = item
+    return rows
+
+
+_SAMPLES = Column(sequence=list)
+
+
+def _columns(batch: Any) -> list[Any] | None:
+    """A value that is equal for batches whose rows can be pooled together; ``None`` if they cannot be."""
+    kind: Any = tuple if type(batch) is list else type(batch)
+    columns = batch
+    if kind is dict:
+        kind, columns = tuple(batch), batch.values()
+    elif kind is not tuple:
+        columns = [batch]
+    found, lengths = [kind], set()
+    for column in columns:
+        if _is_pooled(column):
+            found.append((column.dtype, tuple(column.shape[1:])))
+        elif type(column) is list and set(map(type, column)) <= _TEXT:
+            found.append(list)
+        else:
+            return None
+        lengths.add(len(column))
+    return found if len(lengths) == 1 else None
+
+
+def _is_pooled(column: Any) -> bool:
+    if type(column) is np.ndarray:
+        return column.ndim > 0 and column.dtype in FIXED_SIZE
+    torch = sys.modules.get("torch")
+    if torch is None or type(column) is not torch.Tensor:
+        return False
+    plain = (
+        column.is_cpu and column.layout is torch.strided and not (column.is_nested or column.requires_grad)
+    )
+    return bool(plain and column.ndim > 0 and str(column.dtype) in _TORCH_NAMES)
+
+
+_TEXT = frozenset({str, bytes})
+_TORCH_NAMES = frozenset(f"torch.{dtype.name}" for dtype in FIXED_SIZE)
 _NOTHING: npt.NDArray[np.int64] = np.empty(0, np.int64)

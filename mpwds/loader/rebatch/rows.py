@@ -59,12 +59,26 @@ class ShuffleBuffer:
         pool: RowIds = np.empty(0, np.int64) if self._pool is None else self._pool.held()[-1]
         return pool, self._ids[: self.filled].copy()
 
+    def batches(self) -> tuple[Any, Any]:
+        """The rows in the pool, and those in the batch, as batches of columns. They stay where they are."""
+        return self._as_batch([] if self._pool is None else self._pool.held()), self._as_batch(self._filled())
+
+    def _filled(self) -> list[Rows]:
+        return [] if self._buffer is None else [rows[: self.filled] for rows in self._buffer.rows]
+
+    def _as_batch(self, rows: list[Rows]) -> Any:
+        count = len(rows[0]) if rows else 0
+        buffer = self._buffers.make(count)
+        for out, column in zip(buffer.rows, rows, strict=False):  # the ids come last
+            out[:] = column
+        return build(self.schema, iter(buffer.columns(count)))
+
     @property
     def draining(self) -> bool:
         """True if the pool is being emptied because no more rows are given."""
         return self._pool is not None and self._pool.order is not None
 
-    def restore_rng(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
+    def restore(self, held: list[Rows], filled: list[Rows], draining: bool) -> None:
         """Puts rows into the empty pool and batch, as they were when ``row_ids`` was called."""
         if self._pool is not None:
             self._pool.append(held)
@@ -175,6 +189,7 @@ RowIds = npt.NDArray[np.int64]
 They are a column beside those of the data, so that a state can name rows without holding them."""
 
 _ROW_BITS = 24
+_ROW_MASK = (1 << _ROW_BITS) - 1
 _MANY_BATCHES = 1024
 _ALIGNMENT = 64
 _SMALL_NBYTES = 1 << 20
@@ -211,16 +226,17 @@ class RowBuffers:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory
-        sizes = [-(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
-        self._offsets = [0, *itertools.accumulate(sizes)]
+        self._offsets = _offsets(specs, rows)
         self._has_tensors = any(spec.is_tensor for spec in specs)
         self._copies = PrivateCopies()
 
-    def make(self) -> RowBuffer:
-        memory = self._memory(self._offsets[-1])
-        starts = zip(self._specs, self._offsets, strict=False)
-        data = [memory[start : start + self.rows * spec.row_nbytes] for spec, start in starts]
-        return RowBuffer(self._specs, self.rows, data)
+    def make(self, rows: int | None = None) -> RowBuffer:
+        count = self.rows if rows is None else rows
+        offsets = self._offsets if rows is None else _offsets(self._specs, count)
+        memory = self._memory(offsets[-1])
+        starts = zip(self._specs, offsets, strict=False)
+        data = [memory[start : start + count * spec.row_nbytes] for spec, start in starts]
+        return RowBuffer(self._specs, count, data)
 
     def _memory(self, nbytes: int) -> Any:
         """A tensor of bytes if the batch has tensors, else an array."""
@@ -234,6 +250,11 @@ class RowBuffers:
         else:
             memory = np.frombuffer(self._copies.blank(nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
+
+
+def _offsets(specs: list[Column], rows: int) -> list[int]:
+    sizes = [-(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
+    return [0, *itertools.accumulate(sizes)]
 
 
 class RowBuffer:
@@ -287,6 +308,10 @@ class SourceBatches:
         self.addresses[number] = address
         return row_ids_of(number, rows)
 
+    def addresses_of(self, ids: RowIds) -> list[Address]:
+        """The addresses of rows: those of their batches, and their numbers in these."""
+        return [(self.addresses[row >> _ROW_BITS], row & _ROW_MASK) for row in ids.tolist()]
+
     @property
     def many(self) -> bool:
         """True if :meth:`keep_only` should be called."""
@@ -302,7 +327,7 @@ class SourceBatches:
 def row_ids_of(batch: int, rows: int) -> RowIds:
     """The ids of all rows of a batch, or ValueError if it has too many."""
     if rows >= 1 << _ROW_BITS:
-        raise ValueError(f"rebatched: a batch has {rows:,} rows, it may have {(1 << _ROW_BITS) - 1:,}")
+        raise ValueError(f"rebatched: a batch has {rows:,} rows, it may have {_ROW_MASK:,}")
     first = batch << _ROW_BITS
     return np.arange(first, first + rows)
 
@@ -315,6 +340,6 @@ def rows_like(rows: Sequence[Rows], count: int) -> list[Rows]:
 def gather(batch: int, ids: RowIds, rows: Sequence[Rows], out: Sequence[Rows]) -> None:
     """Copies rows of a batch into ``out``, whose rows have these ``ids``; those of other batches stay."""
     (slots,) = np.nonzero(ids >> _ROW_BITS == batch)
-    numbers = ids[slots] & ((1 << _ROW_BITS) - 1)
+    numbers = ids[slots] & _ROW_MASK
     for column, into in zip(rows, out, strict=True):
         into[slots] = column[numbers]

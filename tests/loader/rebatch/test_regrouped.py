@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import SharedMemoryError
-from mpwds.loader.rebatch.regrouped import Regrouped, regrouped
+from mpwds.loader.rebatch.rebatched import Regrouped, regrouped
 from mpwds.pipeline.collation import padded
-from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.map import Map
@@ -86,9 +85,11 @@ def test_its_batches_are_those_of_the_stages_but_for_the_order(
     batches = [batch(10 * number, rows) for number, rows in enumerate(sizes)]
     if kind == "bare" and isinstance(COLUMNS[names[0]]([1]), list):
         return  # a list of rows is no batch
-    (stage,) = regrouped([Unbatched(), Shuffle(size), Batched(batchsize, partial=partial)])
+    stages = [Unbatched(), Shuffle(size), Batched(batchsize, partial=partial)]
+    (stage,) = regrouped(stages)
     try:
-        theirs = [each for _, each in stage.by_rows(Source(batches), Context())]
+        theirs = DataPipeline(batches, *stages)
+        theirs = list(theirs)
     except (ValueError, TypeError) as error:
         with pytest.raises(type(error)):
             list(stage.stream(Source(batches)))
@@ -197,20 +198,49 @@ def numbers_of(batches):
     return [int(row[0]) for batch in batches for row in batch]
 
 
-def test_behind_a_batch_of_another_kind_a_loader_is_continued_by_running_it_again():
-    with MultiLoader(DataPipeline(range(100)).map(changing).batched(10), workers=1) as loader:
+@pytest.mark.parametrize("delivered", [1, 6, 8, 12, 14])
+def test_an_epoch_with_batches_of_another_kind_is_continued_exactly(delivered):
+    with MultiLoader(DataPipeline(range(100)).map(changing).batched(10), workers=0) as loader:
         pipeline = loader.unbatched().shuffle(20).batched(7)
         whole = numbers_of(pipeline)
         assert sorted(whole) == list(range(100))
         loader.set_epoch(0)
         batches = iter(pipeline)
-        first = [next(batches) for _ in range(12)]
+        first = [next(batches) for _ in range(delivered)]
         state = json.loads(json.dumps(pipeline.state_dict()))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             pipeline.load_state_dict(state)
             assert numbers_of(first) + numbers_of(pipeline) == whole
-    assert "again" in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda number: (np.full(3, number), str(number)),
+        lambda number: {"number": number, "nested": {"square": np.full(2, number**2)}},
+    ],
+    ids=["columns that are pooled", "columns that are not"],
+)
+def test_rows_come_in_the_order_of_rebatched_whatever_they_are(sample):
+    def loader():
+        dataset = DataPipeline(range(100)).map(sample).batched(8)
+        return MultiLoader(dataset, workers=0, output="numpy", seed=1)
+
+    ours = list(loader().unbatched().shuffle(30, initial=10).batched(7, partial=False))
+    theirs = list(loader().rebatched(7, shuffle=30, initial=10, drop_last=True))
+    assert len(ours) == 14
+    assert list(map(plain, ours)) == list(map(plain, theirs))
+
+
+def test_an_error_of_collation_names_the_stage_and_the_rows():
+    batches = [{"a": [1, 2]}, {"a": [3, 4]}, {"b": [5, 6]}]
+    loader = MultiLoader(batches, workers=0, output="numpy").unbatched().shuffle(2, 2).batched(5)
+    with pytest.raises((ValueError, KeyError)) as caught:
+        list(loader)
+    text = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "in batched(5)" in text
+    assert "row 0 of " in text
 
 
 def test_behind_loaders_the_memory_of_the_workers_is_free_as_soon_as_rows_are_in_the_buffer():
