@@ -218,13 +218,6 @@ def test_travels_to_other_processes_small_and_whole(shards):
     assert [batch.tolist() for batch in received] == [batch.tolist() for batch in dataset]
 
 
-def test_shards_may_be_paths(tmp_path, shards):
-    from pathlib import Path
-
-    several = [Path(shards.replace("{000..005}", number)) for number in ("000", "002")]
-    assert [sample["cls"] for sample in WebDataset(several)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
-
-
 def test_a_dropped_iterator_closes_its_files(shards, open_shards):
     iterator = iter(WebDataset(shards).shuffle(3).map(lambda sample: sample).batched(2, collation_fn=None))
     next(iterator)

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 import warnings
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mpwds
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -25,10 +23,6 @@ from mpwds.pipeline.splitting import single_node_only
 
 def classes(samples):
     return [int(sample["cls"]) for sample in samples]
-
-
-def test_is_what_the_package_hands_out():
-    assert mpwds.WebDataset is WebDataset
 
 
 @pytest.mark.parametrize(
@@ -53,19 +47,6 @@ def test_what_is_no_list_of_shards_is_refused():
         WebDataset(3)
     with pytest.raises(ValueError, match="no shards"):
         WebDataset([])
-
-
-@pytest.mark.filterwarnings("ignore:.*shards for .* workers")
-@settings(max_examples=20, deadline=None)
-@given(world_size=st.integers(1, 3), workers=st.integers(1, 3), epoch=st.integers(0, 2))
-def test_on_several_nodes_shards_are_split_by_default(shards, world_size, workers, epoch):
-    dataset = WebDataset(shards, shardshuffle=100, empty_check=False)
-    read = Counter()
-    for rank in range(world_size):
-        for worker in range(workers):
-            context = Context(epoch, None, rank, world_size, worker, workers)
-            read.update(classes(sample for _, sample in dataset.stream(context)))
-    assert read == Counter(range(20))
 
 
 def test_it_can_refuse_several_nodes_as_webdataset_does(shards):
