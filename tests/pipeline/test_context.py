@@ -55,3 +55,12 @@ def test_a_process_group_tells_the_rank_and_the_environment_the_worker(monkeypat
         assert pytorch_worker_info(distributed.group.WORLD) == (0, 1, 1, 2)
     finally:
         distributed.destroy_process_group()
+
+
+def test_of_a_group_of_ranks_both_the_rank_in_it_and_its_size_count(monkeypatch):
+    sizes = {None: (5, 8), "half": (1, 4)}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: sizes[group][0])
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: sizes[group][1])
+    assert pytorch_worker_info("half") == (1, 4, 0, 1)
+    assert pytorch_worker_info() == (5, 8, 0, 1)

@@ -210,8 +210,9 @@ def test_the_seed_may_come_from_the_environment(monkeypatch, shards):
         return [sample["__key__"] for sample in WebDataset(shards, shardshuffle=True, seed=seed)]
 
     given = order(7)
-    monkeypatch.setenv("WDS_SEED", "7")
-    assert order() == given != order(0)
+    for text in ("7", "7e0"):
+        monkeypatch.setenv("WDS_SEED", text)
+        assert order() == given != order(0)
     monkeypatch.setenv("WDS_SEED", "seven")
     with pytest.raises(ValueError, match="WDS_SEED is 'seven', expected a whole number"):
         order()
