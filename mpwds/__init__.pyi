@@ -62,9 +62,9 @@ from mpwds.errors import TenbinError as TenbinError
 from mpwds.errors import WorkerDied as WorkerDied
 from mpwds.errors import WorkerTimeout as WorkerTimeout
 from mpwds.errors import WorkerTraceback as WorkerTraceback
+from mpwds.feed.client.remote_loader import RemoteLoader as RemoteLoader
 from mpwds.feed.metrics import serve_metrics as serve_metrics
 from mpwds.feed.server.server import Server as Server
-from mpwds.feed.trainer.remote_loader import RemoteLoader as RemoteLoader
 from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
 from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
@@ -160,9 +160,9 @@ from mpwds.pipeline.stages.unbatched import unbatched as unbatched
 from mpwds.pipeline.stages.unbatched import unlisted as unlisted
 from mpwds.sharedmem.share import SharedList as SharedList
 from mpwds.sharedmem.share import share as share
+from mpwds.stats.measures import StageStats as StageStats
+from mpwds.stats.measures import WorkerStats as WorkerStats
 from mpwds.stats.report import LoaderStats as LoaderStats
-from mpwds.stats.report import StageStats as StageStats
-from mpwds.stats.report import WorkerStats as WorkerStats
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
 from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
 from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter

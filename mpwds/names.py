@@ -13,7 +13,7 @@ NAMES = {
     "mpwds.errors": "DecodeError MpwdsError ServerLost ShardError WorkerDied WorkerTimeout",
     "mpwds.feed.metrics": "serve_metrics",
     "mpwds.feed.server.server": "Server",
-    "mpwds.feed.trainer.remote_loader": "RemoteLoader",
+    "mpwds.feed.client.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.stats.report": "LoaderStats",
@@ -54,7 +54,7 @@ FURTHER_NAMES = {
         "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError "
         "StreamError StreamNotFound TenbinError WorkerTraceback"
     ),
-    "mpwds.stats.report": "StageStats WorkerStats",
+    "mpwds.stats.measures": "StageStats WorkerStats",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.mcached": "Cached mcached",
     "mpwds.pipeline.collation": "default_collation_fn",
@@ -98,7 +98,7 @@ HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for na
 
 
 # Functions of higher rooms for lower ones.
-SERVICES = {"workers_of_servers": "mpwds.feed.trainer.remote_group"}
+SERVICES = {"workers_of_servers": "mpwds.feed.client.remote_loader"}
 
 
 def service(name: str) -> Any:

@@ -57,9 +57,9 @@ COMMANDS = {
         "convert.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
     ),
     "serve": Entry("feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."),
-    "monitor": Entry("feed.monitor", "Show what feed servers do, live: rates, workers, stages, clients."),
-    "stat": Entry("feed.stat", "Compute statistics of a feed's tensors over some batches."),
-    "keygen": Entry("feed.keygen", "Make the keys that servers and their clients need."),
+    "monitor": Entry("feed.commands", "Show what feed servers do, live: rates, workers, stages, clients."),
+    "stat": Entry("feed.commands", "Compute statistics of a feed's tensors over some batches."),
+    "keygen": Entry("feed.commands", "Make the keys that servers and their clients need."),
 }
 
 _NOBODY_READS = 128 + signal.SIGPIPE

@@ -12,14 +12,14 @@ import typer
 
 from mpwds.cli import options
 from mpwds.cli.console import console, report, table
-from mpwds.cli.feed.options import Insecure, Keys, Timeout
+from mpwds.cli.feed.commands import Insecure, Keys, Timeout
 from mpwds.cli.outputs import write_png
 from mpwds.viewing.wording import number as in_short
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mpwds.feed.viewing.watching import Watched
+    from mpwds.feed.status_client import StatusSource
     from mpwds.viewing.pictures import Pictures
     from mpwds.viewing.tensors import TensorFigures
 
@@ -104,27 +104,27 @@ def _show_feed(
     as_json: bool,
 ) -> None:
     from mpwds.cli.feed import tables
-    from mpwds.cli.feed.watched import watch
+    from mpwds.cli.feed.sources import open_source
     from mpwds.viewing.contact_sheet import contact_sheet
     from mpwds.viewing.pictures import pictures
     from mpwds.viewing.tensors import TensorStatistics
 
-    watched = watch(urls, keys, insecure)
+    source = open_source(urls, keys, insecure)
     try:
         if web:
-            _serve(watched, port)
-        batch = watched.peek(timeout)
-        watched.read()  # which learns the names of classes
+            _serve(source, port)
+        batch = source.peek(timeout)
+        source.read()  # which learns the names of classes
     finally:
-        watched.close()
+        source.close()
     if save is None:
         statistics = TensorStatistics()
         statistics.add(batch)
         if as_json:
             return report(as_json, [each.as_dict() for each in statistics.read()])
-        _print([("", pictures(batch, classes=watched.classes))], tables.tensors(statistics.read()))
+        _print([("", pictures(batch, classes=source.classes))], tables.tensors(statistics.read()))
         return None
-    write_png(save, contact_sheet(batch, f"A batch of {watched.name}", classes=watched.classes))
+    write_png(save, contact_sheet(batch, f"A batch of {source.name}", classes=source.classes))
     return report(as_json, {"file": str(save)}, f"wrote {save}")
 
 
@@ -155,10 +155,10 @@ def _histograms(figures: Sequence[TensorFigures]) -> Table:
     return table("", ("histogram of", "samples", "least", "mean", "largest", ""), rows, ("histogram of", ""))
 
 
-def _serve(watched: Watched, port: int) -> NoReturn:
-    from mpwds.feed.viewing.page import Page
+def _serve(source: StatusSource, port: int) -> NoReturn:
+    from mpwds.feed.page import Page
 
-    with Page(watched, port) as page:
+    with Page(source, port) as page:
         print(
             f"open {page.url} in a browser on this machine; the link works once, Ctrl-C ends the page",
             flush=True,

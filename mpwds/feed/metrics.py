@@ -1,19 +1,20 @@
-"""Figures for Prometheus, of feed servers and of trainers. docs/grafana-dashboard.json shows them."""
+"""Metrics for Prometheus, of feed servers and of trainers. docs/grafana-dashboard.json shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.feed import keys
-from mpwds.feed.viewing.figures import Figures, Status, figures
+from mpwds.feed.report import FeedReport, Status, WorkerReport, feed_report
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.samples import Sample
 
-    from mpwds.stats.report import LoaderStats, StageStats
+    from mpwds.stats.measures import StageStats
+    from mpwds.stats.report import LoaderStats
 
 LOOPBACK = "127.0.0.1"
 
@@ -76,7 +77,7 @@ def serve_server_metrics(read: Callable[[], Status], port: int = 0, host: str = 
         ImportError: prometheus_client is not installed.
         OSError: The port is taken.
     """
-    return Metrics(lambda: server_metrics(figures(None, [read()])), port, host)
+    return Metrics(lambda: server_metrics(feed_report(None, [read()])), port, host)
 
 
 class HasStats(Protocol):
@@ -133,85 +134,69 @@ class _Collector:
         return sample._replace(value=self.most[key])
 
 
-@dataclass
-class _Families:
-    """Builds metrics of the same labels."""
+def _counter(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    """A value that only grows, for each value of a label; its name will end in ``_total``."""
+    from prometheus_client.core import CounterMetricFamily
 
-    families: list[Metric] = field(default_factory=list)
-
-    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Any:
-        """A figure that only grows; its name ends in ``_total``."""
-        from prometheus_client.core import CounterMetricFamily
-
-        return self._keep(CounterMetricFamily(name, help, labels=labels))
-
-    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Any:
-        from prometheus_client.core import GaugeMetricFamily
-
-        return self._keep(GaugeMetricFamily(name, help, labels=labels))
-
-    def _keep(self, family: Metric) -> Metric:
-        self.families.append(family)
-        return family
+    return _filled(CounterMetricFamily(name, help, labels=[label] if label else []), label, values)
 
 
-def server_metrics(figures: Figures) -> list[Metric]:
-    """A server's figures since it started, as metrics named ``mpwds_server_...``."""
-    found = _Families()
-    worker = ("worker",)
-    batches = found.counter("mpwds_server_batches", "Batches sent.", worker)
-    samples = found.counter("mpwds_server_samples", "Samples sent.", worker)
-    nbytes = found.counter("mpwds_server_bytes", "Bytes of the arrays sent.", worker)
-    active = found.counter(
-        "mpwds_server_active_seconds", "Seconds in which a worker had an epoch to do.", worker
-    )
-    waiting = found.counter(
-        "mpwds_server_waiting_seconds", "Seconds of these spent waiting for the trainer.", worker
-    )
-    restarts = found.counter("mpwds_server_restarts", "Restarts of a worker's process.", worker)
-    queued = found.gauge("mpwds_server_unacknowledged_bytes", "Bytes sent and not acknowledged.", worker)
-    window = found.gauge("mpwds_server_window_bytes", "How many bytes may be unacknowledged.", worker)
-    for each in figures.workers:
-        label = [str(each.stats.worker)]
-        batches.add_metric(label, each.batches)
-        samples.add_metric(label, each.samples)
-        nbytes.add_metric(label, each.nbytes)
-        active.add_metric(label, each.stats.active_s)
-        waiting.add_metric(label, each.stats.waiting_s)
-        restarts.add_metric(label, each.restarts)
-        queued.add_metric(label, each.queued_bytes)
-        window.add_metric(label, each.window_bytes)
-    _add_stages(found, "mpwds_server", figures.stages)
-    skipped = found.counter("mpwds_server_skipped", "Elements that error handlers left out.", ("reason",))
-    for reason, count in figures.skipped.items():
-        skipped.add_metric([reason], count)
-    dropped = found.counter("mpwds_server_dropped_messages", "Messages that were not accepted.", ("reason",))
-    for reason, count in figures.dropped.items():
-        dropped.add_metric([reason], count)
-    for server in figures.servers:
-        found.gauge("mpwds_server_clients", "Trainers that are connected.").add_metric([], server.clients)
-        found.gauge("mpwds_server_workers", "Workers that the server has.").add_metric([], server.workers)
-        found.gauge("mpwds_server_draining", "1 while the server ends.").add_metric([], server.draining)
-        found.gauge("mpwds_server_uptime_seconds", "Seconds since it started.").add_metric(
-            [], server.uptime_s
-        )
-    return found.families
+def _gauge(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return _filled(GaugeMetricFamily(name, help, labels=[label] if label else []), label, values)
+
+
+def _filled(family: Any, label: str, values: Mapping[str, float]) -> Metric:
+    for key, value in values.items():
+        family.add_metric([key] if label else [], value)
+    filled: Metric = family
+    return filled
+
+
+_OF_WORKERS: tuple[tuple[Callable[..., Metric], str, str, Callable[[WorkerReport], float]], ...] = (
+    (_counter, "batches", "Batches sent.", lambda each: each.batches),
+    (_counter, "samples", "Samples sent.", lambda each: each.samples),
+    (_counter, "bytes", "Bytes of the arrays sent.", lambda each: each.nbytes),
+    (_counter, "active_seconds", "Seconds in which a worker had an epoch.", lambda each: each.stats.active_s),
+    (_counter, "waiting_seconds", "Seconds of these spent waiting.", lambda each: each.stats.waiting_s),
+    (_counter, "restarts", "Restarts of a worker's process.", lambda each: each.restarts),
+    (_gauge, "unacknowledged_bytes", "Bytes sent and not acknowledged.", lambda each: each.queued_bytes),
+    (_gauge, "window_bytes", "How many bytes may be unacknowledged.", lambda each: each.window_bytes),
+)
+
+
+def server_metrics(report: FeedReport) -> list[Metric]:
+    """A server's report since it started, as metrics named ``mpwds_server_...``."""
+    workers = {str(each.stats.worker): each for each in report.workers}
+    found = [
+        kind(f"mpwds_server_{name}", help, "worker", {label: of(each) for label, each in workers.items()})
+        for kind, name, help, of in _OF_WORKERS
+    ]
+    found += _of_stages("mpwds_server", report.stages, report.skipped)
+    dropped = "Messages that were not accepted."
+    found.append(_counter("mpwds_server_dropped_messages", dropped, "reason", report.dropped))
+    for server in report.servers:
+        gauges = {
+            "clients": ("Trainers that are connected.", server.clients),
+            "workers": ("Workers that the server has.", server.workers),
+            "draining": ("1 while the server ends.", server.draining),
+            "uptime_seconds": ("Seconds since it started.", server.uptime_s),
+        }
+        for name, (help, value) in gauges.items():
+            found.append(_gauge(f"mpwds_server_{name}", help, "", {"": value}))
+    return found
 
 
 def trainer_metrics(stats: LoaderStats) -> list[Metric]:
     """A loader's statistics since it was made, as metrics named ``mpwds_trainer_...``."""
-    found = _Families()
-    spent = found.counter(
-        "mpwds_trainer_seconds", "Seconds since first batches, by what the trainer did in them.", ("doing",)
-    )
-    times = {
+    spent = {
         "waiting": stats.waited_s,
         "receiving": stats.received_s,
         "stages": stats.stages_s,
         "elsewhere": stats.elsewhere_s,
     }
-    for doing, seconds in times.items():
-        spent.add_metric([doing], seconds)
+    doing = "Seconds since first batches, by what the trainer did in them."
     totals = {
         "batches": ("Batches delivered.", stats.batches),
         "samples": ("Samples delivered.", stats.samples),
@@ -219,25 +204,24 @@ def trainer_metrics(stats: LoaderStats) -> list[Metric]:
         "first_batch_seconds": ("Seconds to epochs' first batches.", stats.first_batch_s),
         "restarts": ("Restarts of worker processes.", stats.restarts),
     }
-    for name, (help, value) in totals.items():
-        found.counter(f"mpwds_trainer_{name}", help).add_metric([], value)
-    found.gauge("mpwds_trainer_epoch", "The epoch that began last.").add_metric([], stats.epoch)
+    lost = {worker.server: stats.lost.get(worker.server, 0.0) for worker in stats.workers if worker.server}
     lost_help = "Seconds for which a server has not answered; 0 if it answers."
-    lost = found.gauge("mpwds_trainer_server_lost_seconds", lost_help, ("server",))
-    for server in dict.fromkeys(worker.server for worker in stats.workers if worker.server):
-        lost.add_metric([server], stats.lost.get(server, 0.0))
-    _add_stages(found, "mpwds_trainer", stats.stages)
-    skipped = found.counter("mpwds_trainer_skipped", "Elements that error handlers left out.", ("reason",))
-    for reason, count in stats.skipped.items():
-        skipped.add_metric([reason], count)
-    return found.families
+    return [
+        _counter("mpwds_trainer_seconds", doing, "doing", spent),
+        *(_counter(f"mpwds_trainer_{name}", help, "", {"": value}) for name, (help, value) in totals.items()),
+        _gauge("mpwds_trainer_epoch", "The epoch that began last.", "", {"": stats.epoch}),
+        _gauge("mpwds_trainer_server_lost_seconds", lost_help, "server", lost),
+        *_of_stages("mpwds_trainer", stats.stages, stats.skipped),
+    ]
 
 
-def _add_stages(found: _Families, prefix: str, stages: Iterable[StageStats]) -> None:
-    seconds = found.counter(f"{prefix}_stage_seconds", "Workers' seconds in a stage.", ("stage",))
-    elements = found.counter(f"{prefix}_stage_elements", "Elements that a stage made.", ("stage",))
-    nbytes = found.counter(f"{prefix}_stage_read_bytes", "Bytes of shards that a stage read.", ("stage",))
-    for stage in stages:
-        nbytes.add_metric([stage.name], stage.nbytes)
-        seconds.add_metric([stage.name], stage.seconds)
-        elements.add_metric([stage.name], stage.elements)
+def _of_stages(prefix: str, stages: Sequence[StageStats], skipped: Mapping[str, int]) -> list[Metric]:
+    seconds = {each.name: each.seconds for each in stages}
+    elements = {each.name: each.elements for each in stages}
+    nbytes = {each.name: each.nbytes for each in stages}
+    return [
+        _counter(f"{prefix}_stage_seconds", "Workers' seconds in a stage.", "stage", seconds),
+        _counter(f"{prefix}_stage_elements", "Elements that a stage made.", "stage", elements),
+        _counter(f"{prefix}_stage_read_bytes", "Bytes of shards that a stage read.", "stage", nbytes),
+        _counter(f"{prefix}_skipped", "Elements that error handlers left out.", "reason", skipped),
+    ]

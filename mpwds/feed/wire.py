@@ -61,7 +61,7 @@ class Malformed(MpwdsError):
     """A message is not one of the protocol's, or a field has a wrong type or value."""
 
 
-class Place(NamedTuple):
+class WorkerAssignment(NamedTuple):
     """The place of a worker in an epoch, which the trainer gives it."""
 
     rank: int
@@ -71,7 +71,7 @@ class Place(NamedTuple):
     seed: int | None
 
 
-class Head(NamedTuple):
+class DataHeader(NamedTuple):
     """The head of a data message.
 
     ``slot`` is the trainer's number of a worker, ``attempt`` that of the ``start`` which this answers,
@@ -100,7 +100,7 @@ def _list_of(holds: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
 
 
 def _is_place(value: Any) -> bool:
-    if type(value) is not list or len(value) != len(Place._fields):
+    if type(value) is not list or len(value) != len(WorkerAssignment._fields):
         return False
     rank, world_size, worker, workers, seed = value
     numbers = all(map(_is_natural, value[:4]))
@@ -111,83 +111,81 @@ def _is_row(value: Any) -> bool:
     return type(value) is list and len(value) == 3 and all(map(_is_natural, value))
 
 
-def _or_none(check: _Check) -> _Check:
-    expected, holds = check
-    return f"{expected}, or None", lambda value: value is None or holds(value)
+_TYPES: Mapping[str, _Check] = {
+    "number": ("a whole number, not negative", _is_natural),
+    "line": ("a short line of text", _is_line),
+    "text": ("a str", lambda value: type(value) is str),
+    "flag": ("true or false", lambda value: type(value) is bool),
+    "int": ("an int", lambda value: type(value) is int),
+    "bytes": ("bytes", lambda value: type(value) is bytes),
+    "map": ("a map", lambda value: type(value) is dict),
+    "seconds": ("seconds", lambda value: type(value) in (int, float) and value > 0),
+    "versions": ("a list of versions", _list_of(_is_natural, 16)),
+    "texts": ("a list of str", _list_of(lambda value: type(value) is str, 10_000)),
+    "workers": (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS),
+    "place": ("[rank, world_size, worker, workers, seed]", _is_place),
+    "table": ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000)),
+    "count": ("a number, or why there is none", lambda value: _is_natural(value) or type(value) is str),
+}
 
 
-_natural: _Check = ("a whole number, not negative", _is_natural)
-_line: _Check = ("a short line of text", _is_line)
-_text: _Check = ("a str", lambda value: type(value) is str)
-_flag: _Check = ("true or false", lambda value: type(value) is bool)
-_int: _Check = ("an int", lambda value: type(value) is int)
-_bytes: _Check = ("bytes", lambda value: type(value) is bytes)
-_map: _Check = ("a map", lambda value: type(value) is dict)
-_seconds: _Check = ("seconds", lambda value: type(value) in (int, float) and value > 0)
-_versions: _Check = ("a list of versions", _list_of(_is_natural, 16))
-_texts: _Check = ("a list of str", _list_of(_text[1], 10_000))
-_workers: _Check = (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS)
-_place: _Check = ("[rank, world_size, worker, workers, seed]", _is_place)
-_table: _Check = ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000))
-_count: _Check = ("a number, or why there is none", lambda value: _is_natural(value) or type(value) is str)
+def _fields(*declared: str) -> dict[str, _Check]:
+    """The checks of fields that are declared as ``"slot attempt: number"``; ``?`` is for "or None"."""
+    checks = {}
+    for names, _, kind in (each.partition(": ") for each in declared):
+        expected, holds = _TYPES[kind.rstrip("?")]
+        check = (f"{expected}, or None", _or_none(holds)) if kind.endswith("?") else (expected, holds)
+        checks.update(dict.fromkeys(names.split(), check))
+    return checks
+
+
+def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
 
 COMMANDS: Mapping[str, Mapping[str, _Check]] = {
-    HELLO: {
-        "versions": _versions,
-        "name": _line,
-        "workers": _or_none(_workers),
-        "rank": _natural,
-        "world_size": _natural,
-        "fingerprint": _or_none(_line),
-        "host": _line,
-        "group": _or_none(_line),
-        "members": _or_none(_natural),
-        "max_lag": _or_none(_seconds),
-    },
-    START: {
-        "slot": _natural,
-        "attempt": _natural,
-        "epoch": _natural,
-        "place": _place,
-        "first": _natural,
-        "state": _or_none(_bytes),
-        "at": _natural,
-        "window": _natural,
-        "shared_memory": _flag,
-    },
-    STOP: {"slot": _natural, "attempt": _natural},
-    ACK: {"slot": _natural, "attempt": _natural, "nbytes": _natural, "window": _natural},
-    PING: {"number": _natural, "acknowledged": _table},
+    HELLO: _fields(
+        "versions: versions",
+        "name host: line",
+        "fingerprint group: line?",
+        "rank world_size: number",
+        "workers: workers?",
+        "members: number?",
+        "max_lag: seconds?",
+    ),
+    START: _fields(
+        "slot attempt epoch first at window: number", "place: place", "state: bytes?", "shared_memory: flag"
+    ),
+    STOP: _fields("slot attempt: number"),
+    ACK: _fields("slot attempt nbytes window: number"),
+    PING: _fields("number: number", "acknowledged: table"),
     BYE: {},
-    COUNT: {"request": _natural, "epoch": _natural, "place": _place, "exact": _flag},
-    STATUS: {"request": _natural},
-    PEEK: {"request": _natural},
+    COUNT: _fields("request epoch: number", "place: place", "exact: flag"),
+    STATUS: _fields("request: number"),
+    PEEK: _fields("request: number"),
 }
 
 
 REPLIES: Mapping[str, Mapping[str, _Check]] = {
-    WELCOME: {
-        "version": _natural,
-        "server": _line,
-        "host": _line,
-        "workers": _workers,
-        "blocks": _natural,
-        "handover": _or_none(_line),
-        "description": _texts,
-        "seed": _or_none(_int),
-        "length": _or_none(_natural),
-        "in_any_order": _flag,
-        "unaddressed": _or_none(_text),
-        "fingerprint": _line,
-    },
-    WAIT: {"why": _text},
-    REFUSED: {"why": _text},
-    NOTICE: {"text": _text},
-    GOODBYE: {"server": _line},
-    PONG: {"known": _flag, "server": _line, "number": _natural, "slots": _table, "counters": _map},
-    COUNTED: {"request": _natural, "count": _count},
-    STATUS_IS: {"request": _natural, "status": _map},
-    PEEKED: {"request": _natural, "message": _bytes, "arrays": _bytes},
+    WELCOME: _fields(
+        "version blocks: number",
+        "server host fingerprint: line",
+        "handover: line?",
+        "workers: workers",
+        "description: texts",
+        "seed: int?",
+        "length: number?",
+        "in_any_order: flag",
+        "unaddressed: text?",
+    ),
+    WAIT: _fields("why: text"),
+    REFUSED: _fields("why: text"),
+    NOTICE: _fields("text: text"),
+    GOODBYE: _fields("server: line"),
+    PONG: _fields("known: flag", "server: line", "number: number", "slots: table", "counters: map"),
+    COUNTED: _fields("request: number", "count: count"),
+    STATUS_IS: _fields("request: number", "status: map"),
+    PEEKED: _fields("request: number", "message arrays: bytes"),
 }
 
 
@@ -205,12 +203,12 @@ def unpack_command(data: Any) -> dict[str, Any]:
     return fields
 
 
-def unpack_reply(data: Any) -> dict[str, Any] | Head:
+def unpack_reply(data: Any) -> dict[str, Any] | DataHeader:
     """The fields of a reply, or the head of a data message; ``Malformed`` otherwise."""
     if bytes(data[:1]) != b"\x94":  # a list of four
         return printed(_unpack(data, REPLIES, _REPLY_NBYTES))
     try:
-        head = Head(*msgpack.unpackb(data[:_HEAD_NBYTES]))
+        head = DataHeader(*msgpack.unpackb(data[:_HEAD_NBYTES]))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Malformed(f"the head of a data message is damaged: {error}") from error
     if not all(map(_is_natural, head)):
@@ -273,7 +271,7 @@ def _printed(value: Any, depth: int) -> Any:
     return [_printed(item, depth - 1) for item in value] if isinstance(value, list) else value
 
 
-def pack_head(head: Head) -> bytes:
+def pack_head(head: DataHeader) -> bytes:
     packed: bytes = msgpack.packb(head)
     return packed
 

@@ -200,7 +200,8 @@ class StatsCollector:
 
     def stats(self, since: Since) -> LoaderStats:
         """Statistics since the epoch began, or since the loader was made."""
-        from mpwds.stats.report import LoaderStats, worker_stats
+        from mpwds.stats.measures import worker_stats
+        from mpwds.stats.report import LoaderStats
 
         if since not in ("epoch", "start"):
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
+from mpwds.stats.measures import LoaderMeasures, StageStats, WorkerStats
 from mpwds.stats.snapshot import THE_DATASET, WRITING_BATCHES
 from mpwds.viewing.wording import counted, duration, per, three_digits
-
-if TYPE_CHECKING:
-    from mpwds.stats.report import LoaderStats, StageStats, WorkerStats
 
 _LEAST_BATCHES = 5
 _LEAST_S = 0.2
@@ -24,7 +21,7 @@ _SMALL_BATCH_NBYTES = 32 << 10
 _SPARE = 1.2
 
 
-def diagnose(stats: LoaderStats) -> str:
+def diagnose(stats: LoaderMeasures) -> str:
     """What bounds the training: the training process, if it waits for less than a tenth of its time."""
     if stats.lost:
         whose, are = ("its", "it is") if len(stats.lost) == 1 else ("their", "they are")
@@ -50,7 +47,9 @@ def no_answer(lost: Mapping[str, float]) -> str:
     return f"no answer {', '.join(f'from {url} for {duration(seconds)}' for url, seconds in lost.items())}"
 
 
-def diagnose_workers(stats: LoaderStats, waiting: float, one_trainer: bool = True, lost: bool = False) -> str:
+def diagnose_workers(
+    stats: LoaderMeasures, waiting: float, one_trainer: bool = True, lost: bool = False
+) -> str:
     """What bounds workers that wait for this share of the time. Only those of one trainer take turns.
 
     ``lost``: trainers may wait for the workers of a server that does not answer.
@@ -68,7 +67,7 @@ def diagnose_workers(stats: LoaderStats, waiting: float, one_trainer: bool = Tru
     return f"{wait}: the trainers, or the network to them, are the bound{_fewer_would_do(stats, waiting)}"
 
 
-def _too_early(stats: LoaderStats) -> str:
+def _too_early(stats: LoaderMeasures) -> str:
     so_far = f"not enough data yet: {counted(stats.batches, 'batch')}"
     if not stats.batches:
         return so_far
@@ -79,7 +78,7 @@ def _too_early(stats: LoaderStats) -> str:
     return f"{so_far}, {first}: keep the loader for all epochs"
 
 
-def _bound_by_receiving(stats: LoaderStats) -> str:
+def _bound_by_receiving(stats: LoaderMeasures) -> str:
     share = f"receiving takes {stats.received_s / stats.seconds:.0%} of the trainer's time"
     were = "was" if stats.private_copies == 1 else "were"
     if stats.private_copies > LITTLE * stats.batches:
@@ -90,7 +89,7 @@ def _bound_by_receiving(stats: LoaderStats) -> str:
     return f"{share}: {_batches_are(stats)}: make them larger"
 
 
-def _bound_by_training(stats: LoaderStats) -> str:
+def _bound_by_training(stats: LoaderMeasures) -> str:
     trainer = f"the trainer waits {stats.waiting_share:.0%} of the time"
     if stats.in_process:
         return f"the training step is the bound: making batches takes {stats.waiting_share:.0%} of the time"
@@ -107,19 +106,19 @@ def _bound_by_training(stats: LoaderStats) -> str:
     return f"workers wait for the trainer {waiting:.0%} of the time: the training step is the bound{fewer}"
 
 
-def idle_share(stats: LoaderStats) -> float:
+def idle_share(stats: LoaderMeasures) -> float:
     """The share of the time in which workers wait, or have nothing left to do."""
     there_s = sum(max(worker.active_s, stats.seconds) for worker in stats.workers)
     return 1 - sum(worker.working_s for worker in stats.workers) / there_s
 
 
-def _fewer_would_do(stats: LoaderStats, waiting: float) -> str:
+def _fewer_would_do(stats: LoaderMeasures, waiting: float) -> str:
     count = len(stats.workers)
     enough = max(1, math.ceil(count * (1 - waiting) * _SPARE))
     return f"; {enough} of {count} workers would do" if enough < count else ""
 
 
-def _bound_by_workers(stats: LoaderStats, slow: WorkerStats | None) -> str:
+def _bound_by_workers(stats: LoaderMeasures, slow: WorkerStats | None) -> str:
     without = [worker for worker in stats.workers if not worker.batches]
     if without:
         return (
@@ -155,12 +154,12 @@ def _bound_by_workers(stats: LoaderStats, slow: WorkerStats | None) -> str:
     return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
 
 
-def _held(stats: LoaderStats) -> str:
+def _held(stats: LoaderMeasures) -> str:
     share = stats.others_share
     return f", {share:.0%} of whose time other processes take" if share > LITTLE else ""
 
 
-def _slowest(stats: LoaderStats) -> WorkerStats | None:
+def _slowest(stats: LoaderMeasures) -> WorkerStats | None:
     """The worker whose batches take much longer than those of the others, if there is one."""
     if len(stats.workers) < 2:
         return None
@@ -168,7 +167,7 @@ def _slowest(stats: LoaderStats) -> WorkerStats | None:
     return slow if _batch_s(slow) >= _SLOWER * _usual(stats, slow, _batch_s) else None
 
 
-def _held_up_by(stats: LoaderStats, slow: WorkerStats) -> str | None:
+def _held_up_by(stats: LoaderMeasures, slow: WorkerStats) -> str | None:
     """What to say if the other workers wait for a slow one, or have finished long before it."""
     waiting = _usual(stats, slow, lambda worker: worker.waiting_share)
     if stats.in_order and waiting >= _MUCH and slow.waiting_share <= waiting / 2:
@@ -185,12 +184,12 @@ def _held_up_by(stats: LoaderStats, slow: WorkerStats) -> str | None:
     return None
 
 
-def _usual(stats: LoaderStats, slow: WorkerStats, figure: Callable[[WorkerStats], float]) -> float:
+def _usual(stats: LoaderMeasures, slow: WorkerStats, figure: Callable[[WorkerStats], float]) -> float:
     """The median of a figure of the other workers."""
     return statistics.median(figure(worker) for worker in stats.workers if worker is not slow)
 
 
-def _slowness(stats: LoaderStats, slow: WorkerStats) -> str:
+def _slowness(stats: LoaderMeasures, slow: WorkerStats) -> str:
     times = "once" if slow.restarts == 1 else f"{slow.restarts} times"
     restarts = f", {times} started again" if slow.restarts else ""
     own_ms, usual_ms = (three_digits(each * 1e3) for each in (_batch_s(slow), _usual(stats, slow, _batch_s)))
@@ -219,7 +218,7 @@ def _make_cheaper(stage: StageStats) -> str:
     return "make it faster"
 
 
-def _batches_are(stats: LoaderStats) -> str:
+def _batches_are(stats: LoaderMeasures) -> str:
     samples, nbytes = stats.samples / stats.batches, stats.nbytes / stats.batches
     unit = "sample" if samples == 1 else "samples"
     return f"batches have {three_digits(samples)} {unit} and {three_digits(nbytes / 1e3)} kB"

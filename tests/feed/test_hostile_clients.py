@@ -18,8 +18,8 @@ import zmq
 import mpwds
 from mpwds import nest
 from mpwds.feed import wire
-from mpwds.feed.inspecting import Inspector
 from mpwds.feed.server.router import Router
+from mpwds.feed.status_client import StatusClient
 from tests.feed.messages import COMMANDS
 from tests.feed.serving import LONG, ServerProcess, epoch_of, large, locally, numbers, plain
 from tests.loader.faults.processes import wait_until
@@ -239,7 +239,7 @@ def test_a_client_cannot_touch_the_parts_of_another():
         with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader, Client(server.url) as other:
             batches = iter(loader)
             first = next(batches)
-            attempt = loader._remote.servers.links[0].inboxes[0].attempt.number
+            attempt = loader._remote.servers.connections[0].queues[0].attempt.number
             other.welcomed(workers=1)
             for kind in (wire.STOP, wire.ACK, wire.START):
                 other.say(kind, slot=0, attempt=attempt)
@@ -421,7 +421,7 @@ def withstand(server, dataset, messages):
         loader.set_epoch(0)
         assert epoch_of(loader) == expected
         assert attack.sent >= messages
-    with Inspector([server.url], timeout=60) as inspector:
+    with StatusClient([server.url], timeout=60) as inspector:
         dropped = inspector.status()[0]["dropped"]
     assert dropped["malformed"] > messages / 10
     assert dropped["handshake"] > 0

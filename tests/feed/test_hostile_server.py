@@ -15,7 +15,7 @@ import mpwds
 from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost, WorkerTimeout
 from mpwds.feed import wire
-from mpwds.feed.wire import Head
+from mpwds.feed.wire import DataHeader
 from mpwds.loader.messages.channel import frame_of
 from mpwds.stats.snapshot import CounterSnapshot
 from tests.feed.messages import WELCOME
@@ -98,7 +98,7 @@ def data(*messages, parts=(), nbytes=None, number=0):
 
     def answer(slot, attempt):
         size = sum(map(len, parts)) if nbytes is None else nbytes
-        yield [wire.pack_head(Head(slot, attempt, number, size)), b"".join(messages), *parts]
+        yield [wire.pack_head(DataHeader(slot, attempt, number, size)), b"".join(messages), *parts]
 
     return answer
 
@@ -270,8 +270,8 @@ def test_a_data_message_of_a_wrong_form_counts_as_lost(name):
         [b"\x94" + b"\xcf" + b"\xff" * 8 + b"\0\0\0", b""],
         [b"\x94\x90\x90\x90\x90", b""],
         [b"\x94\xdd\xff\xff\xff\xff\0\0\0", b""],
-        [wire.pack_head(Head(99, 1, 0, 0)), END],
-        [wire.pack_head(Head(0, 1, 0, 0))],
+        [wire.pack_head(DataHeader(99, 1, 0, 0)), END],
+        [wire.pack_head(DataHeader(0, 1, 0, 0))],
         [b""],
         [b"", b"", b""],
         [b"\xc1" * 100],
@@ -301,7 +301,7 @@ def test_a_batch_for_which_there_is_no_memory_is_an_error():
             with pytest.raises(MpwdsError, match=why):
                 next(iter(loader))
             with pytest.raises(MpwdsError, match=why):  # it is not asked any more
-                servers.ask(servers.links[0], wire.COUNT)
+                servers.ask(servers.connections[0], wire.COUNT)
 
 
 def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
@@ -312,10 +312,10 @@ def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
     with HostileServer(answer) as server:
         with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=60, timeout=60) as loader:
             iterator = iter(loader)
-            inbox = loader._remote.servers.links[0].inboxes[0]
-            while inbox.failure is None:
+            queue = loader._remote.servers.connections[0].queues[0]
+            while queue.failure is None:
                 pass
-            assert inbox.attempt.received_nbytes < 5 << 20
+            assert queue.attempt.received_nbytes < 5 << 20
             with pytest.raises(MpwdsError, match="sends more than it was asked for|sent batch 0, expected 1"):
                 list(iterator)
 

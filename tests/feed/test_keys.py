@@ -15,7 +15,7 @@ import zmq
 import mpwds
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import keys
-from mpwds.feed.inspecting import Inspector
+from mpwds.feed.status_client import StatusClient
 from tests.feed.faults.proxy import Proxy
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, served, turned_away
 
@@ -80,7 +80,7 @@ def test_a_client_has_a_name_of_its_own(tmp_path, name):
 USES = {
     "server": lambda folder: mpwds.Server(numbers(), "tcp://127.0.0.1:0", keys=folder),
     "trainer": lambda folder: mpwds.RemoteLoader("tcp://127.0.0.1:7880", keys=folder),
-    "monitor": lambda folder: Inspector(["tcp://127.0.0.1:7880"], folder),
+    "monitor": lambda folder: StatusClient(["tcp://127.0.0.1:7880"], folder),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_server_names_the_key_that_it_lacks(folder, spoil, message):
 
 
 def test_a_trainer_names_the_key_that_it_lacks(tmp_path):
-    for use in (mpwds.RemoteLoader, Inspector):
+    for use in (mpwds.RemoteLoader, StatusClient):
         with pytest.raises(MpwdsError, match="there is no key .*client.key_secret: copy the folder of keys"):
             use(["tcp://127.0.0.1:7880"], **{"keys" if use is mpwds.RemoteLoader else "folder": tmp_path})
 
@@ -185,7 +185,7 @@ def test_a_trainer_names_the_key_that_it_lacks(tmp_path):
     "url", ["tcp://0.0.0.0:7880", "tcp://*:7880", "tcp://[::]:7880", "tcp://eth0:7880", "tcp://10.0.0.1:7880"]
 )
 def test_nothing_is_served_or_asked_off_loopback_without_keys(url):
-    for use in (lambda: mpwds.Server(numbers(), url), lambda: Inspector([url])):
+    for use in (lambda: mpwds.Server(numbers(), url), lambda: StatusClient([url])):
         with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
             use()
     with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
@@ -227,7 +227,7 @@ def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, tmp_path):
         wait_for(lambda: "no key, a wrong one, not ZeroMQ" in server.log)
         refused(server.url, NO_MATCH, keys=elsewhere)  # takes the server for another one
         refused(server.url, keys=strangers)
-        with Inspector([server.url], folder) as inspector:
+        with StatusClient([server.url], folder) as inspector:
             dropped = inspector.status()[0]["dropped"]
             assert dropped.keys() == {"handshake"}
             assert inspector.status()[0]["clients"] == []
@@ -255,10 +255,10 @@ def test_an_unknown_key_is_logged_with_an_address(folder, tmp_path):
 
 def test_monitoring_needs_keys_as_well(folder):
     with ServerProcess(numbers(), keys=folder) as server:
-        with Inspector([server.url], timeout=PASSING_S) as inspector:
+        with StatusClient([server.url], timeout=PASSING_S) as inspector:
             with pytest.raises(ServerLost, match="no answer"):
                 inspector.status()
-        with Inspector([server.url], folder) as inspector:
+        with StatusClient([server.url], folder) as inspector:
             assert inspector.status()[0]["url"] == server.url
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpwds
-from mpwds.feed.inspecting import Inspector
 from mpwds.feed.metrics import serve_server_metrics
+from mpwds.feed.status_client import StatusClient
 from tests.feed.faults.checking import BATCHES, delivered, rows, warned
 from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
@@ -101,7 +101,7 @@ def test_workers_of_several_trainers_have_metrics_of_their_own():
         loaders = [mpwds.RemoteLoader(server.url, workers=1, output="numpy") for _ in range(2)]
         for loader in loaders:
             list(loader)
-        with Inspector([server.url]) as inspector:
+        with StatusClient([server.url]) as inspector:
             now = inspector.status()[0]
         for loader in loaders:
             loader.close()
@@ -114,7 +114,7 @@ def test_workers_of_several_trainers_have_metrics_of_their_own():
 def test_totals_of_a_server_go_on_with_the_next_trainer_and_with_workers_that_are_restarted(tmp_path):
     dataset = rows(deaths={100: 1}, folder=tmp_path)
     found = []
-    with ServerProcess(dataset, workers=2) as server, Inspector([server.url]) as inspector:
+    with ServerProcess(dataset, workers=2) as server, StatusClient([server.url]) as inspector:
         with serve_server_metrics(lambda: inspector.status()[0]) as metrics:
             for _ in range(3):
                 with mpwds.RemoteLoader(server.url, output="numpy") as loader, warned():

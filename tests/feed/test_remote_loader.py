@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.feed.server import slot
+from mpwds.feed.server import worker_relay
 from mpwds.loader.processes.forkserver import ServerGone
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
 from tests.warned import files_of
@@ -235,14 +235,15 @@ def test_a_batch_that_is_too_large_is_refused_before_it_takes_memory(shared_memo
 
 @pytest.mark.filterwarnings("ignore:the server .* is", "ignore:.* cannot run. it is gone")
 def test_a_worker_that_cannot_start_for_now_starts_later(monkeypatch):
-    start, failures = slot._ServedWorker, [OSError(errno.ENOMEM, "no memory"), ServerGone("it is gone")]
+    start = worker_relay._ServedWorker
+    failures = [OSError(errno.ENOMEM, "no memory"), ServerGone("it is gone")]
 
     def fail_at_first(*arguments):
         if failures:
             raise failures.pop()
         return start(*arguments)
 
-    monkeypatch.setattr(slot, "_ServedWorker", fail_at_first)
+    monkeypatch.setattr(worker_relay, "_ServedWorker", fail_at_first)
     with served(numbers(), workers=1) as server:
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:
             with pytest.warns(RuntimeWarning, match="worker 0 cannot run: .*no memory"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.feed import wire
-from mpwds.feed.wire import Head, Malformed
+from mpwds.feed.wire import DataHeader, Malformed
 from tests.feed.messages import COMMANDS, REPLIES, START, damaged
 
 UNPACK = {wire.unpack_command: COMMANDS, wire.unpack_reply: REPLIES}
@@ -28,7 +28,7 @@ def test_whatever_arrives_is_a_message_or_malformed(unpack, data):
     message = data.draw(st.binary(max_size=200) | damaged(UNPACK[unpack]))
     with contextlib.suppress(Malformed):
         fields = unpack(message)
-        if isinstance(fields, Head):
+        if isinstance(fields, DataHeader):
             assert all(type(number) is int and 0 <= number < 1 << 63 for number in fields)
             return
         assert fields["kind"] in UNPACK[unpack]

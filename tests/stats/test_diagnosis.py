@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpwds.stats.report import LoaderStats, StageStats, WorkerStats
+from mpwds.stats.measures import StageStats, WorkerStats
+from mpwds.stats.report import LoaderStats
 
 MANY = 1000
 

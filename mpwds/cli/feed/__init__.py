@@ -1,5 +1,5 @@
 """Commands about servers: ``serve``, ``keygen``, ``monitor`` and ``stat``.
 
-``watched.py`` opens the URLs that a command is given; ``tables.py`` draws what ``mpwds.feed.viewing`` says
+``sources.py`` opens the URLs that a command is given; ``tables.py`` draws what ``mpwds.feed.report`` says
 about them.
 """

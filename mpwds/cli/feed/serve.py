@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mpwds.cli.feed.options import Keys, check_tensorcom
+from mpwds.cli.feed.commands import Keys
 from mpwds.cli.shards import load
 from mpwds.viewing.wording import counted
 
@@ -77,6 +77,8 @@ def serve(
     SIGTERM and Ctrl-C end the server; trainers then wait for it, or move to other servers.
     """
     if tensorcom:
+        from mpwds.cli.feed.sources import check_tensorcom
+
         own = ("bind", "keys", "max_clients", "workers_per_client", "client_timeout", "no_shared_memory")
         _refuse(context, (*own, "metrics"), "means nothing to --tensorcom: its consumers have none of that")
         check_tensorcom(tensorcom, insecure)

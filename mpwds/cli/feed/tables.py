@@ -1,29 +1,27 @@
-"""How feeds look in a terminal: tables of figures and of tensors, and small pictures."""
+"""How feeds look in a terminal: tables of reports and of tensors, and small pictures."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from mpwds.feed.viewing import rows
-from mpwds.feed.viewing.figures import Figures
+from mpwds.feed import report as wording
+from mpwds.feed.report import FeedReport
 from mpwds.viewing.pictures import Pictures, Sample, tile
 from mpwds.viewing.tensors import TensorFigures
-from mpwds.viewing.wording import printable
+from mpwds.viewing.wording import Table, printable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24
-_WIDTH_OF_FILES = 160
 _LINE = 12  # characters of a histogram
 _PICTURE_SIDE = 16  # characters
 _PICTURES = 24
-_LONG = (rows.BOUND, rows.SHAPE, "text")
+_LONG = (wording.BOUND, wording.SHAPE, "text")
 _STYLES = {
     "running": "green",
     "starting": "yellow",
@@ -35,33 +33,27 @@ _STYLES = {
 }
 
 
-def console() -> Console:
-    """Where tables go. Files and pipes get wide ones, so that nothing is cut off."""
-    found = Console()
-    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH_OF_FILES)
-
-
-def fitting(figures: Figures, name: str, place: Console, lines: int) -> RenderableType:
-    """The figures in so many lines of a terminal, if that is possible by leaving out workers."""
-    whole = monitor(figures, name)
+def fitting(report: FeedReport, name: str, place: Console, lines: int) -> RenderableType:
+    """The report in so many lines of a terminal, if that is possible by leaving out workers."""
+    whole = monitor(report, name)
     excess = len(place.render_lines(whole)) - lines
-    return whole if excess <= 0 else monitor(figures, name, len(figures.workers) - excess - 1)
+    return whole if excess <= 0 else monitor(report, name, len(report.workers) - excess - 1)
 
 
-def monitor(figures: Figures, name: str, most_workers: int | None = None) -> RenderableType:
-    """All figures of a feed; with only the first ``most_workers`` workers, if that is given."""
+def monitor(report: FeedReport, name: str, most_workers: int | None = None) -> RenderableType:
+    """The whole report on a feed; with only the first ``most_workers`` workers, if that is given."""
     head = Text.assemble((name, "bold cyan"), "\n")
-    for value, unit in rows.headline(figures):
+    for value, unit in wording.headline(report):
         head.append_text(Text.assemble((value, "bold green"), f" {unit}    "))
-    parts: list[RenderableType] = [head, *(_text(line, "dim") for line in rows.about(figures)), ""]
-    if figures.verdict:
-        style = "bold red" if figures.lost else "bold"
-        parts += [Text.assemble(("▸ ", "bold cyan"), (printable(figures.verdict), style)), ""]
-    if stages := rows.shown_stages(figures):
+    parts: list[RenderableType] = [head, *(_text(line, "dim") for line in wording.about(report)), ""]
+    if report.verdict:
+        style = "bold red" if report.lost else "bold"
+        parts += [Text.assemble(("▸ ", "bold cyan"), (printable(report.verdict), style)), ""]
+    if stages := wording.shown_stages(report):
         parts += [_stages(stages), ""]
-    for table in rows.tables(figures):
+    for table in wording.tables(report):
         parts += [_table(table, most_workers if table.title == "workers" else None), ""]
-    parts += [_text(note, "dim") for note in [*figures.tensors, *rows.notes(figures)]]
+    parts += [_text(note, "dim") for note in [*report.tensors, *wording.notes(report)]]
     return Group(*parts)
 
 
@@ -70,8 +62,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def _empty(title: str) -> Table:
-    return Table(
+def _empty(title: str) -> RichTable:
+    return RichTable(
         title=title or None,
         title_justify="left",
         title_style="bold",
@@ -82,7 +74,7 @@ def _empty(title: str) -> Table:
     )
 
 
-def _table(content: rows.Rows, most: int | None = None) -> Table:
+def _table(content: Table, most: int | None = None) -> RichTable:
     table = _empty(content.title)
     for position, column in enumerate(content.columns):
         is_long = column in _LONG
@@ -105,7 +97,7 @@ def _cells(row: Sequence[str], left: int) -> list[Text]:
     ]
 
 
-def _stages(stages: Sequence[Any]) -> Table:
+def _stages(stages: Sequence[Any]) -> RichTable:
     table = _empty("stages")
     table.add_column("stage", overflow="fold")
     table.add_column("share of workers' time", no_wrap=True)
@@ -115,7 +107,9 @@ def _stages(stages: Sequence[Any]) -> Table:
     for stage in stages:
         style = "bold" if stage.share == largest else ""
         share = Text(f"{stage.share:.0%}", style)
-        table.add_row(_text(stage.name, style), _bar(stage.share), share, Text(rows.stage_cost(stage), style))
+        table.add_row(
+            _text(stage.name, style), _bar(stage.share), share, Text(wording.stage_cost(stage), style)
+        )
     return table
 
 
@@ -126,10 +120,10 @@ def _bar(share: float) -> Text:
     return Text.assemble((bar, "cyan"), ("·" * (_BAR_WIDTH - len(bar)), "dim"))
 
 
-def tensors(found: Sequence[TensorFigures]) -> Table:
+def tensors(found: Sequence[TensorFigures]) -> RichTable:
     """Statistics of tensors, with a histogram in a line, or the first texts."""
-    content = rows.tensor_rows(found)
-    table = _table(rows.Rows(content.title, (*content.columns, "histogram"), content.left, ()))
+    content = wording.tensor_table(found)
+    table = _table(Table(content.title, (*content.columns, "histogram"), content.left, ()))
     table.columns[-1].justify = "left"
     for tensor, row in zip(found, content.rows, strict=True):
         cells = _cells(row, content.left)
@@ -153,12 +147,12 @@ def batch_pictures(shown: Pictures, width: int, colour: bool) -> RenderableType:
         return Text("nothing in this batch can be shown as a picture or a text", "dim")
     if shown.kind == "text":
         texts = tuple((sample.label, sample.text) for sample in shown.samples[:_PICTURES])
-        return _table(rows.Rows("", ("label", "text"), 2, texts))
+        return _table(Table("", ("label", "text"), 2, texts))
     if not colour:
         labels = ", ".join(sample.label for sample in shown.samples if sample.label)
         return _text(f"labels: {labels}" if labels else f"{shown.total} samples without labels")
     across = max(1, width // (_PICTURE_SIDE + 1))
-    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
     samples = shown.samples[: min(_PICTURES, 3 * across)]
     for start in range(0, len(samples), across):
         line = samples[start : start + across]

@@ -14,7 +14,7 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, unix_sockets, wire
-from mpwds.feed.wire import Head, Malformed
+from mpwds.feed.wire import DataHeader, Malformed
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -115,7 +115,7 @@ class Router:
         self.warn("refused", "refused: %s", why)
         self.reply(identity, wire.REFUSED, why=why)
 
-    def send(self, identity: bytes, head: Head, frames: bytes, arrays: memoryview | None) -> bool:
+    def send(self, identity: bytes, head: DataHeader, frames: bytes, arrays: memoryview | None) -> bool:
         """Sends a data message, with arrays in parts if there are any; false if the client is gone."""
         parts: list[Any] = []
         if arrays is not None:

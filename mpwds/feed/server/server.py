@@ -18,12 +18,12 @@ import zmq
 import mpwds
 from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
-from mpwds.feed.handover import Giver
+from mpwds.feed.fd_passing import FdSender
+from mpwds.feed.server.clients import ClientGroup, Clients
 from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
-from mpwds.feed.server.slot import Data, Slot
-from mpwds.feed.server.trainers import Party, Trainers
-from mpwds.feed.wire import Malformed, Place
+from mpwds.feed.server.worker_relay import DataMessage, WorkerRelay
+from mpwds.feed.wire import Malformed, WorkerAssignment
 from mpwds.loader import options
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.options import BLOCKS_OF_CONSUMER, StartMethod
@@ -126,15 +126,15 @@ class Server:
             path = self.url[len("ipc://") :] + ".memory"
             is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
             try:
-                giver = Giver(self._router.drop, path if is_path else None)
+                fd_sender = FdSender(self._router.drop, path if is_path else None)
             except OSError as error:
                 raise MpwdsError(f"cannot serve at {bind}: {why_not(error)}") from None
-            ends.callback(giver.close)
-            self._trainers = Trainers(
+            ends.callback(fd_sender.close)
+            self._trainers = Clients(
                 {"server": self._id, "blocks": blocks, **self._definition},
                 self._router,
                 launcher,
-                giver,
+                fd_sender,
                 workers=self.workers,
                 most=max_clients or self.workers,
                 workers_of_each=workers_per_client,
@@ -193,7 +193,7 @@ class Server:
         router = self._router
         for each in (router, router.handshakes, self._stopping):
             poller.register(each, select.POLLIN)
-        slots = [slot for party in tuple(self._trainers.parties) for slot in tuple(party.slots.values())]
+        slots = [slot for party in tuple(self._trainers.groups) for slot in tuple(party.slots.values())]
         for slot in slots:
             if slot.listens and slot.worker is not None:
                 slot.worker.register(poller, receives=True)
@@ -206,13 +206,13 @@ class Server:
         for _ in range(_COMMANDS_AT_ONCE):
             if not router.receive(self._handle):
                 break
-        for party in tuple(self._trainers.parties):
+        for party in tuple(self._trainers.groups):
             for slot in tuple(party.slots.values()):
                 self._relay(slot, party)
         router.drop_failed_handshakes()
-        self._trainers.keep_house(time.monotonic())
+        self._trainers.run_maintenance(time.monotonic())
 
-    def _relay(self, slot: Slot, party: Party) -> None:
+    def _relay(self, slot: WorkerRelay, party: ClientGroup) -> None:
         if self._peekers and slot.peeked is None:
             slot.peeked = self._show_peekers
         try:
@@ -279,7 +279,7 @@ class Server:
     def _drain(self) -> None:
         """Sends what the workers have sent, and tells the trainers that the server ends."""
         self._trainers.are_turned_away = True
-        for party in self._trainers.parties:
+        for party in self._trainers.groups:
             for slot in party.slots.values():
                 self._relay(slot, party)
         for identity in tuple(self._trainers.sessions):
@@ -292,7 +292,7 @@ class Server:
 
     # Answers.
 
-    def _answer_ping(self, identity: bytes, party: Party, ping: dict[str, Any]) -> None:
+    def _answer_ping(self, identity: bytes, party: ClientGroup, ping: dict[str, Any]) -> None:
         for number, attempt, nbytes in ping["acknowledged"]:
             if number in party.slots:
                 party.slots[number].acknowledge(identity, attempt, nbytes)
@@ -301,7 +301,7 @@ class Server:
         self._tell_counters(identity, party, ping["number"], sent)
 
     def _tell_counters(
-        self, identity: bytes, party: Party, number: int = 0, sent: Sequence[list[int]] = ()
+        self, identity: bytes, party: ClientGroup, number: int = 0, sent: Sequence[list[int]] = ()
     ) -> None:
         """Answers a ping, or tells the counters alone: ping 0 was never sent, so it asks for no messages."""
         counters = {slot.number: wire.pack_counters(slot.snapshot()) for slot in party.slots.values()}
@@ -309,7 +309,7 @@ class Server:
         self._router.reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:
-        place = Place(*fields["place"])
+        place = WorkerAssignment(*fields["place"])
         context = Context(
             fields["epoch"], place.seed, place.rank, place.world_size, place.worker, place.workers
         )
@@ -329,7 +329,7 @@ class Server:
             if tracker is not None:
                 self._peeks.append(tracker)
 
-    def _send_data(self, data: Data) -> None:
+    def _send_data(self, data: DataMessage) -> None:
         session = self._trainers.sessions.get(data.client)
         if session is not None and self._router.send(data.client, data.head, data.frames, data.parts):
             session.batches += data.batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mpwds.feed.wire import Place
+from mpwds.feed.wire import WorkerAssignment
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker, export_place
 from mpwds.pipeline.error_context import add_note
@@ -26,7 +26,7 @@ class ServingWorker(Worker):
         super().run()
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
-        place = Place(*start["place"])
+        place = WorkerAssignment(*start["place"])
         self.index = place.worker
         self.setup = replace(
             self.setup,

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 
 import mpwds
-from mpwds.feed.inspecting import Inspector
+from mpwds.feed.status_client import StatusClient
 from mpwds.loader.worker import elements
 from tests.loader.faults.processes import wait_until
 
@@ -89,7 +89,7 @@ def at(moments):
 
 
 def status(server):
-    inspector = Inspector([server.url], timeout=120)
+    inspector = StatusClient([server.url], timeout=120)
     try:
         return inspector.status()[0]
     finally:

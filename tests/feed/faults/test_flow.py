@@ -117,8 +117,8 @@ def test_epochs_that_are_left_early_pile_up_nothing(nbytes):
 
 def held_by(loader):
     """Bytes of batches that have arrived and that the program has not got."""
-    inboxes = loader._remote.servers.links[0].inboxes.values()
-    arrivals = [arrival for inbox in inboxes for arrival in tuple(inbox.messages)]
+    queues = loader._remote.servers.connections[0].queues.values()
+    arrivals = [arrival for queue in queues for arrival in tuple(queue.messages)]
     return sum(memoryview(part).nbytes for each in arrivals for part in (each.frames, each.arrays or b""))
 
 
@@ -133,10 +133,12 @@ def test_a_server_at_the_edge_of_its_window_is_told_before_it_waits():
     with ServerProcess(dataset, workers=1) as server:
         options = {"shared_memory": False, "prefetch": 2, "output": "numpy"}
         with mpwds.RemoteLoader(server.url, **options) as loader:
-            pings = loader._remote.servers.links[0].ping
+            pings = loader._remote.servers.connections[0].ping
             got = [bits(batch) for batch in loader]
             assert got == undisturbed(1, dataset)[0]
-            assert loader._remote.servers.links[0].ping - pings < 15  # 60 batches that wait for it: 60 s
+            assert (
+                loader._remote.servers.connections[0].ping - pings < 15
+            )  # 60 batches that wait for it: 60 s
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_server_that_is_away_while_an_epoch_begins_is_waited_for():
         epoch = threading.Thread(target=lambda: batches.append(delivered(loader)))
         with warned() as texts:
             epoch.start()
-            wait_until(lambda: loader._remote.servers.links[0].warned, "the trainer to miss it")
+            wait_until(lambda: loader._remote.servers.connections[0].warned, "the trainer to miss it")
             server.start()
             server.wait_until_ready()
             epoch.join()
@@ -104,7 +104,7 @@ def test_a_server_that_is_stopped_and_continued_goes_on(memory):
 
             def stop_for_a_while():
                 server.signal(signal.SIGSTOP)
-                wait_until(lambda: not loader._remote.servers.links[0].is_up, "the trainer to miss it")
+                wait_until(lambda: not loader._remote.servers.connections[0].is_up, "the trainer to miss it")
                 server.signal(signal.SIGCONT)
 
             assert delivered(loader, at({10: stop_for_a_while})) == undisturbed(2)[0]
@@ -113,8 +113,8 @@ def test_a_server_that_is_stopped_and_continued_goes_on(memory):
 
 @pytest.mark.slow
 def test_who_waits_for_a_server_is_told_so_every_few_seconds(monkeypatch):
-    monkeypatch.setattr("mpwds.feed.trainer.servers.SAY_EVERY_S", 0.4)
-    monkeypatch.setattr("mpwds.feed.trainer.remote_worker.SAY_EVERY_S", 0.4)
+    monkeypatch.setattr("mpwds.feed.client.connections.SAY_EVERY_S", 0.4)
+    monkeypatch.setattr("mpwds.feed.client.remote_worker.SAY_EVERY_S", 0.4)
     with ServerProcess(rows(), workers=2) as server, loader_of(server, server_timeout=4.0) as loader:
         server.stop()
         with pytest.warns(RuntimeWarning) as lost, pytest.raises(mpwds.ServerLost):
@@ -208,7 +208,7 @@ def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
             assert as_wanted(delivered(loader)) == expected[1]  # on the server that is left
             one.start()
             one.wait_until_ready()
-            wait_until(lambda: loader._remote.servers.links[0].is_up, "the trainer to see it")
+            wait_until(lambda: loader._remote.servers.connections[0].is_up, "the trainer to see it")
             assert as_wanted(delivered(loader)) == expected[2]
             wait_for_status(one, lambda figures: len(assigned(figures)) == 2, "its workers to run again")
 
@@ -235,7 +235,7 @@ def test_parts_move_to_and_fro(memory):
                 assert delivered(loader, at({10: lost.kill})) == expected[epoch]
                 lost.start()
                 lost.wait_until_ready()
-                links = loader._remote.servers.links
+                links = loader._remote.servers.connections
                 wait_until(lambda links=links: all(link.is_up for link in links), "both servers to be back")
 
 
@@ -251,7 +251,7 @@ def test_a_server_that_is_told_to_end_says_so_and_leaves_nothing(number, memory)
             server.signal(number)
             assert server.process.wait(120) == 0
             wait_until(
-                lambda: loader._remote.servers.links[0].why == "it has ended", "the trainer to hear it"
+                lambda: loader._remote.servers.connections[0].why == "it has ended", "the trainer to hear it"
             )
             server.start()
             server.wait_until_ready()
@@ -266,7 +266,7 @@ def test_what_a_server_had_sent_when_it_ends_arrives():
         with loader_of(server, shared_memory=False, prefetch=8, on_server_loss="raise") as loader:
             batches = iter(loader)
             next(batches)
-            wait_until(lambda: len(loader._group._workers[0]._inbox.messages) >= 2, "the batches to arrive")
+            wait_until(lambda: len(loader._group._workers[0]._queue.messages) >= 2, "the batches to arrive")
             assert server.stop() == 0
             assert len(list(batches)) == 2
 

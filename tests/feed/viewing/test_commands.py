@@ -71,7 +71,7 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
     before, after = (status(seconds, [worker(0, reading(seconds, batches=seconds))]) for seconds in (1, 2))
     readings = iter([[before], ServerLost("no answer from tcp://cpu1:7880"), [after], KeyboardInterrupt()])
 
-    class Inspector:
+    class StatusClient:
         silent = ()
 
         def __init__(self, urls, folder, *, insecure): ...
@@ -84,7 +84,7 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
 
         def close(self): ...
 
-    monkeypatch.setattr("mpwds.feed.viewing.watching.Inspector", Inspector)
+    monkeypatch.setattr("mpwds.feed.status_client.StatusClient", StatusClient)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["monitor", "tcp://cpu1:7880", "--interval", "0.1"]) == 130
     shown = capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed)
 
 def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
     monkeypatch.setattr(
-        "mpwds.feed.inspecting.Inspector.__init__.__kwdefaults__", {"insecure": False, "timeout": 0.3}
+        "mpwds.feed.status_client.StatusClient.__init__.__kwdefaults__", {"insecure": False, "timeout": 0.3}
     )
     result = run("monitor", "tcp://127.0.0.1:9", "--once")
     assert result.returncode == 1
@@ -134,7 +134,7 @@ def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
 def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(run, live_feed, monkeypatch):
     assert json.loads(run("monitor", live_feed, "--once", "--json").stdout)["lost"] == {}
     monkeypatch.setattr(
-        "mpwds.feed.inspecting.Inspector.__init__.__kwdefaults__", {"insecure": False, "timeout": 3}
+        "mpwds.feed.status_client.StatusClient.__init__.__kwdefaults__", {"insecure": False, "timeout": 3}
     )
     result = run("monitor", live_feed, "tcp://127.0.0.1:9", "--once", "--json")
     assert result.returncode == 0

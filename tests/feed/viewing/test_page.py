@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.viewing.figures import figures, lost
-from mpwds.feed.viewing.page import Page
+from mpwds.feed.page import Page
+from mpwds.feed.report import feed_report, lost
 from tests.feed.viewing.statuses import client, reading, status, worker
 from tests.loader.faults.processes import wait_until
 
@@ -45,7 +45,7 @@ class Pretended:
         self.batches += 10 * self.seconds
         counters = reading(self.seconds, batches=self.batches, skipped={"decode: ValueError": 2})
         previous, self.previous = self.previous, [status(self.seconds, [worker(0, counters)], [client()])]
-        return figures(previous, self.previous + self.lost)
+        return feed_report(previous, self.previous + self.lost)
 
     def peek(self, timeout_s):
         self.peeks += 1

@@ -5,8 +5,9 @@ import io
 import numpy as np
 from rich.console import Console
 
+from mpwds.cli.console import console
 from mpwds.cli.feed import tables
-from mpwds.feed.viewing.figures import figures, lost
+from mpwds.feed.report import feed_report, lost
 from mpwds.viewing.pictures import pictures
 from mpwds.viewing.tensors import TensorStatistics
 from tests.feed.viewing.statuses import client, reading, status, worker
@@ -19,7 +20,7 @@ def shown(content, width=120, **options):
 
 
 def monitored(*statuses, most_workers=None, width=120):
-    return shown(tables.monitor(figures(None, statuses), "the feed", most_workers), width)
+    return shown(tables.monitor(feed_report(None, statuses), "the feed", most_workers), width)
 
 
 WORKERS = [worker(number, reading(100, batches=1000)) for number in range(8)]
@@ -74,7 +75,7 @@ def test_workers_that_do_not_fit_are_counted():
 
 def test_workers_are_left_out_until_a_terminal_shows_the_rest():
     place = Console(width=120, file=io.StringIO())
-    found = figures(None, [status(100, WORKERS)])
+    found = feed_report(None, [status(100, WORKERS)])
     for lines in (27, 30, 100):
         drawn = place.render_lines(tables.fitting(found, "the feed", place, lines))
         assert len(drawn) <= lines
@@ -85,9 +86,9 @@ def test_workers_are_left_out_until_a_terminal_shows_the_rest():
 def test_files_and_pipes_get_wide_tables(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert tables.console().width == 160
+    assert console().width == 200
     monkeypatch.setenv("COLUMNS", "100")
-    assert tables.console().width == 100
+    assert console().width == 100
 
 
 def test_groups_are_shown_where_there_are_some():

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpwds.cli.feed.watched import WatchedTensorcom
+from mpwds.cli.feed.sources import TensorcomStatus
 from mpwds.cli.main import main
 from mpwds.tensorcom import Connection
 
@@ -81,7 +81,7 @@ def test_a_url_of_no_kind_is_refused_with_what_is_close(run):
 
 
 def test_names_are_kept_and_bad_messages_counted(tmp_path):
-    watched = WatchedTensorcom([f"zpull+ipc://{tmp_path}/feed"])
+    watched = TensorcomStatus([f"zpull+ipc://{tmp_path}/feed"])
     try:
         with Connection(f"zpush+ipc://{tmp_path}/feed") as connection:
             connection.socket.send(b"no batch at all")

@@ -4,8 +4,9 @@ import time
 import pytest
 
 from mpwds.errors import ServerLost
-from mpwds.feed.viewing import watching
-from tests.feed.serving import ServerProcess, numbers
+from mpwds.feed import status_client
+from mpwds.feed.status_client import StatusClient
+from tests.feed.serving import ServerProcess, free_port, numbers, served
 from tests.feed.viewing.statuses import reading, status, worker
 
 URLS = ["tcp://cpu1:7880", "tcp://cpu2:7880"]
@@ -16,7 +17,7 @@ def watched(monkeypatch):
     """Watches a server that sends one batch each second, decoded in this share of the time."""
     moments = iter(range(1, 100))
 
-    class Inspector:
+    class StatusClient:
         def __init__(self, urls, folder, *, insecure):
             self.timeouts = []
 
@@ -27,8 +28,8 @@ def watched(monkeypatch):
 
         def close(self): ...
 
-    monkeypatch.setattr(watching, "Inspector", Inspector)
-    return watching.WatchedServers(["tcp://cpu1:7880"])
+    monkeypatch.setattr(status_client, "StatusClient", StatusClient)
+    return status_client.FeedStatus(["tcp://cpu1:7880"])
 
 
 def test_figures_and_verdicts_are_those_of_the_last_ten_readings(watched):
@@ -44,7 +45,7 @@ def test_figures_and_verdicts_are_those_of_the_last_ten_readings(watched):
 def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch):
     readings = iter([[100], [100], [110, 100], [120, 110]])
 
-    class Inspector:
+    class StatusClient:
         def __init__(self, urls, folder, *, insecure): ...
 
         def status(self, timeout):
@@ -53,15 +54,15 @@ def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch
                 for url, seconds in zip(URLS, next(readings), strict=False)
             ]
 
-    monkeypatch.setattr(watching, "Inspector", Inspector)
-    watched = watching.WatchedServers(URLS)
+    monkeypatch.setattr(status_client, "StatusClient", StatusClient)
+    watched = status_client.FeedStatus(URLS)
     found = [watched.read() for _ in range(4)]
     assert [server.batches for server in found[-1].servers] == [20, 10]
 
 
 def test_a_server_that_is_killed_stays_as_lost_until_it_is_back():
     with ServerProcess(numbers(), workers=1) as first, ServerProcess(numbers(), workers=1) as second:
-        watched = watching.WatchedServers([first.url, second.url])
+        watched = status_client.FeedStatus([first.url, second.url])
         with contextlib.closing(watched):
             assert watched.read().lost == {}
             second.kill()
@@ -83,12 +84,12 @@ def test_a_server_that_is_killed_stays_as_lost_until_it_is_back():
 
 def test_a_server_that_never_answered_is_an_error_alone_and_lost_beside_others():
     with ServerProcess(numbers(), workers=1) as server:
-        watched = watching.WatchedServers([server.url, "tcp://127.0.0.1:9"])
-        watched._inspector._timeout = 1.0
+        watched = status_client.FeedStatus([server.url, "tcp://127.0.0.1:9"])
+        watched._client._timeout = 1.0
         with contextlib.closing(watched):
             assert list(watched.read().lost) == ["tcp://127.0.0.1:9"]
-    alone = watching.WatchedServers(["tcp://127.0.0.1:9"])
-    alone._inspector._timeout = 0.3
+    alone = status_client.FeedStatus(["tcp://127.0.0.1:9"])
+    alone._client._timeout = 0.3
     with contextlib.closing(alone), pytest.raises(ServerLost, match="no answer from tcp://127.0.0.1:9"):
         alone.read()
 
@@ -96,11 +97,39 @@ def test_a_server_that_never_answered_is_an_error_alone_and_lost_beside_others()
 def test_a_server_that_has_answered_is_waited_for_more_briefly(watched):
     for _ in range(3):
         watched.read()
-    assert watched._inspector.timeouts == [None, 3, 3]
+    assert watched._client.timeouts == [None, 3, 3]
 
 
 def test_many_servers_have_a_short_name():
     urls = [f"tcp://127.0.0.1:{port}" for port in range(7880, 7884)]
-    watched = watching.WatchedServers(urls)
+    watched = status_client.FeedStatus(urls)
     watched.close()
     assert watched.name == "tcp://127.0.0.1:7880 and 3 more servers"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_servers_that_do_not_answer_are_silent_and_the_others_are_told_of():
+    away = f"tcp://127.0.0.1:{free_port()}"
+    with served(numbers()) as server:
+        for patience_s in (0.5, 2, 8, 32):  # the server may be slow
+            with StatusClient([away, server.url], timeout=patience_s) as client:
+                try:
+                    found = client.status()
+                except ServerLost:
+                    continue
+                assert [status["url"] for status in found] == [server.url]
+                assert client.silent == [away]
+                assert [status["capacity"] for status in client.status()] == [2]
+                return
+    raise AssertionError("the server did not answer")
+
+
+@pytest.mark.parametrize("ask", [StatusClient.status, StatusClient.peek])
+@pytest.mark.parametrize(("timeout", "own"), [(0.2, ()), (5, (0.2,))])
+def test_it_is_an_error_if_none_answers_in_time(ask, timeout, own):
+    away = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        StatusClient([away], timeout=timeout) as client,
+        pytest.raises(ServerLost, match=f"no answer from {away} within 0.2 s"),
+    ):
+        ask(client, *own)

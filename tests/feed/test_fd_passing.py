@@ -7,72 +7,81 @@ import socket
 
 import pytest
 
-from mpwds.feed.handover import Giver, Taker
+from mpwds.feed.fd_passing import FdReceiver, FdSender
 
 IDENTITY = b"\1" + bytes(15)
 NOBODY = 65534
 
 
 def test_a_trainer_that_is_known_gets_them():
-    with contextlib.closing(Giver(pytest.fail)) as giver, contextlib.closing(Taker(giver.name, IDENTITY)):
-        giver.accept({IDENTITY})
-        assert giver.connected(IDENTITY)
+    with (
+        contextlib.closing(FdSender(pytest.fail)) as sender,
+        contextlib.closing(FdReceiver(sender.name, IDENTITY)),
+    ):
+        sender.accept({IDENTITY})
+        assert sender.connected(IDENTITY)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_processes_of_other_users_neither_get_nor_take_them():
     with (
-        contextlib.closing(Giver(pytest.fail)) as giver,
+        contextlib.closing(FdSender(pytest.fail)) as sender,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
     ):
         os.seteuid(NOBODY)
         try:
-            other.connect("\0" + giver.name)
+            other.connect("\0" + sender.name)
             other.send(IDENTITY)
             with pytest.raises(PermissionError):
-                Taker(giver.name, IDENTITY)
+                FdReceiver(sender.name, IDENTITY)
         finally:
             os.seteuid(0)
-        giver.accept({IDENTITY})
-        assert not giver.connected(IDENTITY)
+        sender.accept({IDENTITY})
+        assert not sender.connected(IDENTITY)
 
 
 @pytest.mark.parametrize("said", [b"?", b"\1cut off", b"\1" + bytes(16), b"GET / HTTP/1.1\r\n\r\n"])
 def test_junk_is_counted_and_its_connection_is_closed(said):
     dropped = []
-    with contextlib.closing(Giver(lambda *told: dropped.append(told))) as giver, stranger(giver) as other:
+    with (
+        contextlib.closing(FdSender(lambda *told: dropped.append(told))) as sender,
+        stranger(sender) as other,
+    ):
         other.send(said)
-        giver.accept({IDENTITY})
+        sender.accept({IDENTITY})
         assert other.recv(1) == b""
     assert [reason for reason, _ in dropped] == ["malformed"]
 
 
 def test_who_says_nothing_may_stay_and_who_has_left_is_not_counted():
-    with contextlib.closing(Giver(pytest.fail)) as giver, stranger(giver) as silent:
-        with stranger(giver) as other:
+    with contextlib.closing(FdSender(pytest.fail)) as sender, stranger(sender) as silent:
+        with stranger(sender) as other:
             other.send(IDENTITY)
-        with stranger(giver):
+        with stranger(sender):
             pass
-        giver.accept(set())
+        sender.accept(set())
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
             silent.recv(1)
 
 
 def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it():
-    with contextlib.closing(Giver(pytest.fail)) as giver, contextlib.closing(Taker(giver.name, IDENTITY)):
+    with (
+        contextlib.closing(FdSender(pytest.fail)) as sender,
+        contextlib.closing(FdReceiver(sender.name, IDENTITY)),
+    ):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
-            giver.accept({IDENTITY})
+            sender.accept({IDENTITY})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not giver.connected(IDENTITY)
-        giver.accept({IDENTITY})
-        assert giver.connected(IDENTITY)
+        assert not sender.connected(IDENTITY)
+        sender.accept({IDENTITY})
+        assert sender.connected(IDENTITY)
 
 
-def stranger(giver):
+def stranger(sender):
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect("\0" + giver.name)
+    connection.connect("\0" + sender.name)
     return connection

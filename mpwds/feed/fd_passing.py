@@ -27,7 +27,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end
 _MOST_STRANGERS = 64
 
 
-class Giver:
+class FdSender:
     """The server's end: gives descriptors to trainers that have connected."""
 
     def __init__(self, drop: Callable[[str, str], None], path: str | None = None) -> None:
@@ -91,7 +91,7 @@ class Giver:
         unix_sockets.remove(self._files)
 
 
-class Taker:
+class FdReceiver:
     """The trainer's end. OSError if the server cannot be reached this way."""
 
     def __init__(self, name: str, identity: bytes) -> None:

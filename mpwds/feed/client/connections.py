@@ -21,8 +21,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import wire
-from mpwds.feed.trainer.links import Arrival, Inbox, Link, connect
-from mpwds.feed.wire import Head, Malformed
+from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, ServerConnection, connect
+from mpwds.feed.wire import DataHeader, Malformed
 from mpwds.sharedmem.bell import Bell
 from mpwds.viewing.wording import size
 from mpwds.warn import warn
@@ -36,7 +36,7 @@ SAY_EVERY_S = 5.0
 """A user who waits for a server is told so this often."""
 
 
-class Servers:
+class ServerConnections:
     """The servers of a loader; :meth:`connect` starts the thread, :meth:`close` ends it.
 
     ``hello`` are the fields of that command but for ``workers``, which are dealt to the servers if a number
@@ -61,17 +61,18 @@ class Servers:
         self._context = zmq.Context()
         self._closing = False
         self._wake = Bell()
-        self._outbox: deque[tuple[Link, bytes]] = deque()
+        self._outbox: deque[tuple[ServerConnection, bytes]] = deque()
         self._questions: dict[int, Future[dict[str, Any]]] = {}
         self._requests = itertools.count()
         self._changed = threading.Event()
-        self.links: list[Link] = []
+        self.connections: list[ServerConnection] = []
         urls = urls if workers is None else urls[:workers]
         self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
         try:
             for number, url in enumerate(urls):
                 share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
-                self.links.append(connect(self._context, url, share, folder, max_batch_bytes, lost_after))
+                connection = connect(self._context, url, share, folder, max_batch_bytes, lost_after)
+                self.connections.append(connection)
         except BaseException:
             self._context.destroy(0)
             raise
@@ -89,16 +90,16 @@ class Servers:
         say_after_s = SAY_EVERY_S
         while True:
             self._changed.clear()
-            missing = [link for link in self.links if not link.is_up]
-            for link in self.links:
-                if link.refused:
-                    raise MpwdsError(link.refused)
+            missing = [connection for connection in self.connections if not connection.is_up]
+            for connection in self.connections:
+                if connection.refused:
+                    raise MpwdsError(connection.refused)
             self._compare()
             if not missing:
                 return
             waited = time.monotonic() - began
-            named = ", ".join(f"{link.url} ({link.why})" for link in missing)
-            if any(link.mismatches >= _MOST_MISMATCHES for link in missing):
+            named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
+            if any(connection.mismatches >= _MOST_MISMATCHES for connection in missing):
                 raise ServerLost(f"no server is ready at {named}")
             if timeout is not None and waited > timeout:
                 raise ServerLost(
@@ -110,23 +111,25 @@ class Servers:
                 warn(f"waiting for the server at {named}, for {waited:.0f} s")
             self._changed.wait(0.2)
 
-    def send(self, link: Link, kind: str, **fields: Any) -> None:
+    def send(self, connection: ServerConnection, kind: str, **fields: Any) -> None:
         """Sends a command soon. It is lost if the server is; the next ping shows that."""
-        if not link.refused:
-            self._outbox.append((link, wire.pack(kind, **fields)))
+        if not connection.refused:
+            self._outbox.append((connection, wire.pack(kind, **fields)))
             self._wake.ring()
 
-    def ask(self, link: Link, kind: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, connection: ServerConnection, kind: str, **fields: Any) -> dict[str, Any]:
         """Sends a question and waits for the answer; ServerLost if none comes, MpwdsError if it refuses."""
-        if link.refused:  # which sends nothing
-            raise MpwdsError(link.refused)
+        if connection.refused:  # which sends nothing
+            raise MpwdsError(connection.refused)
         request = next(self._requests)
         future = self._questions[request] = Future()
-        self.send(link, kind, request=request, **fields)
+        self.send(connection, kind, request=request, **fields)
         try:
             return future.result(self._answer_s)
         except TimeoutError:
-            raise ServerLost(f"the server {link.url} did not answer within {self._answer_s:g} s") from None
+            raise ServerLost(
+                f"the server {connection.url} did not answer within {self._answer_s:g} s"
+            ) from None
         finally:
             del self._questions[request]
 
@@ -134,26 +137,27 @@ class Servers:
         """Tells the servers that this trainer leaves. In a fork of the trainer, does nothing."""
         if os.getpid() != self._owner or self._closing:
             return
-        for link in self.links:
-            if link.is_up:
-                self.send(link, wire.BYE)
+        for connection in self.connections:
+            if connection.is_up:
+                self.send(connection, wire.BYE)
         self._closing = True
         self._wake.ring()
         if self._thread.ident is not None:
             self._thread.join(10)
-        for link in self.links:
-            link.close()
+        for connection in self.connections:
+            connection.close()
         self._context.term()
 
     def _compare(self) -> None:
         """Raises if two servers have different datasets."""
-        known = [link for link in self.links if link.definition]
-        for link in known:
+        known = [connection for connection in self.connections if connection.definition]
+        for connection in known:
             first = known[0]
-            if link.definition["fingerprint"] != first.definition["fingerprint"]:
+            if connection.definition["fingerprint"] != first.definition["fingerprint"]:
                 raise MpwdsError(
-                    f"the servers have different datasets: {first.url} serves {first.dataset}, {link.url} "
-                    f"serves {link.dataset}: serve the same definition everywhere, with the same Python"
+                    f"the servers have different datasets: {first.url} serves {first.dataset}, "
+                    f"{connection.url} serves {connection.dataset}: serve the same definition everywhere, "
+                    "with the same Python"
                 )
 
     # The receiving thread.
@@ -162,145 +166,145 @@ class Servers:
         try:
             self._keep_receiving()
         except Exception as error:  # a trainer that waits for it must hear of that
-            for link in self.links:
-                link.refuse(f"receiving from servers failed: {type(error).__name__}: {error}")
+            for connection in self.connections:
+                connection.refuse(f"receiving from servers failed: {type(error).__name__}: {error}")
             self._changed.set()
 
     def _keep_receiving(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake.fileno(), zmq.POLLIN)
-        for link in self.links:
-            poller.register(link.socket, zmq.POLLIN)
-            poller.register(link.breaks, zmq.POLLIN)
+        for connection in self.connections:
+            poller.register(connection.socket, zmq.POLLIN)
+            poller.register(connection.breaks, zmq.POLLIN)
         looked = time.monotonic()
         while True:
             now = time.monotonic()
-            for link in self.links:
+            for connection in self.connections:
                 if now - looked > 2 * wire.PING_S:  # this process stood still: the silence was its own
-                    link.heard += now - looked
-                link.keep_alive(now, self._hello)
+                    connection.heard += now - looked
+                connection.keep_alive(now, self._hello)
             looked = now
-            wait_s = min(link.tick for link in self.links) + wire.PING_S - now
+            wait_s = min(connection.tick for connection in self.connections) + wire.PING_S - now
             poller.poll(max(0, round(wait_s * 1000)))
             self._wake.clear()
             closing = self._closing  # read first: what was to be sent before is in the outbox by now
             self._send_commands()
             if closing:
                 return
-            for link in self.links:
+            for connection in self.connections:
                 for _ in range(_MESSAGES_AT_ONCE):
-                    if not self._receive(link):
+                    if not self._receive(connection):
                         break
-                self._look_for_break(link)
+                self._look_for_break(connection)
 
     def _send_commands(self) -> None:
         while self._outbox:
-            link, data = self._outbox.popleft()
-            link.send(data)
+            connection, data = self._outbox.popleft()
+            connection.send(data)
 
-    def _look_for_break(self, link: Link) -> None:
+    def _look_for_break(self, connection: ServerConnection) -> None:
         """Ends a session that has lost its connection, if the server has blocks in messages that are lost.
 
         Otherwise pings show what was lost, if anything, when the connection is there again.
         """
         has_broken = False
-        while int(link.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            event = recv_monitor_message(link.breaks)["event"]
+        while int(connection.breaks.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event = recv_monitor_message(connection.breaks)["event"]
             if event == zmq.EVENT_DISCONNECTED:
-                has_broken, link.is_connected = True, False
+                has_broken, connection.is_connected = True, False
             else:
-                link.note_handshake(event)
-        while has_broken and self._receive(link):
+                connection.note_handshake(event)
+        while has_broken and self._receive(connection):
             pass  # it may have said goodbye before
-        if has_broken and link.is_up and link.taker is not None:
-            link.lose("its connection broke")
+        if has_broken and connection.is_up and connection.fd_receiver is not None:
+            connection.lose("its connection broke")
 
-    def _receive(self, link: Link) -> bool:
+    def _receive(self, connection: ServerConnection) -> bool:
         """Receives one message, if one is there."""
-        socket = link.socket
+        socket = connection.socket
         try:
             first = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        link.heard = time.monotonic()
+        connection.heard = time.monotonic()
         try:
             reply = wire.unpack_reply(first)
-            if isinstance(reply, Head):
-                self._receive_data(link, reply)
+            if isinstance(reply, DataHeader):
+                self._receive_data(connection, reply)
             else:
-                self._handle(link, reply)
+                self._handle(connection, reply)
         except (Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            link.drop(str(error) or type(error).__name__)
+            connection.drop(str(error) or type(error).__name__)
         except MemoryError as error:
-            link.refuse(f"there is no memory for a batch of the server {link.url}: {error}")
+            connection.refuse(f"there is no memory for a batch of the server {connection.url}: {error}")
         while socket.rcvmore:
             socket.recv_into(bytearray(1))
         return True
 
-    def _receive_data(self, link: Link, head: Head) -> None:
-        socket = link.socket
-        inbox = link.inboxes.get(head.slot)
-        if inbox is None or not socket.rcvmore:
+    def _receive_data(self, connection: ServerConnection, head: DataHeader) -> None:
+        socket = connection.socket
+        queue = connection.queues.get(head.slot)
+        if queue is None or not socket.rcvmore:
             raise Malformed("data of an unknown slot, or without messages")
         frames = socket.recv()
         nbytes = len(frames) + head.nbytes
         if max(len(frames), head.nbytes) > self.most_nbytes:
-            _fail(inbox, self.too_large(link, nbytes))
-        attempt = inbox.attempt
+            _fail(queue, self.too_large(connection, nbytes))
+        attempt = queue.attempt
         is_old = head.attempt != attempt.number
-        if is_old and link.taker is None:  # it carries no block that must be handed back
+        if is_old and connection.fd_receiver is None:  # it carries no block that must be handed back
             return
-        if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * inbox.window:
-            _fail(inbox, f"the server {link.url} sends more than it was asked for: is it one of mpwds?")
-        arrays = self._receive_arrays(link, head) if head.nbytes else None
+        if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * queue.window:
+            _fail(queue, f"the server {connection.url} sends more than it was asked for: is it one of mpwds?")
+        arrays = self._receive_arrays(connection, head) if head.nbytes else None
         if socket.rcvmore:
             raise Malformed("a batch with more parts than its head tells")
         if not is_old:
             if head.number != attempt.received:  # those behind the gap will be sent again, too
-                link.miss(inbox, attempt)
+                connection.miss(queue, attempt)
                 return
             attempt.received += 1
             attempt.received_nbytes += nbytes
-        inbox.messages.append(Arrival(link.session, head.attempt, frames, arrays))
-        inbox.announce()
+        queue.messages.append(ReceivedMessage(connection.session, head.attempt, frames, arrays))
+        queue.announce()
 
-    def too_large(self, link: Link, nbytes: int) -> str:
+    def too_large(self, connection: ServerConnection, nbytes: int) -> str:
         """What to say of a batch that is larger than the trainer accepts."""
         return (
-            f"the server {link.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
+            f"the server {connection.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
             f"({size(self.most_nbytes)}) to accept it"
         )
 
-    def _receive_arrays(self, link: Link, head: Head) -> Any:
+    def _receive_arrays(self, connection: ServerConnection, head: DataHeader) -> Any:
         arrays = self._room(head.nbytes)
         memory = memoryview(arrays if not hasattr(arrays, "numpy") else arrays.numpy()).cast("B")
-        _receive_parts(link.socket, memory[: head.nbytes])
+        _receive_parts(connection.socket, memory[: head.nbytes])
         return arrays
 
-    def _handle(self, link: Link, reply: dict[str, Any]) -> None:
+    def _handle(self, connection: ServerConnection, reply: dict[str, Any]) -> None:
         kind = reply["kind"]
         if kind == wire.PONG:
-            link.take_pong(reply)
+            connection.take_pong(reply)
         elif kind == wire.WELCOME:
-            link.take_welcome(reply)
+            connection.take_welcome(reply)
         elif kind == wire.WAIT:
-            link.why = str(reply["why"])
+            connection.why = str(reply["why"])
         elif kind == wire.REFUSED:
-            link.refuse(f"the server {link.url} refuses: {reply['why']}")
+            connection.refuse(f"the server {connection.url} refuses: {reply['why']}")
         elif kind == wire.NOTICE:
-            link.notices.append(f"{link.url}: {reply['text']}")
+            connection.notices.append(f"{connection.url}: {reply['text']}")
         elif kind == wire.GOODBYE:
-            if reply["server"] == link.server:
-                link.send(wire.pack(wire.BYE))
-                link.lose("it has ended")
+            if reply["server"] == connection.server:
+                connection.send(wire.pack(wire.BYE))
+                connection.lose("it has ended")
         elif (future := self._questions.get(reply["request"])) is not None and not future.done():
             future.set_result(reply)
         self._changed.set()
 
 
-def _fail(inbox: Inbox, why: str) -> NoReturn:
-    inbox.failure = inbox.failure or MpwdsError(why)
-    inbox.announce()
+def _fail(queue: ReceiveQueue, why: str) -> NoReturn:
+    queue.failure = queue.failure or MpwdsError(why)
+    queue.announce()
     raise Malformed(why)
 
 

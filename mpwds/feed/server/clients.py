@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.feed import wire
-from mpwds.feed.handover import Giver
+from mpwds.feed.fd_passing import FdSender
 from mpwds.feed.server.router import Router
-from mpwds.feed.server.slot import Slot
+from mpwds.feed.server.worker_relay import WorkerRelay
 from mpwds.feed.wire import Malformed
 from mpwds.loader.messages import protocol
 from mpwds.loader.processes import processes
@@ -25,26 +25,26 @@ _MOST_TAKEN_OVER = 4  # parts of lost servers, for each worker
 
 
 @dataclass
-class Party:
+class ClientGroup:
     """The workers that one trainer has, or a group of trainers together."""
 
     workers: int
     group: str = ""
     members: int = 1  # that are expected before an epoch begins
     max_lag: float | None = None
-    slots: dict[int, Slot] = field(default_factory=dict)
-    sessions: dict[bytes, Session] = field(default_factory=dict)
+    slots: dict[int, WorkerRelay] = field(default_factory=dict)
+    sessions: dict[bytes, ClientSession] = field(default_factory=dict)
 
 
 @dataclass
-class Session:
+class ClientSession:
     """A trainer that the server has welcomed."""
 
     name: str
     address: str
     rank: int
     world_size: int
-    party: Party
+    party: ClientGroup
     shares_memory: bool
     began: float
     heard: float
@@ -68,7 +68,7 @@ class Session:
         }
 
 
-class Trainers:
+class Clients:
     """The trainers of a server, and their workers.
 
     ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers or groups come at
@@ -77,7 +77,7 @@ class Trainers:
 
     Attributes:
         slots: The last of each number here, also of trainers that have gone.
-        parties: Who has workers.
+        groups: Who has workers.
         sessions: Each trainer, by its identity.
         are_turned_away: The server ends soon, so nobody else is welcomed.
     """
@@ -87,7 +87,7 @@ class Trainers:
         welcome: dict[str, Any],
         router: Router,
         launcher: Launcher,
-        giver: Giver,
+        fd_sender: FdSender,
         *,
         workers: int,
         most: int,
@@ -95,15 +95,15 @@ class Trainers:
         timeout_s: float,
         shared_memory: bool,
     ) -> None:
-        self.slots: dict[int, Slot] = {}
-        self.parties: list[Party] = []
-        self.sessions: dict[bytes, Session] = {}
+        self.slots: dict[int, WorkerRelay] = {}
+        self.groups: list[ClientGroup] = []
+        self.sessions: dict[bytes, ClientSession] = {}
         self.are_turned_away = False
         self._welcome = {"version": wire.VERSION, "host": socket.gethostname(), **welcome}
         self._router = router
         self._launcher = launcher
         self._blocks: int = welcome["blocks"]
-        self._giver = giver
+        self._fd_sender = fd_sender
         self._workers = workers
         self._most = most
         self._workers_of_each = workers_of_each
@@ -129,19 +129,19 @@ class Trainers:
                 "with the same Python",
             )
         self.forget(identity)
-        party = self._party(identity, hello)
+        party = self._join(identity, hello)
         if party is None:
             return None
         now = time.monotonic()
         near = self._shares_memory and hello["host"] == wire.machine() and not party.group
-        session = Session(
+        session = ClientSession(
             hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
         )
         party.sessions[identity] = self.sessions[identity] = session
         if len(party.sessions) >= party.members:
             party.members = 1  # all have been here: from now on those that are left make an epoch
-        if party not in self.parties:
-            self.parties.append(party)
+        if party not in self.groups:
+            self.groups.append(party)
         group = f", in group {party.group!r}" if party.group else ""
         rank = f"rank {session.rank} of {session.world_size}, " if session.world_size > 1 else ""
         workers = counted(party.workers, "worker")
@@ -150,19 +150,19 @@ class Trainers:
             identity,
             wire.WELCOME,
             workers=party.workers,
-            handover=self._giver.name if near else None,
+            handover=self._fd_sender.name if near else None,
             **self._welcome,
         )
 
-    def _party(self, identity: bytes, hello: dict[str, Any]) -> Party | None:
+    def _join(self, identity: bytes, hello: dict[str, Any]) -> ClientGroup | None:
         """The workers that a trainer joins or gets; ``None`` if it was told to wait, or why it cannot."""
         group = hello["group"] or ""
-        for party in self.parties:
+        for party in self.groups:
             if group and party.group == group:
                 return party
         ranks = max(hello["world_size"], 1)
         wanted = hello["workers"] or self._workers_of_each
-        free = self._workers - sum(party.workers for party in self.parties)
+        free = self._workers - sum(party.workers for party in self.groups)
         if wanted is None:
             wanted = self._workers // ranks if ranks > 1 else max(free, 1)
         if not 1 <= wanted <= self._workers:
@@ -172,7 +172,7 @@ class Trainers:
                 f"({'one for each rank' if not wanted else 'workers='}): start it with more",
             )
             return None
-        full = len(self.parties) >= self._most
+        full = len(self.groups) >= self._most
         # Or a client that comes and goes would start processes faster than they end.
         busy = len(self._ending) >= 2 * self._workers
         if self.are_turned_away or full or busy or wanted > free:
@@ -180,12 +180,12 @@ class Trainers:
             why = "the server is ending" if self.are_turned_away else why
             why = "its workers of earlier clients are still ending" if busy else why
             if full and wanted <= free:
-                why = f"it serves {len(self.parties)} clients, its most (--max-clients)"
+                why = f"it serves {len(self.groups)} clients, its most (--max-clients)"
             self._router.reply(identity, wire.WAIT, why=why)
             return None
-        return Party(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
+        return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
 
-    def start(self, identity: bytes, session: Session, fields: dict[str, Any]) -> None:
+    def start(self, identity: bytes, session: ClientSession, fields: dict[str, Any]) -> None:
         """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""
         party, number = session.party, fields["slot"]
         if fields["epoch"] != session.epoch:
@@ -204,7 +204,7 @@ class Trainers:
             self.forget(identity)
         return None
 
-    def _slot(self, identity: bytes, session: Session, number: int, shared_memory: bool) -> Slot:
+    def _slot(self, identity: bytes, session: ClientSession, number: int, shared_memory: bool) -> WorkerRelay:
         party = session.party
 
         def expected() -> int:
@@ -213,22 +213,22 @@ class Trainers:
             return 1 if takes_over else max(party.members, len(party.sessions))
 
         def hand_over(launch: int, segment: int, bell: int) -> None:
-            self._giver.give(identity, number, launch, segment, bell)
+            self._fd_sender.give(identity, number, launch, segment, bell)
 
         if shared_memory:
-            self._giver.accept(self.sessions.keys())
-            if not (session.shares_memory and self._giver.connected(identity)):
+            self._fd_sender.accept(self.sessions.keys())
+            if not (session.shares_memory and self._fd_sender.connected(identity)):
                 raise Malformed("start: shared_memory without a connection to hand it over")
-        taken = {slot.number_here for each in self.parties for slot in each.slots.values()}
+        taken = {slot.number_here for each in self.groups for slot in each.slots.values()}
         number_here = next(free for free in itertools.count() if free not in taken)
         given = hand_over if shared_memory else None
         before = self.slots[number_here].totals() if number_here in self.slots else None
-        slot = Slot(number, number_here, lambda: self._launcher, self._blocks, expected, given, before)
+        slot = WorkerRelay(number, number_here, lambda: self._launcher, self._blocks, expected, given, before)
         self.slots[number_here] = slot
         return slot
 
     def _taken_over(self) -> int:
-        return sum(number >= party.workers for party in self.parties for number in party.slots)
+        return sum(number >= party.workers for party in self.groups for number in party.slots)
 
     def forget(self, identity: bytes) -> None:
         """Frees the workers of a trainer, if it is known."""
@@ -240,11 +240,11 @@ class Trainers:
         logger.info("%s goes after %s, %d batches", who, stayed, session.batches)
         party = session.party
         del party.sessions[identity]
-        self._giver.forget(identity)
+        self._fd_sender.forget(identity)
         for slot in party.slots.values():
             slot.leave(identity)
         if not party.sessions:
-            self.parties.remove(party)
+            self.groups.remove(party)
             for slot in party.slots.values():
                 worker = slot.end()
                 if worker is not None:
@@ -255,19 +255,19 @@ class Trainers:
         names = {identity: session.name for identity, session in tuple(self.sessions.items())}
         return [_status(slot, names) for _, slot in sorted(self.slots.items())]
 
-    def keep_house(self, now: float) -> None:
+    def run_maintenance(self, now: float) -> None:
         """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
         stood_still, self._looked = now - self._looked, now
-        self._giver.accept(self.sessions.keys())
+        self._fd_sender.accept(self.sessions.keys())
         for identity, session in tuple(self.sessions.items()):
             if stood_still > wire.PING_S:  # what is silent then is this process
                 session.heard += stood_still
             if now - session.heard > self._timeout_s:
                 logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
                 self.forget(identity)
-        for party in tuple(self.parties):
+        for party in tuple(self.groups):
             if party.max_lag is not None:
-                self._drop_laggards(party, party.max_lag, now)
+                self._reject_laggards(party, party.max_lag, now)
         for entry in tuple(self._ending):
             deadline, worker = entry
             if not worker.wait(0):
@@ -278,7 +278,7 @@ class Trainers:
             worker.release()
             self._ending.remove(entry)
 
-    def _drop_laggards(self, party: Party, max_lag: float, now: float) -> None:
+    def _reject_laggards(self, party: ClientGroup, max_lag: float, now: float) -> None:
         for slot in tuple(party.slots.values()):
             for identity, lag in slot.held_up_by(now, party.sessions.keys()).items():
                 if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
@@ -300,7 +300,7 @@ class Trainers:
         self._ending.clear()
 
 
-def _status(slot: Slot, names: dict[bytes, str]) -> dict[str, Any]:
+def _status(slot: WorkerRelay, names: dict[bytes, str]) -> dict[str, Any]:
     members, totals, worker = tuple(slot.members.items()), slot.totals(), slot.worker
     state = "idle" if slot.epoch is None else "running"
     return {

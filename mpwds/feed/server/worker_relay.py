@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpwds import nest
 from mpwds.errors import WorkerDied
-from mpwds.feed.wire import Head, Place
+from mpwds.feed.wire import DataHeader, WorkerAssignment
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.messages import protocol
@@ -39,11 +39,11 @@ _LARGE_WINDOW_NBYTES = 16 << 20
 _FOR_ALL = 1 << 63  # in place of a batch's number: what ends a part is new to every trainer
 
 
-class Data(NamedTuple):
+class DataMessage(NamedTuple):
     """A data message for one trainer: its head, messages as the worker framed them, and arrays in parts."""
 
     client: bytes
-    head: Head
+    head: DataHeader
     frames: bytes
     parts: memoryview | None
     batches: int
@@ -51,7 +51,7 @@ class Data(NamedTuple):
 
 
 @dataclass
-class Member:
+class Subscriber:
     """One trainer of a slot: what it asked for last, what it was sent, and how much of that it has used."""
 
     start: dict[str, Any]  # its last command to start
@@ -113,7 +113,7 @@ class _ServedWorker(LocalWorker):
         super().__init__(index, launcher, make)
 
     def begin(self, epoch: int, place: list[Any], generation: int, position: Position) -> None:
-        self.index = Place(*place).worker
+        self.index = WorkerAssignment(*place).worker
         start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
         self._replace_command({**start, **position._asdict()})
 
@@ -134,7 +134,7 @@ class _Run:
     deaths: Counter[int] = field(default_factory=Counter)  # by the batch that came next
 
 
-class Slot:
+class WorkerRelay:
     """A worker process that makes one part of an epoch, for one trainer or for each of a group.
 
     The worker starts with the first epoch and ends with the slot. If it dies, another one takes its place, at
@@ -161,7 +161,7 @@ class Slot:
         self.number = number
         self.number_here = number_here
         self.ended: float | None = None
-        self.members: dict[bytes, Member] = {}
+        self.members: dict[bytes, Subscriber] = {}
         self.worker: _ServedWorker | None = None
         self.last_epoch = 0
         self.notices: deque[str] = deque()
@@ -207,10 +207,10 @@ class Slot:
             if other != client and member.start["place"] != start["place"]:
                 raise ValueError(
                     "the members of a group must have the same servers, workers, ranks and seed: worker "
-                    f"{self.number} has the place {Place(*start['place'])} for one of them, and "
-                    f"{Place(*member.start['place'])} for another"
+                    f"{self.number} has the place {WorkerAssignment(*start['place'])} for one of them, and "
+                    f"{WorkerAssignment(*member.start['place'])} for another"
                 )
-        self.members[client] = Member(start, start["window"], start["first"])
+        self.members[client] = Subscriber(start, start["window"], start["first"])
         self._stop_if_unwanted()
         self._begin_if_due()
 
@@ -252,7 +252,7 @@ class Slot:
         since = {**self._absent, **{client: member.held_up_since for client, member in self.members.items()}}
         return {client: now - began for client, began in since.items() if began is not None}
 
-    def relay(self) -> Iterator[Data]:
+    def relay(self) -> Iterator[DataMessage]:
         """What the worker has sent and its trainers have room for; never waits."""
         bundle: list[tuple[int, bytes]] = []
         nbytes = 0
@@ -338,7 +338,7 @@ class Slot:
 
     def _to_members(
         self, bundle: list[tuple[int, bytes]], run: _Run, parts: memoryview | None
-    ) -> Iterator[Data]:
+    ) -> Iterator[DataMessage]:
         """A data message for each trainer, without the batches that it had before.
 
         ``bundle`` has frames, each with the number of its first batch.
@@ -351,12 +351,12 @@ class Slot:
                 batches = max(0, run.next - max(member.next, bundle[0][0]))
                 data = b"".join(frames)
                 parts_nbytes = 0 if parts is None else parts.nbytes
-                head = Head(self.number, member.attempt, member.number, parts_nbytes)
+                head = DataHeader(self.number, member.attempt, member.number, parts_nbytes)
                 member.number += 1
                 member.next = max(member.next, run.next)
                 member.sent_nbytes += len(data) + parts_nbytes
                 member.done = run.ended
-                yield Data(client, head, data, parts, batches, run.ended)
+                yield DataMessage(client, head, data, parts, batches, run.ended)
 
     def _have_room(self, nbytes: int) -> bool:
         self._largest = max(self._largest, nbytes)

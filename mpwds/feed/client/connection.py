@@ -15,7 +15,7 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
-from mpwds.feed.handover import Taker
+from mpwds.feed.fd_passing import FdReceiver
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.bell import Bell
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
@@ -29,7 +29,7 @@ _LINGER_MS = 300
 _MOST_NOTICES = 32
 
 
-class Arrival(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A data message: the server's session and the attempt that it is of, its messages and their arrays."""
 
     session: int
@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(eq=False)
-class Attempt:
+class StartAttempt:
     """What a ``start`` has brought so far.
 
     Each one has an object of its own, so what the receiving thread still notes of the one before cannot be
@@ -55,7 +55,7 @@ class Attempt:
 
 
 @dataclass(eq=False)
-class Inbox:
+class ReceiveQueue:
     """What has arrived for one slot of a server, and what its worker's counters were last.
 
     The receiving thread fills it. The training thread empties it, and maps the memory of the slot's worker:
@@ -63,13 +63,13 @@ class Inbox:
     """
 
     slot: int
-    attempt: Attempt = field(default_factory=Attempt)
+    attempt: StartAttempt = field(default_factory=StartAttempt)
     failure: MpwdsError | None = None
     window: int = 0  # the largest that the server was told
     awaited: bool = False
     counters: CounterSnapshot = NOTHING_COUNTED
     before: CounterSnapshot = NOTHING_COUNTED  # of earlier sessions
-    messages: deque[Arrival] = field(default_factory=deque)
+    messages: deque[ReceivedMessage] = field(default_factory=deque)
     bell: Bell = field(default_factory=Bell)
     receiver: BatchReceiver | None = None
     mapped: tuple[int, int] = (0, 0)
@@ -81,56 +81,48 @@ class Inbox:
 
 
 @dataclass(eq=False)
-class Link:
-    """The connection to one server. The receiving thread of :class:`Servers` calls its methods.
+class ServerConnection:
+    """The connection to one server. The receiving thread of :class:`ServerConnections` calls its methods.
 
-    Attributes:
-        lost_after: Seconds of silence after which it is lost.
-        breaks: Tells when the socket gets and loses its connection.
-        is_connected: Whether it has one.
-        session: Counts how often the server has welcomed this trainer; 0 before the first time.
-        is_up: The server has welcomed this trainer, and is not silent.
-        why: Why it is not up, as far as the server told.
-        refused: Why the server will not serve this trainer.
-        lost_since: When it stopped to answer; ``None`` if it is up, or was never.
-        notices: Warnings for the user.
-        dropped: How many of its messages were malformed.
-        warned: Whether the user was told that it is lost.
-        mismatches: Handshakes in a row that failed since keys do not match.
-        say_after_s: How long it must be lost until the user is told next.
-        retry_at: When to connect again, if nothing can be sent until then: ZeroMQ does not do so behind a
-            handshake that failed, or when another program has answered.
+    ``is_up`` is true from the server's welcome, each of which begins a ``session``, until the server is
+    lost. ZeroMQ does not connect again after a handshake that failed, or when another program has answered:
+    :meth:`keep_alive` does so at ``retry_at``.
     """
 
     url: str
     workers: int | None
-    lost_after: float
+    lost_after: float  # seconds of silence
     socket: zmq.Socket[bytes]
-    breaks: zmq.Socket[bytes]
+    breaks: zmq.Socket[bytes]  # tells when the socket gets and loses its connection
     identity: bytes
     is_connected: bool = False
-    session: int = 0
+    session: int = 0  # 0 before the first
     is_up: bool = False
-    why: str = "it does not answer"
-    refused: str = ""
-    lost_since: float | None = None
+    why: str = "it does not answer"  # that it is not up, as far as the server told
+    refused: str = ""  # why the server will not serve this client
+    lost_since: float | None = None  # None if it is up, or was never
     retry_at: float | None = None
     server: str = ""
     definition: dict[str, Any] = field(default_factory=dict)
-    taker: Taker | None = None
-    inboxes: dict[int, Inbox] = field(default_factory=dict)
-    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))
-    dropped: int = 0
+    fd_receiver: FdReceiver | None = None
+    queues: dict[int, ReceiveQueue] = field(default_factory=dict)
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))  # for the user
+    dropped: int = 0  # malformed messages
     logged: float = -_LOG_EVERY_S
-    warned: bool = False
-    mismatches: int = 0
-    say_after_s: float = 0.0
+    warned: bool = False  # the user was told that it is lost
+    mismatches: int = 0  # handshakes in a row that failed since keys do not match
+    say_after_s: float = 0.0  # how long it must be lost until the user is told next
     ping: int = 0
     heard: float = 0.0
     tick: float = 0.0
 
-    def inbox(self, slot: int) -> Inbox:
-        return self.inboxes.setdefault(slot, Inbox(slot))
+    def queue(self, slot: int) -> ReceiveQueue:
+        return self.queues.setdefault(slot, ReceiveQueue(slot))
+
+    @property
+    def loss(self) -> str:
+        """Says that the server is lost, and why."""
+        return f"the server {self.url} is lost ({self.why})"
 
     @property
     def dataset(self) -> str:
@@ -162,7 +154,7 @@ class Link:
         self.tick = now
         if self.is_up:
             self.ping += 1
-            attempts = [(inbox.slot, inbox.attempt) for inbox in tuple(self.inboxes.values())]
+            attempts = [(queue.slot, queue.attempt) for queue in tuple(self.queues.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
         elif self.refused or self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
@@ -210,14 +202,14 @@ class Link:
             )
             return
         self.session += 1  # first: memory that the training thread cannot map from now on is of the old one
-        self._close_taker()
+        self._close_fd_receiver()
         if welcome["handover"] is not None:
             # In another container, perhaps, it cannot be reached: then arrays come over the socket.
             with contextlib.suppress(OSError, ValueError):
-                self.taker = Taker(str(welcome["handover"]), self.identity)
+                self.fd_receiver = FdReceiver(str(welcome["handover"]), self.identity)
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
-        for inbox in tuple(self.inboxes.values()):
-            inbox.before = inbox.counters
+        for queue in tuple(self.queues.values()):
+            queue.before = queue.counters
         if self.warned and self.lost_since is not None:
             away_s = time.monotonic() - self.lost_since
             self.notices.append(f"the server {self.url} is back after {away_s:.1f} s, and its workers go on")
@@ -235,21 +227,21 @@ class Link:
             self.lose("it took this trainer for gone")
             return
         there = {slot: (attempt, number) for slot, attempt, number in pong["slots"]}
-        for inbox in tuple(self.inboxes.values()):
-            attempt = inbox.attempt
-            known, number = there.get(inbox.slot, (-1, 0))
+        for queue in tuple(self.queues.values()):
+            attempt = queue.attempt
+            known, number = there.get(queue.slot, (-1, 0))
             lost = attempt.received < number if known == attempt.number else pong["number"] >= attempt.ping
             if lost and not attempt.broken and attempt.number:
-                self.miss(inbox, attempt)
-            if inbox.slot in pong["counters"]:
-                inbox.counters = inbox.before + wire.unpack_counters(pong["counters"][inbox.slot])
+                self.miss(queue, attempt)
+            if queue.slot in pong["counters"]:
+                queue.counters = queue.before + wire.unpack_counters(pong["counters"][queue.slot])
 
-    def miss(self, inbox: Inbox, attempt: Attempt) -> None:
+    def miss(self, queue: ReceiveQueue, attempt: StartAttempt) -> None:
         """Messages were lost. If blocks are lost with them, only a new session helps."""
         attempt.broken = True
-        if self.taker is not None:
+        if self.fd_receiver is not None:
             self.lose("messages were lost")
-        inbox.announce()
+        queue.announce()
 
     def refuse(self, why: str) -> None:
         """Ends the session for good."""
@@ -262,23 +254,23 @@ class Link:
         self.break_all()
 
     def break_all(self) -> None:
-        for inbox in tuple(self.inboxes.values()):
-            inbox.attempt.broken = True
-            inbox.announce()
+        for queue in tuple(self.queues.values()):
+            queue.attempt.broken = True
+            queue.announce()
 
     def close(self) -> None:
         self.socket.disable_monitor()
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
-        self._close_taker()
-        for inbox in self.inboxes.values():
-            if inbox.receiver is not None:
-                inbox.receiver.close()
+        self._close_fd_receiver()
+        for queue in self.queues.values():
+            if queue.receiver is not None:
+                queue.receiver.close()
 
-    def _close_taker(self) -> None:
-        if self.taker is not None:
-            self.taker.close()
-        self.taker = None
+    def _close_fd_receiver(self) -> None:
+        if self.fd_receiver is not None:
+            self.fd_receiver.close()
+        self.fd_receiver = None
 
 
 def connect(
@@ -288,8 +280,8 @@ def connect(
     folder: str | os.PathLike[str] | None,
     max_batch_bytes: int,
     lost_after: float,
-) -> Link:
-    """A link to a server, which need not be there yet."""
+) -> ServerConnection:
+    """A connection to a server, which need not be there yet."""
     identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
     socket = context.socket(zmq.DEALER)
     socket.identity = identity
@@ -304,7 +296,7 @@ def connect(
         zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
     )
     socket.connect(url)
-    return Link(url, workers, lost_after, socket, breaks, identity)
+    return ServerConnection(url, workers, lost_after, socket, breaks, identity)
 
 
 def _why_no_socket(url: str) -> str:

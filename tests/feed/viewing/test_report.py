@@ -3,13 +3,13 @@ import json
 import pytest
 
 from mpwds.errors import MpwdsError
-from mpwds.feed.viewing.figures import figures, lost
+from mpwds.feed.report import feed_report, lost
 from tests.feed.viewing.statuses import client, reading, status, worker
 
 
 def between(before, now, clients_before=None, clients_now=None):
     """The figures of a server's workers between two readings, 10 seconds apart."""
-    return figures(
+    return feed_report(
         [status(90, [worker(n, counters) for n, counters in enumerate(before)], clients_before)],
         [status(100, [worker(n, counters) for n, counters in enumerate(now)], clients_now)],
     )
@@ -26,20 +26,20 @@ def test_rates_are_about_the_time_between_two_readings():
 
 
 def test_without_an_earlier_reading_they_are_about_all_the_time():
-    found = figures(None, [status(100, [worker(0, reading(100, batches=1000))])])
+    found = feed_report(None, [status(100, [worker(0, reading(100, batches=1000))])])
     assert (found.seconds, found.batches, found.batches_per_s) == (100, 1000, 10)
 
 
 def test_a_server_that_was_restarted_counts_from_its_start():
     before = [status(90, [worker(0, reading(90, batches=900))])]
-    found = figures(before, [status(5, [worker(0, reading(5, batches=100))], server="b2")])
+    found = feed_report(before, [status(5, [worker(0, reading(5, batches=100))], server="b2")])
     assert (found.seconds, found.batches_per_s) == (5, 20)
 
 
 def test_a_client_that_follows_another_counts_anew_and_its_worker_goes_on_counting():
     before = [status(90, [worker(0, reading(90, batches=900))], [client(batches=900)])]
     clients = [client(batches=40, began_s=5096.0, connected_s=4.0)]
-    found = figures(before, [status(100, [worker(0, reading(97, batches=970))], clients)])
+    found = feed_report(before, [status(100, [worker(0, reading(97, batches=970))], clients)])
     assert (found.batches_per_s, found.clients[0].batches_per_s) == (7, 10)
 
 
@@ -105,7 +105,7 @@ def of_two_servers(slow_trainer="gpu1:77", fast_trainer="gpu1:77", **second):
     fast = [worker(number, FAST, client=fast_trainer) for number in range(2)]
     first = status(10, [worker(0, SLOW, client=slow_trainer)], [client(slow_trainer)])
     second = {"url": "tcp://cpu2:7880", "server": "b2", **second}
-    return figures(None, [first, status(10, fast, [client(fast_trainer)], **second)])
+    return feed_report(None, [first, status(10, fast, [client(fast_trainer)], **second)])
 
 
 def test_a_slow_worker_is_named_with_its_server_where_its_trainer_has_several():
@@ -118,11 +118,11 @@ def test_workers_of_different_trainers_do_not_wait_for_each_other():
     waiting = "workers wait 66% of the time: the trainers, or the network to them, are the bound"
     assert of_two_servers(fast_trainer="gpu2:5").verdict.startswith(waiting)
     here = [worker(0, SLOW), *(worker(number, FAST, client="gpu2:5") for number in (1, 2))]
-    assert figures(None, [status(10, here)]).verdict.startswith(waiting)
+    assert feed_report(None, [status(10, here)]).verdict.startswith(waiting)
 
 
 def test_stages_and_verdicts_of_different_datasets_are_kept_apart():
-    found = figures(
+    found = feed_report(
         None, [status(10, [worker(0, SLOW)]), status(10, [worker(0, FAST)], url="b", fingerprint="cd")]
     )
     assert found.stages == ()
@@ -139,7 +139,7 @@ def test_workers_of_a_group_take_turns_whichever_rank_came_first():
 
 def test_a_slow_worker_is_not_compared_with_those_of_other_trainers():
     busy = [worker(0, SLOW), worker(1, reading(10, batches=5000), client="gpu2:5")]
-    assert figures(None, [status(10, busy)]).verdict == (
+    assert feed_report(None, [status(10, busy)]).verdict == (
         "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
     )
 
@@ -156,7 +156,7 @@ def test_a_verdict_is_about_the_work_between_the_readings_also_when_they_came_be
         status(seconds, [worker(0, reading(seconds, batches=seconds), state="idle")]) for seconds in (90, 100)
     ]
     takes = "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
-    assert figures(between_epochs[:1], between_epochs[1:]).verdict == takes
+    assert feed_report(between_epochs[:1], between_epochs[1:]).verdict == takes
     assert between(*BUSY, [], []).verdict == f"{takes}; now no trainer is connected"
 
 
@@ -164,7 +164,7 @@ def test_the_waiting_share_is_the_one_that_the_verdict_names():
     """Also of workers without an epoch, and of others that no trainer had for a part of the time."""
     in_epochs = [worker(n, reading(4, batches=40, assigned_ns=s * 10**9)) for n, s in enumerate((10, 6))]
     free = worker(2, reading(0), state="free")
-    found = figures([status(90, [])], [status(100, [*in_epochs, free])])
+    found = feed_report([status(90, [])], [status(100, [*in_epochs, free])])
     assert (found.waiting_share, found.servers[0].verdict) == (0.5, found.verdict)
     assert found.verdict.startswith("workers wait 50% of the time: the trainers, or the network to them")
     assert [each.waiting_share for each in found.workers] == pytest.approx([0.6, 1 / 3, 0])
@@ -178,7 +178,7 @@ def test_workers_that_a_trainer_has_just_got_are_not_taken_for_waiting():
 def with_a_lost_server(now, last=None, seconds=12.0):
     """The figures of a server, now and 10 seconds before, beside another one that does not answer."""
     before = [status(90, [worker(n, counters) for n, counters in enumerate(now[0])])]
-    return figures(
+    return feed_report(
         before,
         [
             status(100, [worker(n, counters) for n, counters in enumerate(now[1])]),
@@ -214,7 +214,7 @@ def test_workers_that_wait_are_not_said_to_wait_for_trainers_while_a_server_is_l
 
 
 def test_a_worker_that_was_busy_since_just_before_it_was_assigned_does_not_wait():
-    found = figures(None, [status(10, [worker(0, reading(10, batches=100, assigned_ns=9_900_000_000))])])
+    found = feed_report(None, [status(10, [worker(0, reading(10, batches=100, assigned_ns=9_900_000_000))])])
     assert found.workers[0].waiting_share == 0
 
 
@@ -228,7 +228,7 @@ def test_a_slow_worker_is_not_said_to_be_started_again_if_that_was_before_the_re
             for s, restarts in zip((90, 100), times, strict=True)
         )
         before, now = (status(s, workers) for s, workers in zip((90, 100), moments, strict=True))
-        return figures([before], [now])
+        return feed_report([before], [now])
 
     assert "started again" not in restarted(2, 2).verdict
     assert "(pid 1003, once started again)" in restarted(2, 3).verdict
@@ -240,7 +240,7 @@ WAITS = [(0, 0.7), (1, 0.7), (2, 0.7), (3, 0.0)]
 
 def test_a_feed_of_which_nobody_answers_says_so_and_nothing_else():
     last = status(80, [worker(0, reading(80, batches=800))])
-    found = figures([last], [lost("tcp://cpu1:7880", last, 75)])
+    found = feed_report([last], [lost("tcp://cpu1:7880", last, 75)])
     assert (found.verdict, found.batches_per_s) == ("no answer from tcp://cpu1:7880 for 1 min 15 s", 0)
     assert json.loads(json.dumps(found.as_dict()))["servers"][0]["lost_s"] == 75
 
@@ -248,7 +248,7 @@ def test_a_feed_of_which_nobody_answers_says_so_and_nothing_else():
 def test_several_servers_are_one_feed():
     second = {"url": "tcp://cpu2:7880", "server": "b2", "dropped": {"replayed": 3}}
     workers = [worker(0, reading(100, batches=1000))]
-    found = figures(None, [status(100, workers), status(100, workers, **second)])
+    found = feed_report(None, [status(100, workers), status(100, workers, **second)])
     assert (found.batches_per_s, len(found.workers), found.dropped) == (20, 2, {"replayed": 3})
     assert [server.batches_per_s for server in found.servers] == [10, 10]
     assert [each.stats.server for each in found.workers] == ["tcp://cpu1:7880", "tcp://cpu2:7880"]
@@ -264,19 +264,19 @@ def test_a_status_of_another_kind_is_an_error_that_names_the_server():
         {"dropped": 1},
     ):
         with pytest.raises(MpwdsError, match=r"status of tcp://cpu1:7880 cannot be read .* same version"):
-            figures(None, [{**status(100, []), **damage}])
+            feed_report(None, [{**status(100, []), **damage}])
 
 
 def test_servers_on_one_machine_share_its_processors():
     waiting = reading(100, batches=1000, queued_ns=60 * 10**9)
     here = [status(100, [worker(0, waiting)]), status(100, [worker(1, waiting)], server="b2")]
-    assert "for one of 16 processors" in figures(None, here).verdict
-    assert "for one of 32 processors" in figures(None, [here[0], {**here[1], "host": "cpu2"}]).verdict
+    assert "for one of 16 processors" in feed_report(None, here).verdict
+    assert "for one of 32 processors" in feed_report(None, [here[0], {**here[1], "host": "cpu2"}]).verdict
 
 
 def test_json_can_hold_them():
     counters = reading(100, batches=1000, skipped={"decode: DecodeError": 2})
-    found = figures(None, [status(100, [worker(0, counters)], dropped={"replayed": 3})])
+    found = feed_report(None, [status(100, [worker(0, counters)], dropped={"replayed": 3})])
     assert json.loads(json.dumps(found.as_dict()))["dropped"] == {"replayed": 3}
     assert json.loads(json.dumps(found.as_dict()))["skipped"] == {"decode: DecodeError": 2}
     assert (

@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 
-from mpwds.cli.feed.options import check_tensorcom
-from mpwds.feed.viewing.figures import Figures, rates_of
-from mpwds.feed.viewing.watching import Watched, WatchedServers
+from mpwds.feed.keys import needs_keys
+from mpwds.feed.report import FeedReport, rates_of
+from mpwds.feed.status_client import FeedStatus, StatusSource
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.viewing.tensors import leaves
 from mpwds.viewing.wording import shape_text
@@ -20,22 +20,34 @@ from mpwds.viewing.wording import shape_text
 _POLL_S = 0.2
 
 
-def watch(urls: Sequence[str], keys: Path | None, insecure: bool) -> Watched:
+def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
     """Opens URLs, which are all of feed servers or all of tensorcom."""
     expanded = expand_braces(*urls)
     schemes = {url.partition("://")[0] if "://" in url else "" for url in expanded}
     if schemes <= {"tcp", "ipc"}:
-        return WatchedServers(expanded, keys, insecure)
+        return FeedStatus(expanded, keys, insecure)
     if all(scheme.startswith("z") for scheme in schemes):
         check_tensorcom(expanded, insecure)
-        return WatchedTensorcom(expanded)
+        return TensorcomStatus(expanded)
     raise typer.BadParameter(
         f"{' '.join(urls)}: expected feed servers (tcp://HOST:PORT, ipc://PATH) or tensorcom's sockets "
         "(zsub://HOST:PORT, zpull://HOST:PORT, ...), and one kind at a time"
     )
 
 
-class WatchedTensorcom:
+def check_tensorcom(urls: Sequence[str], insecure: bool) -> None:
+    """Refuses tensorcom's URLs that other machines can reach, unless that is said to be meant."""
+    from mpwds.compat.tensorcom.zcom import parse_url
+
+    for url in expand_braces(*urls):
+        if not insecure and needs_keys(parse_url(url).location):
+            raise typer.BadParameter(
+                f"{url} can be reached from other machines, and tensorcom has no keys: say --insecure if all "
+                "in that network may read and send batches"
+            )
+
+
+class TensorcomStatus:
     """Receives a tensorcom feed's batches and counts them.
 
     ``zsub`` receives a copy; batches that ``zpull`` receives are lost to others.
@@ -89,7 +101,7 @@ class WatchedTensorcom:
             self._batch = batch
             self._changed.notify_all()
 
-    def read(self) -> Figures:
+    def read(self) -> FeedReport:
         with self._changed:
             self._raise_failure()
             now_s, counted, batch = time.monotonic(), list(self._counted), self._batch
@@ -97,12 +109,9 @@ class WatchedTensorcom:
         batches, samples, nbytes = (now - before for now, before in zip(counted, self._before, strict=True))
         self._read_s, self._before = now_s, counted
         tensors = [] if batch is None else leaves(batch)
-        return Figures(
+        return FeedReport(
             **rates_of(batches, samples, nbytes, seconds),
             seconds=seconds,
-            waiting_share=0.0,
-            queued_bytes=0,
-            window_bytes=0,
             verdict="" if counted[0] else "nothing has arrived yet: does the sender run?",
             tensors=tuple(f"{leaf.path} {leaf.dtype} {shape_text(leaf.shape)}" for leaf in tensors),
             dropped={"not a valid batch": self._dropped} if self._dropped else {},

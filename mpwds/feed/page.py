@@ -18,9 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys
-from mpwds.feed.viewing import rows
-from mpwds.feed.viewing.figures import Figures
-from mpwds.feed.viewing.watching import Watched
+from mpwds.feed import report as wording
+from mpwds.feed.report import FeedReport
+from mpwds.feed.status_client import StatusSource
 from mpwds.stats.diagnosis import no_answer
 from mpwds.viewing.pictures import Pictures, pictures, tile
 from mpwds.viewing.tensors import TensorStatistics
@@ -53,19 +53,19 @@ class Page:
     a list of processes comes too late. The page only shows; nothing can be changed by it.
 
     Args:
-        watched: The feed. The caller closes it.
+        source: The feed. The caller closes it.
         port: The port, on 127.0.0.1; 0 takes a free one.
 
     Attributes:
         url: The link, with its token.
     """
 
-    def __init__(self, watched: Watched, port: int = 0) -> None:
-        self.content = _Content(watched)
-        self.door = _Door()
+    def __init__(self, source: StatusSource, port: int = 0) -> None:
+        self.content = _Content(source)
+        self.auth = TokenAuth()
         self._server = _Server(("127.0.0.1", port), self)
         self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/?token={self.door.token}"
+        self.url = f"http://127.0.0.1:{self.port}/?token={self.auth.token}"
         self._threads = [
             threading.Thread(target=self._server.serve_forever, args=(0.1,), name="mpwds page", daemon=True),
             threading.Thread(target=self.content.keep_reading, name="mpwds page figures", daemon=True),
@@ -88,8 +88,8 @@ class Page:
             thread.join()
 
 
-class _Door:
-    """Lets in who has the token, once, and afterwards who has the cookie."""
+class TokenAuth:
+    """Accepts the token once and sets a cookie; later requests need the cookie."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -116,10 +116,10 @@ def _same(given: str, expected: str) -> bool:
 class _Content:
     """What the page shows: figures, read every second, and the latest batch, received when a browser asks."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
-        self._figures: Figures | None = None
+        self._figures: FeedReport | None = None
         self._error = ""
         self._closing = threading.Event()
         self._peeking = threading.Lock()
@@ -133,7 +133,7 @@ class _Content:
         while not self._closing.wait(0 if is_first else _READ_EVERY_S):
             point: list[float | None] = [round(time.monotonic() - began_s, 2), None, None]
             try:
-                figures = self._watched.read()
+                figures = self._source.read()
             except (MpwdsError, OSError) as error:
                 self._error, self._figures = str(error), None
             else:
@@ -147,18 +147,18 @@ class _Content:
     def figures(self) -> dict[str, Any]:
         """The figures, worded as the terminal's; none while no server answers."""
         history, figures = list(self._history), self._figures
-        shown: dict[str, Any] = {"name": self._watched.name, "error": self._error, "history": history}
+        shown: dict[str, Any] = {"name": self._source.name, "error": self._error, "history": history}
         if figures is None:
             return shown
-        stages = rows.shown_stages(figures)
+        stages = wording.shown_stages(figures)
         return {
             **shown,
-            "about": rows.about(figures),
-            "headline": rows.headline(figures),
+            "about": wording.about(figures),
+            "headline": wording.headline(figures),
             "verdict": figures.verdict,
-            "stages": [[stage.name, stage.share, rows.stage_cost(stage)] for stage in stages],
-            "tables": [vars(table) for table in rows.tables(figures)],
-            "notes": rows.notes(figures),
+            "stages": [[stage.name, stage.share, wording.stage_cost(stage)] for stage in stages],
+            "tables": [vars(table) for table in wording.tables(figures)],
+            "notes": wording.notes(figures),
         }
 
     def batch(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class _Content:
         with self._peeking:
             if time.monotonic() - self._peeked_s >= _PEEK_EVERY_S and not self._closing.is_set():
                 try:
-                    self._show(self._watched.peek(_PEEK_S))
+                    self._show(self._source.peek(_PEEK_S))
                 except (MpwdsError, OSError) as error:
                     self._batch = {**self._batch, "error": str(error)}
                 self._peeked_s = time.monotonic()
@@ -177,7 +177,7 @@ class _Content:
         return self._picture
 
     def _show(self, batch: Any) -> None:
-        shown = pictures(batch, _SAMPLES, self._watched.classes)
+        shown = pictures(batch, _SAMPLES, self._source.classes)
         statistics = TensorStatistics()
         statistics.add(batch)
         tensors = statistics.read()
@@ -189,7 +189,7 @@ class _Content:
             "total": shown.total,
             "columns": _COLUMNS,
             "samples": [[sample.label, sample.text] for sample in shown.samples],
-            "tensors": vars(rows.tensor_rows(tensors)),
+            "tensors": vars(wording.tensor_table(tensors)),
             "histograms": [tensor.filled_bins for tensor in tensors],
             "error": "",
         }
@@ -218,7 +218,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], page: Page) -> None:
         self.page = page
         self._connections: set[socket.socket] = set()
-        self.html = files("mpwds.feed.viewing").joinpath("page.html").read_text("utf-8")
+        self.html = files("mpwds.feed").joinpath("page.html").read_text("utf-8")
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -250,9 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         cookie = None
-        if not page.door.knows(self._session()):
+        if not page.auth.knows(self._session()):
             (token, *_) = parse_qs(address.query).get("token", [""])
-            session = page.door.take(token) if address.path == "/" else None
+            session = page.auth.take(token) if address.path == "/" else None
             if session is None:
                 self._refuse(
                     "the link has been used already, or is wrong: start the command again for a new one"

@@ -1,4 +1,4 @@
-"""Asks servers how they are, and for a look at a batch, without taking work from trainers."""
+"""Asks servers for their status and for copies of batches, without taking work from clients."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import os
 import secrets
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
+from mpwds.feed.report import FeedReport, Status, feed_report, lost
 from mpwds.loader.engine.local_worker import batch_of
 from mpwds.loader.messages.channel import LENGTHS
 
 _LARGEST_NBYTES = 4 << 30
 _BRIEFLY_S = 1.0
+_STEADY = 10  # readings that a report is about: a single one has few batches where these are large
+_ANSWER_S = 3.0  # for a server that has answered before: meanwhile, the report on the others stands still
 
 
-class Inspector:
-    """Asks servers for their figures and for copies of batches.
+class StatusClient:
+    """Asks servers for their status and for copies of batches.
 
     Args:
         urls: URLs of the servers, braces expanded.
@@ -33,7 +37,7 @@ class Inspector:
         timeout: Seconds to wait for an answer.
 
     Attributes:
-        silent: URLs of the servers that did not answer when their figures were asked for last.
+        silent: URLs of the servers that did not answer when their status was asked for last.
     """
 
     def __init__(
@@ -65,14 +69,14 @@ class Inspector:
                 self.close()
                 raise
 
-    def status(self, timeout: float | None = None) -> list[dict[str, Any]]:
-        """The figures of every server that answers (see ``Server.status``); the others are then ``silent``.
+    def status(self, timeout: float | None = None) -> list[Status]:
+        """The status of every server that answers (see ``Server.status``); the others are then ``silent``.
 
         ServerLost if none answers. A server that was silent before is waited for only a second.
         """
         timeout = timeout or self._timeout
         waiting = {url: self._ask(url, wire.STATUS) for url in self._sockets}
-        statuses: dict[str, dict[str, Any]] = {}
+        statuses: dict[str, Status] = {}
         before, began = self.silent, time.monotonic()
         while waiting:
             limit = _BRIEFLY_S if waiting.keys() <= set(before) else timeout
@@ -108,7 +112,7 @@ class Inspector:
     def close(self) -> None:
         self._context.destroy(0)
 
-    def __enter__(self) -> Inspector:
+    def __enter__(self) -> StatusClient:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -145,3 +149,78 @@ class Inspector:
             f"no answer from {', '.join(urls)} within {timeout:g} s: is `mpwds serve` running there, and are "
             "the keys the same?"
         )
+
+
+class StatusSource(Protocol):
+    """A feed that commands and the page show. One thread may call ``read`` while another calls ``peek``.
+
+    Attributes:
+        name: What it is called: its URLs.
+        classes: Names of its labels, as far as they are known after a reading.
+    """
+
+    name: str
+    classes: Sequence[str]
+
+    def read(self) -> FeedReport:
+        """The report since some calls before; the first call's since the feed started."""
+
+    def peek(self, timeout_s: float) -> Any:
+        """A batch that was not shown before.
+
+        Raises:
+            TimeoutError: None came in time.
+        """
+
+    def close(self) -> None:
+        """Closes the connections. The feed itself goes on."""
+
+
+class FeedStatus:
+    """Feed servers, as a :class:`StatusSource`. Batches are copies: clients get them as well.
+
+    Args:
+        urls: Their URLs, without braces.
+        keys: Folder of the keys; servers of other machines need one.
+        insecure: Connect to other machines without keys.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], keys: str | os.PathLike[str] | None = None, insecure: bool = False
+    ) -> None:
+        self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
+        self.classes: Sequence[str] = ()
+        self._client = StatusClient(urls, keys, insecure=insecure)
+        self._peeking = StatusClient(urls, keys, insecure=insecure)  # sockets belong to one thread
+        self._read: deque[Sequence[Status]] = deque(maxlen=_STEADY)
+        self._heard: dict[str, tuple[float, Status | None]] = dict.fromkeys(urls, (time.monotonic(), None))
+
+    def read(self) -> FeedReport:
+        try:
+            now = self._client.status(_ANSWER_S if self._read else None)
+        except ServerLost:
+            if not self._read:
+                raise
+            now = []
+        named = {tuple(status["classes"]) for status in now}
+        self.classes = named.pop() if len(named) == 1 else self.classes if not named else ()
+        now_s = time.monotonic()
+        self._heard.update((status["url"], (now_s, status)) for status in now)
+        away = [(url, now_s - then, last) for url, (then, last) in self._heard.items() if then != now_s]
+        oldest_last = [status for reading in reversed(self._read) for status in reading]
+        self._read.append(now)
+        return feed_report(oldest_last, [*now, *(lost(url, last, seconds) for url, seconds, last in away)])
+
+    def peek(self, timeout_s: float) -> Any:
+        try:
+            _, batch = self._peeking.peek(timeout_s)
+        except ServerLost:
+            self._peeking.status(timeout_s)  # which raises, too, if a server does not answer at all
+            raise TimeoutError(
+                f"no worker of {self.name} sent a batch within {timeout_s:g} s: does a trainer read from it?"
+            ) from None
+        return batch
+
+    def close(self) -> None:
+        self._client.close()
+        self._peeking.close()

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from mpwds import errors
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
-from mpwds.feed.trainer.links import Arrival, Attempt, Link
-from mpwds.feed.trainer.servers import SAY_EVERY_S, Servers
-from mpwds.feed.wire import Place, printed
+from mpwds.feed.client.connection import ReceivedMessage, ServerConnection, StartAttempt
+from mpwds.feed.client.connections import SAY_EVERY_S, ServerConnections
+from mpwds.feed.wire import WorkerAssignment, printed
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, Output, batch_of
 from mpwds.loader.messages import protocol
@@ -52,9 +52,9 @@ class RemoteWorker:
     def __init__(
         self,
         index: int,
-        place: Place,
-        servers: Servers,
-        link: Link,
+        place: WorkerAssignment,
+        servers: ServerConnections,
+        connection: ServerConnection,
         slot: int,
         *,
         output: Output,
@@ -65,10 +65,10 @@ class RemoteWorker:
     ) -> None:
         self.index = index
         self._place = place
-        self._servers = servers
-        self._home = self._link = link
+        self._connections = servers
+        self._home = self._connection = connection
         self._home_slot = slot
-        self._inbox = link.inbox(slot)
+        self._queue = connection.queue(slot)
         self._output: Output = output
         self._prefetch = prefetch
         self._on_server_loss = on_server_loss
@@ -81,7 +81,7 @@ class RemoteWorker:
         self._position = START
         self._frames = memoryview(b"")
         self._arrays: Any = None
-        self._arrival = Arrival(0, 0, b"", None)
+        self._arrival = ReceivedMessage(0, 0, b"", None)
         self._largest_nbytes = 0  # of a batch
         self._window = _LEAST_WINDOW
         self._acknowledge_at = 0  # bytes used
@@ -91,7 +91,7 @@ class RemoteWorker:
     @property
     def pid(self) -> int:
         """The process id on the server; 0 before it is known."""
-        return self._inbox.counters.pid
+        return self._queue.counters.pid
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         self._runs = False
@@ -100,17 +100,17 @@ class RemoteWorker:
         self._epoch, self._generation, self._runs = epoch, generation, True
         self._next, self._position = position.first, position
         self._losses = (0, 0)
-        if self._link is not self._home and self._home.is_up:
+        if self._connection is not self._home and self._home.is_up:
             self._change_to(self._home, self._home_slot)
         self._send_start()
 
     def stop(self, generation: int) -> None:
         if self._runs and generation == self._generation:
             self._runs = False
-            inbox = self._inbox
-            if inbox.attempt.broken:  # its server has ended, or knows nothing of it
+            queue = self._queue
+            if queue.attempt.broken:  # its server has ended, or knows nothing of it
                 return
-            self._servers.send(self._link, wire.STOP, slot=inbox.slot, attempt=inbox.attempt.number)
+            self._connections.send(self._connection, wire.STOP, slot=queue.slot, attempt=queue.attempt.number)
 
     def give(self, task: bytes, generation: int) -> None:
         raise MpwdsError("workers on servers iterate their dataset; they take no tasks")
@@ -122,34 +122,34 @@ class RemoteWorker:
 
     def register(self, poller: select.poll, *, receives: bool) -> None:
         if receives:
-            inbox = self._inbox
-            inbox.bell.clear()
-            inbox.awaited = True
-            if inbox.messages or (inbox.attempt.broken and self._link.is_up):
-                inbox.bell.ring()
-            poller.register(inbox.bell, select.POLLIN)
+            queue = self._queue
+            queue.bell.clear()
+            queue.awaited = True
+            if queue.messages or (queue.attempt.broken and self._connection.is_up):
+                queue.bell.ring()
+            poller.register(queue.bell, select.POLLIN)
 
     def receive(self, generation: int) -> Message | None:
         interrupts.raise_kept()
-        while self._link.notices:
-            warn(self._link.notices.popleft())
+        while self._connection.notices:
+            warn(self._connection.notices.popleft())
         while self._has_frames():
             message = self._next_message()
             if message is not None:
                 return message
-        if self._inbox.failure is not None:
-            raise self._inbox.failure
-        is_broken = self._inbox.attempt.broken or not self._link.is_up
+        if self._queue.failure is not None:
+            raise self._queue.failure
+        is_broken = self._queue.attempt.broken or not self._connection.is_up
         if self._runs and is_broken and not self._recovered():
             self._wait_for_server()
-        if self._inbox.receiver is not None:
-            self._inbox.receiver.reclaim()
+        if self._queue.receiver is not None:
+            self._queue.receiver.reclaim()
         return None
 
     def _has_frames(self) -> bool:
         """True if there are frames to read; takes those of the next arrival if there are none left."""
-        while not self._frames and self._inbox.messages:
-            self._arrival = self._inbox.messages.popleft()
+        while not self._frames and self._queue.messages:
+            self._arrival = self._queue.messages.popleft()
             if not self._is_outdated:
                 self._frames, self._arrays = memoryview(self._arrival.frames), self._arrival.arrays
         return bool(self._frames)
@@ -161,24 +161,24 @@ class RemoteWorker:
             elif self._arrays is not None:
                 arrays, self._arrays = self._arrays, None
             else:
-                assert self._inbox.receiver is not None
-                arrays = self._inbox.receiver.buffer(message)
+                assert self._queue.receiver is not None
+                arrays = self._queue.receiver.buffer(message)
             return batch_of(message.fields, arrays, self._output, allow_pickle=False)
         except (TypeError, ValueError, MpwdsError) as error:
             raise MpwdsError(f"{self._named} sent a batch that cannot be decoded: {error}") from error
 
     def discard(self, message: Message) -> None:
         arrays, self._arrays = self._arrays, None
-        if arrays is None and self._inbox.receiver is not None:
-            self._inbox.receiver.discard(message)
+        if arrays is None and self._queue.receiver is not None:
+            self._queue.receiver.discard(message)
 
     @property
     def unsettled(self) -> bool:
-        return self._inbox.receiver is not None and self._inbox.receiver.unsettled
+        return self._queue.receiver is not None and self._queue.receiver.unsettled
 
     def settle(self) -> None:
-        if self._inbox.receiver is not None:
-            self._inbox.receiver.settle()
+        if self._queue.receiver is not None:
+            self._queue.receiver.settle()
 
     def error(self, message: Message) -> BaseException:
         error = _revived(message.fields, f"{self._named} (pid {self.pid})")
@@ -187,7 +187,7 @@ class RemoteWorker:
         return error
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
-        state = "" if self._link.is_up else f", which is lost ({self._link.why})"
+        state = "" if self._connection.is_up else f", which is lost ({self._connection.why})"
         return WorkerTimeout(
             f"{self._named}{state} delivered nothing for {timeout_s:g} s: raise timeout= if a batch may take "
             "that long, or see what its server says (`mpwds monitor`)",
@@ -196,9 +196,9 @@ class RemoteWorker:
         )
 
     def snapshot(self) -> CounterSnapshot:
-        since, counters = self._link.lost_since, self._earlier + self._inbox.counters
+        since, counters = self._connection.lost_since, self._earlier + self._queue.counters
         lost_s = 0.0 if since is None else time.monotonic() - since
-        return replace(counters, server=self._link.url, lost_s=lost_s)
+        return replace(counters, server=self._connection.url, lost_s=lost_s)
 
     def disconnect(self) -> None:
         self.stop(self._generation)
@@ -215,35 +215,37 @@ class RemoteWorker:
 
     @property
     def _named(self) -> str:
-        return f"worker {self.index} on {self._link.url}"
+        return f"worker {self.index} on {self._connection.url}"
 
     def _send_start(self) -> None:
-        inbox, link = self._inbox, self._link
+        queue, connection = self._queue, self._connection
         # The thread may be about to send the next ping before this command.
-        attempt = inbox.attempt = Attempt(next(_attempts), link.ping + 2)
+        attempt = queue.attempt = StartAttempt(next(_attempts), connection.ping + 2)
         self._set_window()
-        if not link.is_up:
+        if not connection.is_up:
             attempt.broken = True
             return
         position = self._position._replace(first=self._next)
-        self._servers.send(
-            link,
+        self._connections.send(
+            connection,
             wire.START,
-            slot=inbox.slot,
+            slot=queue.slot,
             attempt=attempt.number,
             epoch=self._epoch,
             place=list(self._place),
             window=self._window,
-            shared_memory=link.taker is not None,
+            shared_memory=connection.fd_receiver is not None,
             **position._asdict(),
         )
 
     def _set_window(self) -> None:
         """The window of bytes that the server is told next; half of it used, the server hears of that."""
-        batches = min(self._prefetch, self._link.definition.get("blocks", 1))  # it has no more on the way
+        batches = min(
+            self._prefetch, self._connection.definition.get("blocks", 1)
+        )  # it has no more on the way
         self._window = max(_LEAST_WINDOW, batches * self._largest_nbytes)
-        self._inbox.window = max(self._inbox.window, self._window)
-        self._acknowledge_at = self._inbox.attempt.used_nbytes + self._window // 2
+        self._queue.window = max(self._queue.window, self._window)
+        self._acknowledge_at = self._queue.attempt.used_nbytes + self._window // 2
 
     def _next_message(self) -> Message | None:
         """The next message of those that arrived together; ``None`` if it is not for the epoch."""
@@ -271,7 +273,7 @@ class RemoteWorker:
             raise MpwdsError(f"{self._named} sent a damaged message: {error}") from error
         has_parts = "block" in fields and self._arrays is not None
         nbytes = len(frame) + (fields["nbytes"] if has_parts else 0)
-        is_old = self._arrival.attempt != self._inbox.attempt.number
+        is_old = self._arrival.attempt != self._queue.attempt.number
         if is_old or kind == protocol.SEGMENT or not self._runs:
             if kind == protocol.BATCH:
                 self.discard(message)
@@ -279,9 +281,9 @@ class RemoteWorker:
                 self._use(nbytes)
             return None
         if kind == protocol.BATCH:
-            if fields["nbytes"] > self._servers.most_nbytes:  # in shared memory
+            if fields["nbytes"] > self._connections.most_nbytes:  # in shared memory
                 self.discard(message)
-                raise MpwdsError(self._servers.too_large(self._link, fields["nbytes"]))
+                raise MpwdsError(self._connections.too_large(self._connection, fields["nbytes"]))
             self._next = fields["sequence"] + 1
             if isinstance(fields.get("state"), bytes):
                 self._position = Position(self._next, fields["state"], self._next)
@@ -293,7 +295,7 @@ class RemoteWorker:
     @property
     def _is_outdated(self) -> bool:
         """True if the last arrival is of a session of the server that has ended, and with it its memory."""
-        return self._arrival.session != self._link.session
+        return self._arrival.session != self._connection.session
 
     def _check(self, message: Message) -> None:
         """Checks the fields that the trainer relies on. Decoding checks arrays and structure."""
@@ -308,21 +310,21 @@ class RemoteWorker:
             raise EnvelopeError("a state that is not msgpack: pickles are not accepted")
         block = fields.get("block")
         if block is not None and self._arrays is None:
-            receiver = self._inbox.receiver
+            receiver = self._queue.receiver
             if receiver is None or type(block) is not int or not 0 <= block < receiver.keep + 1:
                 raise EnvelopeError(f"a batch in block {block!r} of memory that is not mapped")
 
     def _use(self, nbytes: int) -> None:
         """Counts the bytes of a message as used, and tells the server when they are half of the window."""
-        attempt = self._inbox.attempt
+        attempt = self._queue.attempt
         attempt.used_nbytes += nbytes
         if nbytes > self._largest_nbytes or attempt.used_nbytes >= self._acknowledge_at:
             self._largest_nbytes = max(self._largest_nbytes, nbytes)
             self._set_window()
-            self._servers.send(
-                self._link,
+            self._connections.send(
+                self._connection,
                 wire.ACK,
-                slot=self._inbox.slot,
+                slot=self._queue.slot,
                 attempt=attempt.number,
                 nbytes=attempt.used_nbytes,
                 window=self._window,
@@ -330,30 +332,30 @@ class RemoteWorker:
 
     def _map_segment(self, message: Message) -> None:
         """Maps the shared memory of the worker, which is on this machine."""
-        inbox, taker, launch = self._inbox, self._link.taker, message.fields["launch"]
-        if taker is None:
+        queue, fd_receiver, launch = self._queue, self._connection.fd_receiver, message.fields["launch"]
+        if fd_receiver is None:
             raise EnvelopeError("shared memory of another machine")
         blocks, block_nbytes = message.fields["blocks"], message.fields["block_nbytes"]
         if not all(type(number) is int for number in (launch, blocks, block_nbytes)) or (
             not 1 <= blocks <= MOST_BLOCKS or not 0 < block_nbytes < 1 << 48
         ):
             raise EnvelopeError(f"a segment of {blocks!r:.20} blocks of {block_nbytes!r:.20} bytes")
-        segment, bell = taker.take(inbox.slot, launch)
+        segment, bell = fd_receiver.take(queue.slot, launch)
         process = self._arrival.session, launch
-        if inbox.receiver is not None and inbox.mapped == process:
+        if queue.receiver is not None and queue.mapped == process:
             os.close(bell)
         else:
-            if inbox.receiver is not None:
-                inbox.receiver.close()
-            inbox.receiver = self._make_receiver(Bell(bell), keep=blocks - 1)
-            inbox.mapped = process
-        inbox.receiver.map_segment(message, segment)
+            if queue.receiver is not None:
+                queue.receiver.close()
+            queue.receiver = self._make_receiver(Bell(bell), keep=blocks - 1)
+            queue.mapped = process
+        queue.receiver.map_segment(message, segment)
 
     def _recovered(self) -> bool:
         """Starts the worker again if a server is there for it."""
-        if self._link.refused:
-            raise MpwdsError(self._link.refused)
-        if not self._link.is_up and not self._moved():
+        if self._connection.refused:
+            raise MpwdsError(self._connection.refused)
+        if not self._connection.is_up and not self._moved():
             return False
         losses, before = self._losses
         self._losses = (losses + 1 if before == self._next else 1, self._next)
@@ -369,42 +371,39 @@ class RemoteWorker:
         """Gives the worker's part to another server, if that is wanted and one is there."""
         if self._on_server_loss == "raise":
             raise ServerLost(
-                f"the server {self._link.url} is lost ({self._link.why}) in the middle of an epoch: continue "
+                f"{self._connection.loss} in the middle of an epoch: continue "
                 'from the last state_dict(), or use on_server_loss="wait" or "move"'
             )
-        others = [link for link in self._servers.links if link.is_up]
+        others = [connection for connection in self._connections.connections if connection.is_up]
         if self._on_server_loss != "move" or not others:
             return False
         # By its number alone, so that all members of a group choose the same server and slot.
         new = others[self.index % len(others)]
         warn(
-            f"the server {self._link.url} is lost ({self._link.why}): {new.url} takes over the part of "
+            f"{self._connection.loss}: {new.url} takes over the part of "
             f"worker {self.index} from batch {self._next} on, so no batch is lost or delivered twice"
         )
-        self._link.warned = True
+        self._connection.warned = True
         self._change_to(new, (new.workers or 0) + self.index)
         return True
 
-    def _change_to(self, link: Link, slot: int) -> None:
-        so_far = self._earlier + self._inbox.counters
-        self._link, self._inbox = link, link.inbox(slot)
-        self._earlier = so_far - self._inbox.counters
+    def _change_to(self, connection: ServerConnection, slot: int) -> None:
+        so_far = self._earlier + self._queue.counters
+        self._connection, self._queue = connection, connection.queue(slot)
+        self._earlier = so_far - self._queue.counters
 
     def _wait_for_server(self) -> None:
-        link = self._link
-        lost_s = 0.0 if link.lost_since is None else time.monotonic() - link.lost_since
-        if not link.warned:
-            warn(f"the server {link.url} is lost ({link.why}): waiting for it to come back")
-        elif lost_s > link.say_after_s:
-            warn(f"still waiting for the server {link.url} ({link.why}), for {lost_s:.0f} s")
-        if not link.warned or lost_s > link.say_after_s:
-            link.warned, link.say_after_s = True, lost_s + SAY_EVERY_S
+        connection = self._connection
+        lost_s = 0.0 if connection.lost_since is None else time.monotonic() - connection.lost_since
+        if not connection.warned:
+            warn(f"{connection.loss}: waiting for it to come back")
+        elif lost_s > connection.say_after_s:
+            warn(f"still waiting for the server {connection.url} ({connection.why}), for {lost_s:.0f} s")
+        if not connection.warned or lost_s > connection.say_after_s:
+            connection.warned, connection.say_after_s = True, lost_s + SAY_EVERY_S
         limit = self._server_timeout
         if limit is not None and lost_s > limit:
-            raise ServerLost(
-                f"the server {link.url} is lost ({link.why}), and did not come back within {limit:g} s "
-                "(server_timeout)"
-            )
+            raise ServerLost(f"{connection.loss}, and did not come back within {limit:g} s (server_timeout)")
 
 
 def _check_end(fields: dict[str, Any]) -> None:

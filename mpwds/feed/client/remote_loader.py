@@ -1,0 +1,354 @@
+"""RemoteLoader: the batches of workers on other machines, and the source of such workers for any loader."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import braceexpand
+
+from mpwds.feed import definition, keys, wire
+from mpwds.feed.client.connection import ServerConnection
+from mpwds.feed.client.connections import ServerConnections
+from mpwds.feed.client.remote_worker import OnServerLoss, RemoteWorker
+from mpwds.feed.wire import LOST_S, WorkerAssignment
+from mpwds.loader import options
+from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.local_worker import Output
+from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
+from mpwds.loader.options import Even, FinalOutput, LoaderOptions
+from mpwds.loader.processes.launchers import Launcher
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.sharedmem.pinning import Pinning
+from mpwds.sharedmem.private import PrivateCopies
+from mpwds.suggestions import suggest_arguments
+
+
+class RemoteLoader(MultiLoader):
+    """Iterates batches that servers make (``mpwds serve``): a ``MultiLoader`` whose workers are elsewhere.
+
+    The trainer gives each worker its part of the epoch and counts what was delivered, so order, exactly-once
+    delivery, ``state_dict()``, ``rebatched``, ``even`` and ``stats()`` are those of a ``MultiLoader`` with as
+    many workers. Its states can be loaded into the other. Making a loader waits until all servers answer;
+    they may be started later.
+
+    If a worker dies, its server starts it again. If the trainer and a server are on one machine, batches stay
+    in the workers' shared memory.
+
+    Args:
+        urls: ``"tcp://HOST:PORT"`` or ``"ipc://PATH"`` of the servers; braces name several
+            (``"tcp://cpu{1..4}:7880"``). Or a list of URLs.
+        workers: Workers of all servers together. ``None`` takes what the servers grant: all that are free, or
+            for the ranks of a job equal shares.
+        timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
+            servers when a loader is made or its workers start.
+        in_order, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
+        prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least, and
+            no more than its server makes ahead.
+        keys: Folder with ``client.key_secret`` and ``server.key``, made by ``mpwds keygen``. Required unless
+            all servers are on this machine.
+        insecure: Connect to other machines without keys: others in the network can read and forge batches.
+        group: Trainers of one group share their workers: each gets every batch, which is made once. The
+            slowest sets the pace. All members begin an epoch together.
+        members: Trainers that must have joined the group before an epoch begins; those that have by default.
+        max_lag: Seconds that a member may keep the others of its group waiting before it falls out, with an
+            error. ``None`` is for ever.
+        on_server_loss: If a server dies or cannot be reached, ``"wait"`` until it is back, ``"move"`` its
+            part to the other servers, or ``"raise"`` ServerLost. No batch is lost or delivered twice.
+        server_timeout: Seconds to wait for a server, at the start and after a loss. ``None`` is for ever.
+        heartbeat_timeout: Seconds of silence after which a server is lost.
+        max_batch_bytes: Largest batch that is accepted; more memory is never allocated for one.
+        shared_memory: Map the workers' shared memory if a server is on this machine and agrees.
+
+    Raises:
+        ValueError: A URL or an argument is invalid.
+        SecurityError: A server is on another machine, and neither ``keys`` nor ``insecure`` is given.
+        ServerLost: A server did not answer within ``server_timeout`` seconds.
+        MpwdsError: A server refuses this trainer, or servers have different datasets.
+
+    Example:
+        >>> import threading
+        >>> import mpwds
+        >>> dataset = mpwds.DataPipeline(range(6)).batched(2)
+        >>> with mpwds.Server(dataset, "tcp://127.0.0.1:0", workers=2) as server:
+        ...     thread = threading.Thread(target=server.serve)
+        ...     thread.start()
+        ...     with RemoteLoader(server.url, output="numpy") as loader:
+        ...         batches = [batch.tolist() for batch in loader]
+        ...     server.stop()
+        ...     thread.join()
+        >>> batches
+        [[0, 2], [1, 3], [4], [5]]
+    """
+
+    _remote: Remote
+
+    @suggest_arguments
+    def __init__(
+        self,
+        urls: str | list[str],
+        workers: int | None = None,
+        *,
+        in_order: bool = True,
+        prefetch: int = 2,
+        timeout: float | None = None,
+        output: FinalOutput = "torch",
+        seed: int | None = None,
+        even: Even | None = None,
+        pin_memory: bool = False,
+        device: Any = None,
+        progress: bool = False,
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        group: str | None = None,
+        members: int | None = None,
+        max_lag: float | None = None,
+        on_server_loss: OnServerLoss = "wait",
+        server_timeout: float | None = 600.0,
+        heartbeat_timeout: float = LOST_S,
+        max_batch_bytes: int = 4 << 30,
+        shared_memory: bool = True,
+    ) -> None:
+        self._remote = self._remote or Remote(  # a copy has it
+            RemoteOptions(
+                urls=urls,
+                workers=workers,
+                keys=keys,
+                insecure=insecure,
+                group=group,
+                members=members,
+                max_lag=max_lag,
+                on_server_loss=on_server_loss,
+                server_timeout=server_timeout,
+                timeout=timeout,
+                heartbeat_timeout=heartbeat_timeout,
+                max_batch_bytes=max_batch_bytes,
+                shared_memory=shared_memory,
+                prefetch=prefetch,
+            )
+        )
+        try:
+            super().__init__(
+                self._remote.dataset(),
+                len(self._remote.slots),
+                in_order=in_order,
+                prefetch=prefetch,
+                timeout=timeout,
+                output=output,
+                seed=seed,
+                even=even,
+                pin_memory=pin_memory,
+                device=device,
+                progress=progress,
+            )
+        except BaseException:
+            self._remote.close()
+            raise
+
+    def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+        setup = functools.partial(make_setup, None, self._options)
+        return self._remote.group(setup, lambda _: Launcher(), output, pinning=pinning)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = {**vars(self._options), **vars(self._remote.options)}
+        unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local"
+        for name in unused:
+            del own[name]
+        return make_copy, (type(self), copy.copy(self._remote), (), own)
+
+    def _as_called(self) -> str:
+        return f"RemoteLoader({self._remote.options.urls!r}, workers={self.workers})"
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How a loader reaches its servers; see ``RemoteLoader``."""
+
+    urls: str | list[str]
+    workers: int | None = None
+    keys: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    group: str | None = None
+    members: int | None = None
+    max_lag: float | None = None
+    on_server_loss: OnServerLoss = "wait"
+    server_timeout: float | None = 600.0
+    timeout: float | None = None
+    heartbeat_timeout: float = wire.LOST_S
+    max_batch_bytes: int = 4 << 30
+    shared_memory: bool = True
+    fingerprint: str | None = None
+    prefetch: int = 2
+    local: int = 0  # workers on this machine
+
+    def __post_init__(self) -> None:
+        name = "RemoteLoader"
+        if self.workers is not None:
+            options.integer(name, "workers", self.workers, at_least=1)
+        if self.members is not None:
+            options.integer(name, "members", self.members, at_least=1)
+        if self.group is None and (self.members is not None or self.max_lag is not None):
+            raise ValueError(f"{name}: members= and max_lag= belong to a group=")
+        options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
+        options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
+        for each in (self.server_timeout, self.max_lag):
+            options.timeout(name, each)
+        wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
+        if not self.expanded():
+            raise ValueError(f"{name}: there is no URL of a server")
+        for url in self.expanded():
+            keys.check_url(url, self.keys, self.insecure)
+
+    def expanded(self) -> list[str]:
+        """The URLs, after braces are expanded."""
+        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
+        return [name for url in urls for name in braceexpand.braceexpand(url)]
+
+    def connect(self, room: Callable[[int], Any]) -> ServerConnections:
+        """Connects to the servers, and waits until all are ready for this trainer."""
+        here = Context.current()
+        hello = {
+            "versions": [wire.VERSION],
+            "name": f"{socket.gethostname()}:{os.getpid()}",
+            "rank": here.rank,
+            "world_size": here.world_size,
+            "fingerprint": self.fingerprint,
+            "host": wire.machine() if self.shared_memory else "",
+            "group": self.group,
+            "members": self.members,
+            "max_lag": self.max_lag,
+        }
+        servers = ServerConnections(
+            self.expanded(),
+            self.workers,
+            hello,
+            room,
+            folder=self.keys,
+            max_batch_bytes=self.max_batch_bytes,
+            lost_after=self.heartbeat_timeout,
+        )
+        try:
+            limits = [limit for limit in (self.server_timeout, self.timeout) if limit is not None]
+            servers.connect(min(limits, default=None))
+        except BaseException:
+            servers.close()
+            raise
+        return servers
+
+
+class Remote:
+    """The servers of a loader, which are connected to while its workers run, and once before to ask them.
+
+    Copies and pickles know what the servers answered, and connect with their first epoch.
+    """
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        definition: dict[str, Any] | None = None,
+        slots: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.options = options
+        self._rooms = PrivateCopies(kept=16)
+        self.servers: ServerConnections | None = None
+        self.definition, self.slots = definition or {}, list(slots)
+        if definition is None:
+            connections = self.connected().connections
+            self.definition = connections[0].definition
+            for number, connection in enumerate(connections):
+                self.slots += [(number, slot) for slot in range(connection.workers or 0)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options, self.definition, self.slots)
+
+    def connected(self) -> ServerConnections:
+        if self.servers is None:
+            known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
+            chosen = replace(self.options, fingerprint=known, workers=len(self.slots) or self.options.workers)
+            self.servers = chosen.connect(lambda nbytes: self._rooms.room(nbytes))
+        return self.servers
+
+    def pin(self, pinning: Pinning | None) -> None:
+        """Receives batches in pinned memory from now on."""
+        self._rooms = PrivateCopies(pinning, kept=16)
+
+    def slot(self, number: int) -> tuple[ServerConnection, int]:
+        """The server of the loader's remote worker ``number``, and its slot there."""
+        connection, slot = self.slots[number]
+        return self.connected().connections[connection], slot
+
+    def group(self, *arguments: Any, **keywords: Any) -> RemoteGroup:
+        """The workers of a loader that has workers of its own, too."""
+        return RemoteGroup(self, *arguments, **keywords)
+
+    def dataset(self) -> DataPipeline:
+        """The servers' dataset, which tells its length and description but cannot be iterated here."""
+        return definition.remote_dataset(self.definition, self._count)
+
+    def close(self) -> None:
+        servers, self.servers = self.servers, None
+        if servers is not None:
+            servers.close()
+
+    def _count(self, context: Context) -> int | str:
+        servers = self.connected()
+        numbers = (context.rank, context.world_size, context.worker, context.workers)
+        connection = next((each for each in servers.connections if each.is_up), servers.connections[0])
+        question = {"epoch": context.epoch, "place": [*numbers, context.seed], "exact": True}
+        answer: int | str = servers.ask(connection, wire.COUNT, **question)["count"]
+        return answer
+
+
+def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:
+    """The servers whose workers make parts of a dataset's epochs beside a loader's own workers."""
+    assert options.remote is not None
+    fingerprint = definition.fingerprint(dataset)
+    chosen = RemoteOptions(
+        options.remote, keys=options.keys, fingerprint=fingerprint, timeout=options.timeout
+    )
+    return Remote(replace(chosen, prefetch=options.prefetch, local=options.workers))
+
+
+class RemoteGroup(WorkerGroup):
+    """The workers of a loader: its own on this machine first, then those on servers."""
+
+    def __init__(self, remote: Remote, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._remote = remote
+        remote.pin(keywords.get("pinning"))
+
+    @property
+    def pids(self) -> list[int]:
+        return super().pids[: self._remote.options.local]
+
+    def close(self) -> None:
+        super().close()
+        if os.getpid() == self._owner:
+            self._remote.close()
+
+    def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
+        chosen = self._remote.options
+        if index < chosen.local:
+            return super()._make_worker(index, launcher)
+        setup = self._make_setup()
+        place = WorkerAssignment(setup.rank, setup.world_size, index, setup.workers, setup.seed)
+        connection, slot = self._remote.slot(index - chosen.local)
+        return RemoteWorker(
+            index,
+            place,
+            self._remote.connected(),
+            connection,
+            slot,
+            output=self._output,
+            prefetch=chosen.prefetch,
+            on_server_loss=chosen.on_server_loss,
+            server_timeout=chosen.server_timeout,
+            make_receiver=self._make_receiver,
+        )

@@ -1,0 +1,458 @@
+"""Reports on feeds: rates, workers, stages, clients, and what bounds the feed, made of servers' statuses.
+
+A server's status (``Server.status``) holds counters since it started. :func:`feed_report` makes a report of
+two readings of them, and the functions after it word the report, for the terminal and the page alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from mpwds.errors import MpwdsError
+from mpwds.feed import wire
+from mpwds.stats.diagnosis import diagnose_workers, no_answer
+from mpwds.stats.measures import LoaderMeasures, StageStats, WorkerStats, worker_stats
+from mpwds.stats.report import NEGLIGIBLE
+from mpwds.stats.snapshot import plain_values
+from mpwds.viewing.tensors import TensorFigures
+from mpwds.viewing.wording import Table, counted, duration, number, per, rate, shape_text, size, three_digits
+
+Status = Mapping[str, Any]
+"""A server's status: see ``StatusClient.status``."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was sent between two readings, and how much of it per second."""
+
+    batches: int
+    samples: int
+    nbytes: int
+    batches_per_s: float
+    samples_per_s: float
+    bytes_per_s: float
+
+
+def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:
+    """The fields of :class:`Rates`, for what was sent in some seconds."""
+    sent = {"batches": batches, "samples": samples, "bytes": nbytes}
+    per_s = {f"{name}_per_s": per(amount, seconds) for name, amount in sent.items()}
+    return {"batches": batches, "samples": samples, "nbytes": nbytes, **per_s}
+
+
+@dataclass(frozen=True)
+class WorkerReport(Rates):
+    """A worker of a server, and what it sent.
+
+    Attributes:
+        state: ``"running"``, ``"idle"`` between epochs, ``"free"`` if no client has it, or ``"lost"`` if its
+            server does not answer.
+        client: The client that it works for; empty if there is none.
+        assigned_s: Seconds in which a client had it.
+        waiting_share: Share of ``assigned_s`` in which it waited for its client or for an epoch, 0 to 1.
+        queued_bytes: Bytes that it sent and its client has not acknowledged, of ``window_bytes``.
+        restarts: How often its process was restarted so far.
+    """
+
+    state: str
+    client: str
+    epoch: int
+    assigned_s: float
+    waiting_share: float
+    queued_bytes: int
+    window_bytes: int
+    restarts: int
+    stats: WorkerStats
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """A training process at a server: ``batches`` since it came, and rates between the readings."""
+
+    server: str
+    client: str
+    address: str
+    group: str
+    rank: int
+    world_size: int
+    workers: int
+    batches: int
+    batches_per_s: float
+    bytes_per_s: float
+    connected_s: float
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class ServerReport(Rates):
+    """A server, and what it sent.
+
+    Attributes:
+        draining: True if it takes no more clients and ends soon.
+        dataset: Its source and stages, with their ``fingerprint``.
+        workers: Workers that it has.
+        clients: Clients that are connected.
+        dropped: Messages that it did not accept, by reason.
+        lost_s: Seconds for which it has not answered; 0 if it answers. The other values are then its last.
+    """
+
+    url: str
+    host: str
+    pid: int
+    version: str
+    uptime_s: float
+    draining: bool
+    dataset: tuple[str, ...]
+    fingerprint: str
+    workers: int
+    clients: int
+    verdict: str
+    dropped: Mapping[str, int]
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class FeedReport(Rates):
+    """What a feed did between two readings, or since its servers started.
+
+    Attributes:
+        seconds: Seconds that the rates and shares are about.
+        waiting_share: As a worker's, of all that had an epoch to do, or of all if none had.
+        stages: The pipeline's stages, of all workers together; none if servers have different datasets.
+        skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
+        dropped: Messages that were not accepted so far, by reason.
+        tensors: The latest batch's tensors, with types and shapes; of a tensorcom feed only.
+    """
+
+    seconds: float
+    verdict: str
+    waiting_share: float = 0.0
+    queued_bytes: int = 0
+    window_bytes: int = 0
+    servers: tuple[ServerReport, ...] = ()
+    workers: tuple[WorkerReport, ...] = ()
+    stages: tuple[StageStats, ...] = ()
+    clients: tuple[ClientReport, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """The servers that do not answer, by URL, and for how many seconds."""
+        return {server.url: server.lost_s for server in self.servers if server.lost_s}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, numbers and strings, for JSON."""
+        return {**dataclasses.asdict(self), "lost": self.lost}
+
+
+def feed_report(previous: Sequence[Status] | None, now: Sequence[Status]) -> FeedReport:
+    """The report on a feed between two readings.
+
+    Args:
+        previous: Statuses of earlier readings, of which a server's last one counts; without one, or where the
+            server has restarted since, the report is about the time since it started.
+        now: The servers' statuses, one for each; of those that do not answer, by :func:`lost`.
+
+    Raises:
+        MpwdsError: A status lacks something, or has a value of the wrong type.
+    """
+    before = {status["server"]: status for status in previous or ()}
+    away = {status["url"]: status["lost_s"] for status in now if "lost_s" in status}
+    parts = [_read(before.get(status.get("server")), status, bool(away)) for status in now]
+    seconds = max((part.seconds for part in parts), default=0.0)
+    cores = {part.server.host: part.cores for part in parts}
+    workers = tuple(worker for part in parts for worker in part.workers)
+    stats = _stats(workers, seconds, sum(cores.values()))
+    answers = [status for status in now if "lost_s" not in status]
+    verdict = "; ".join([no_answer(away)] * bool(away) + [_verdict(stats, workers, answers, bool(away))])
+    return FeedReport(
+        **{each.name: sum(vars(part.server)[each.name] for part in parts) for each in fields(Rates)},
+        seconds=stats.seconds,
+        waiting_share=_waiting_share(workers),
+        queued_bytes=sum(worker.queued_bytes for worker in workers),
+        window_bytes=sum(worker.window_bytes for worker in workers),
+        verdict=verdict if answers else no_answer(away),
+        servers=tuple(part.server for part in parts),
+        workers=workers,
+        stages=stats.stages if len({status["fingerprint"] for status in answers}) < 2 else (),
+        clients=tuple(client for part in parts for client in part.clients),
+        skipped=_summed(part.skipped for part in parts),
+        dropped=_summed(part.server.dropped for part in parts),
+    )
+
+
+def lost(url: str, last: Status | None, seconds: float) -> Status:
+    """The status of a server that has not answered for some seconds, after its ``last`` one, if any."""
+    unknown = {"host": "", "pid": 0, "version": "", "uptime_s": 0.0, "time_s": 0.0, "dataset": []}
+    empty = {"fingerprint": "", "draining": False, "capacity": 0, "cores": 0, "clients": [], "dropped": {}}
+    away = {"state": "lost", "unacknowledged_bytes": 0, "window_bytes": 0}
+    known = {"url": url, "server": url, **unknown, **empty, "workers": [], **(last or {})}
+    return {**known, "workers": [{**worker, **away} for worker in known["workers"]], "lost_s": seconds}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one server contributes."""
+
+    server: ServerReport
+    workers: tuple[WorkerReport, ...]
+    clients: tuple[ClientReport, ...]
+    seconds: float
+    cores: int
+    skipped: Mapping[str, int]
+
+
+def _read(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
+    try:
+        return _part(before if "lost_s" not in now else now, now, some_are_lost)
+    except (KeyError, TypeError, ValueError, AttributeError, wire.Malformed) as error:
+        where = now.get("url", "a server")
+        raise MpwdsError(
+            f"the status of {where} cannot be read ({type(error).__name__}: {error}): does it run the same "
+            "version of mpwds?"
+        ) from error
+
+
+def _part(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
+    seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
+    earlier = before or {"workers": (), "clients": ()}
+    workers_before = {worker["worker"]: worker for worker in earlier["workers"]}
+    # A client that has the name of another that has gone began at another time.
+    clients_before = {(client["client"], client["began_s"]): client for client in earlier["clients"]}
+    url, lost_s = str(now["url"]), float(now.get("lost_s", 0.0))
+    workers = tuple(
+        _worker(url, workers_before.get(each["worker"]), each, seconds) for each in now["workers"]
+    )
+    clients = tuple(
+        _client(url, clients_before.get((each["client"], each["began_s"])), each, seconds)
+        for each in now["clients"]
+    )
+    stats = _stats(workers, seconds, int(now["cores"]))
+    verdict = f"lost for {duration(lost_s)}" if lost_s else _verdict(stats, workers, [now], some_are_lost)
+    own = {"workers": now["capacity"], "clients": len(clients), "verdict": verdict, "lost_s": lost_s}
+    server = ServerReport(
+        **plain_values(ServerReport, {**vars(stats), **now, **own}),
+        dataset=tuple(map(str, now["dataset"])),
+        dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
+    )
+    skipped = _summed(worker["counters"]["skipped"] for worker in now["workers"])
+    return _Part(server, workers, clients, seconds, stats.cores, skipped)
+
+
+def _worker(server: str, before: Status | None, now: Status, seconds: float) -> WorkerReport:
+    total = wire.unpack_counters(now["counters"])
+    counters = total if before is None else total - wire.unpack_counters(before["counters"])
+    stats = worker_stats(int(now["worker"]), replace(counters, pid=int(now["pid"]), server=server))
+    assigned_s = max(counters.assigned_ns / 1e9, stats.active_s)
+    own = {
+        **rates_of(stats.batches, stats.samples, stats.nbytes, seconds),
+        "assigned_s": assigned_s,
+        "waiting_share": per(assigned_s - stats.working_s, assigned_s),
+        "queued_bytes": now["unacknowledged_bytes"],
+        "restarts": total.restarts,
+    }
+    return WorkerReport(**plain_values(WorkerReport, {**now, **own}), stats=stats)
+
+
+def _client(server: str, before: Status | None, now: Status, seconds: float) -> ClientReport:
+    batches, nbytes, seconds_here = now["batches"], now["nbytes"], min(seconds, now["connected_s"])
+    if before is not None:
+        batches, nbytes, seconds_here = batches - before["batches"], nbytes - before["nbytes"], seconds
+    rates = {"batches_per_s": per(batches, seconds_here), "bytes_per_s": per(nbytes, seconds_here)}
+    return ClientReport(**plain_values(ClientReport, {**now, **rates, "server": server}))
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum(map(Counter, counts), Counter[str]()))
+
+
+def _stats(workers: Sequence[WorkerReport], seconds: float, cores: int) -> LoaderMeasures:
+    """The workers' part of a loader's statistics, which knows how to add them up and judge them."""
+    return LoaderMeasures(
+        **rates_of(
+            sum(worker.batches for worker in workers),
+            sum(worker.samples for worker in workers),
+            sum(worker.nbytes for worker in workers),
+            seconds,
+        ),
+        epoch=0,
+        first_batch_s=0.0,
+        waited_s=seconds,
+        received_s=0.0,
+        elsewhere_s=0.0,
+        stages_s=0.0,
+        private_copies=0,
+        in_order=True,
+        in_process=False,
+        cores=cores,
+        workers=tuple(worker.stats for worker in workers),
+    )
+
+
+def _waiting_share(workers: Sequence[WorkerReport]) -> float:
+    counted = [worker for worker in workers if worker.stats.active_s > 0] or workers
+    waiting_s = sum(worker.waiting_share * worker.assigned_s for worker in counted)
+    return per(waiting_s, sum(worker.assigned_s for worker in counted))
+
+
+def _verdict(
+    stats: LoaderMeasures, workers: Sequence[WorkerReport], now: Sequence[Status], some_are_lost: bool
+) -> str:
+    """What bounds the workers that had something to do. A client has the same name at all its servers."""
+    attended = any(status["clients"] for status in now)
+    workers = [worker for worker in workers if worker.stats.active_s > 0]
+    if not workers:
+        do = "may wait for it" if some_are_lost else "read nothing"
+        return f"the trainers that are connected {do}" if attended else "no trainer is connected"
+    if len({status["fingerprint"] for status in now}) > 1:
+        return "the servers have different datasets: see what bounds each of them, and its stages by itself"
+    clients = {tuple(sorted(worker.client.split(", "))) for worker in workers}
+    stats = replace(stats, workers=tuple(worker.stats for worker in workers))
+    verdict = diagnose_workers(stats, _waiting_share(workers), len(clients) == 1, some_are_lost)
+    return verdict if attended else f"{verdict}; now no trainer is connected"
+
+
+# Text, for the terminal and the page
+
+BOUND, SHAPE = "what bounds it", "shape"
+"""Columns whose text may be long."""
+
+
+def headline(report: FeedReport) -> list[tuple[str, str]]:
+    """The feed's rates, each with its unit."""
+    rates = [
+        (rate(report.batches_per_s), "batches/s"),
+        (rate(report.samples_per_s), "samples/s"),
+        (rate(report.bytes_per_s / 1e6), "MB/s"),
+    ]
+    if report.window_bytes:
+        rates.append((f"{size(report.queued_bytes)} of {size(report.window_bytes)}", "under way"))
+    return rates
+
+
+def about(report: FeedReport) -> list[str]:
+    """Where the only server runs, and what the servers serve."""
+    lines = []
+    if len(report.servers) == 1:
+        (server,) = report.servers
+        state = "up" if not server.lost_s else f"lost for {duration(server.lost_s)}, was up"
+        draining = ", draining" if server.draining else ""
+        lines.append(
+            f"on {server.host} (pid {server.pid}), mpwds {server.version}, "
+            f"{counted(server.workers, 'worker')}, {state} {duration(server.uptime_s)}{draining}"
+        )
+    lines += dict.fromkeys(" → ".join(server.dataset) for server in report.servers if server.dataset)
+    return lines
+
+
+def tables(report: FeedReport) -> list[Table]:
+    """Several servers, workers and clients, unless there are none."""
+    several = len(report.servers) > 1
+    found = [_workers_table(report, several), _clients_table(report, several)]
+    return [table for table in ([_servers_table(report)] if several else []) + found if table.rows]
+
+
+def notes(report: FeedReport) -> list[str]:
+    """What was left out or not accepted."""
+    return [
+        *(f"left out: {count:,} in {kind}" for kind, count in report.skipped.items()),
+        *(f"dropped messages: {count:,}, {reason}" for reason, count in report.dropped.items()),
+    ]
+
+
+def shown_stages(report: FeedReport) -> list[StageStats]:
+    """The stages that take some of the workers' time."""
+    return [stage for stage in report.stages if stage.share >= NEGLIGIBLE]
+
+
+def stage_cost(stage: StageStats) -> str:
+    """What an element of a stage costs.
+
+    Example:
+        >>> stage_cost(StageStats("decode", seconds=2.0, share=0.5, elements=1000))
+        '2 ms each'
+    """
+    speed = f", {rate(stage.bytes_per_s / 1e6)} MB/s" if stage.nbytes else ""
+    return f"{three_digits(stage.seconds / stage.elements * 1e3)} ms each{speed}" if stage.elements else ""
+
+
+def tensor_table(tensors: Sequence[TensorFigures]) -> Table:
+    """Statistics of tensors, without their histograms."""
+    columns = ("tensor", "type", SHAPE, "min", "max", "mean", "std", "NaN")
+    return Table("tensors", columns, 3, tuple(map(_tensor_row, tensors)))
+
+
+def _tensor_row(tensor: TensorFigures) -> tuple[str, ...]:
+    figures = (tensor.low, tensor.high, tensor.mean, tensor.std)
+    place = (tensor.path or "batch", tensor.dtype, shape_text(tensor.shape))
+    infinite = f" + {tensor.infinities:,} inf" if tensor.infinities else ""
+    return (*place, *map(number, figures), f"{tensor.nans:,}{infinite}")
+
+
+def _servers_table(report: FeedReport) -> Table:
+    columns = ("server", "up", "workers", "clients", "batches/s", "MB/s", BOUND)
+    rows = (
+        (
+            server.url,
+            duration(server.uptime_s) if not server.lost_s else "lost",
+            str(server.workers),
+            str(server.clients),
+            rate(server.batches_per_s),
+            rate(server.bytes_per_s / 1e6),
+            "draining" if server.draining and not server.lost_s else server.verdict,
+        )
+        for server in report.servers
+    )
+    return Table("servers", columns, 1, tuple(rows))
+
+
+def _workers_table(report: FeedReport, several: bool) -> Table:
+    columns = ("worker", "state", "client", "epoch", "batches/s", "MB/s", "waits", "queue", "restarts")
+    rows = (
+        (
+            *_of(worker.stats.server, several),
+            str(worker.stats.worker),
+            worker.state,
+            worker.client or "-",
+            str(worker.epoch),
+            rate(worker.batches_per_s),
+            rate(worker.bytes_per_s / 1e6),
+            f"{worker.waiting_share:.0%}",
+            f"{worker.queued_bytes / worker.window_bytes:.0%}" if worker.window_bytes else "-",
+            str(worker.restarts),
+        )
+        for worker in report.workers
+    )
+    return Table("workers", (*_of("server", several), *columns), 3 + several, tuple(rows))
+
+
+def _clients_table(report: FeedReport, several: bool) -> Table:
+    grouped = any(client.group for client in report.clients)
+    first = (*_of("server", several), "client", "address", *(("group",) if grouped else ()))
+    columns = ("rank", "workers", "batches/s", "MB/s", "connected", "silent")
+    rows = (
+        (
+            *_of(client.server, several),
+            client.client,
+            client.address,
+            *((client.group or "-",) if grouped else ()),
+            f"{client.rank}/{client.world_size}",
+            str(client.workers),
+            rate(client.batches_per_s),
+            rate(client.bytes_per_s / 1e6),
+            duration(client.connected_s),
+            f"{client.silent_s:.1f} s",
+        )
+        for client in report.clients
+    )
+    return Table("clients", (*first, *columns), len(first), tuple(rows))
+
+
+def _of(server: str, several: bool) -> tuple[str, ...]:
+    return (server.removeprefix("tcp://"),) if several else ()
