@@ -108,6 +108,33 @@ def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(there):
                 assert epoch_of(other) == whole[1]
 
 
+def test_a_resume_that_fails_leaves_the_loaded_state(tmp_path):
+    away = tmp_path / "away"
+
+    def read(number):
+        if away.exists():
+            raise OSError("the file server is away")
+        return number
+
+    def rows_of(batches):
+        return [int(number) for batch in batches for number in batch]
+
+    with served(mpwds.DataPipeline(range(60)).map(read).batched(5)) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            pipeline = loader.unbatched().shuffle(20).batched(7)
+            whole = rows_of(pipeline)
+            loader.set_epoch(0)
+            first = rows_of(itertools.islice(pipeline, 3))
+            state = json.loads(json.dumps(pipeline.state_dict()))
+            away.touch()
+            pipeline.load_state_dict(state)
+            with pytest.raises(OSError, match="the file server is away"):
+                rows_of(pipeline)
+            assert json.loads(json.dumps(pipeline.state_dict())) == state
+            away.unlink()
+            assert first + rows_of(pipeline) == whole
+
+
 def test_rebatched_and_stages_behind_the_loader_are_those_of_local_workers():
     def behind(loader):
         with loader:

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.ranks.even import EvenIterator, LengthConsensus, RankShard
+from mpwds.storage.writing.tar_writer import TarWriter
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -330,6 +332,33 @@ def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, pre
 
     first_rank = None
     assert on_all_ranks(1, run) == [(list(range(0, 24, 2)), 0)]
+
+
+@pytest.mark.filterwarnings("ignore:there are fewer shards than workers")
+@pytest.mark.parametrize(("even", "each"), [("drop", 4), ("pad", 8), ("wrap", 8)])
+def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, monkeypatch):
+    for shard in range(3):  # two for rank 0, one for rank 1, which leaves its second worker without
+        with TarWriter(str(tmp_path / f"{shard}.tar")) as archive:
+            for number in range(4 * shard, 4 * shard + 4):
+                archive.write({"__key__": str(number), "cls": number})
+    dataset = WebDataset(str(tmp_path / "{0..2}.tar")).decode().to_tuple("cls").map(lambda label: label[0])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    one_at_a_time = threading.Lock()
+
+    def run(ranks):
+        with one_at_a_time:
+            monkeypatch.setenv("RANK", str(ranks.rank))
+            monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: ranks)
+            loader = MultiLoader(dataset, workers=2, even=even, output="numpy")
+            epoch = iter(loader)
+        with loader:
+            return [int(number) for number in epoch]
+
+    first, second = on_all_ranks(2, run)
+    assert len(first) == len(second) == each
+    assert set(first) < {0, 1, 2, 3, 8, 9, 10, 11} if even == "drop" else len(set(first)) == 8
+    assert second[:4] == [4, 5, 6, 7]
+    assert second[4:] == {"drop": [], "pad": [7] * 4}.get(even, [4, 5, 6, 7])
 
 
 def test_a_copy_is_as_even():
