@@ -15,6 +15,7 @@ from mpwds.cli.jobs import noted
 from mpwds.pipeline.sources.formats import tar_urls
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.resuming import stream_version
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 
 
@@ -44,7 +45,7 @@ def version_of(url: str) -> object:
         status = os.stat(local_path(url))
         return status.st_size, status.st_mtime_ns
     with open_at(url) as stream:
-        return getattr(getattr(stream, "raw", None), "version", None)
+        return stream_version(stream)
 
 
 def load(source: str) -> Any:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from mpwds.errors import ShardError
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, remove_abandoned
 from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
+from mpwds.storage.streams.resuming import stream_version
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
 from mpwds.storage.tar.input import PerhapsCut, detects_truncation
@@ -156,7 +157,7 @@ class Fetch:
     def _copy(self, stream: BinaryIO) -> bool:
         """Copies the stream into the partial file; returns whether all of it is there."""
         read = getattr(stream, "read1", stream.read)
-        size = getattr(stream, "size", None) or getattr(getattr(stream, "raw", None), "size", None)
+        size = stream_version(stream).size
         granted = 0
         while chunk := read(_CHUNK_BYTES):
             with self.changed:

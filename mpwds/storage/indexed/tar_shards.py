@@ -13,7 +13,7 @@ from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.streams.gopen import open_at, open_range
-from mpwds.storage.streams.resuming import Version
+from mpwds.storage.streams.resuming import Version, stream_version
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.headers import BLOCK, WINDOW_BYTES, find_members
 from mpwds.storage.tar.names import split_name
@@ -370,10 +370,9 @@ class RemoteShard:
 
     def _fetch(self, size: int, offset: int) -> bytes:
         with open_range(self._address, offset, size) as stream:
-            version = getattr(getattr(stream, "raw", None), "version", None)
-            known, self._version = self._version, version
-            if known is not None and version is not None and known.is_recognisable:
-                difference = known.difference(version)
+            known, self._version = self._version, stream_version(stream)
+            if known is not None and known.is_recognisable:
+                difference = known.difference(self._version)
                 if difference:
                     raise StreamError(
                         f"{self.url} changed while it was read: {difference}; open the dataset again, and do "

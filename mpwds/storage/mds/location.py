@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -14,13 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from mpwds.errors import StreamError
 from mpwds.storage.caches.directory import PRIVATE
 from mpwds.storage.caches.locks import lock_shared, same_file
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.resuming import Retries, retrying
+from mpwds.storage.streams.resuming import Retries, retrying, stream_version
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
@@ -166,7 +165,7 @@ class DatasetLocation:
 def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tuple[bytes, str]:
     pieces = []
     with gopen(url, retries=retries) as stream:
-        version = _version(stream)
+        version = repr(stream_version(stream))
         read = getattr(stream, "read1", stream.read)
         is_late = False
         while piece := read(_PIECE_BYTES):
@@ -176,13 +175,6 @@ def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tupl
             pieces.append(piece)
             is_late = time.monotonic() > deadline
     return b"".join(pieces), version
-
-
-def _version(stream: BinaryIO) -> str:
-    raw: Any = getattr(stream, "raw", None)
-    if isinstance(raw, io.FileIO):
-        return str(os.fstat(raw.fileno()).st_mtime_ns)
-    return repr(getattr(raw, "version", ""))
 
 
 def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import stat
 import tempfile
 import time
 import warnings
@@ -161,6 +162,16 @@ class Version(NamedTuple):
         return "" if other.is_recognisable else "the server no longer says which version it sends"
 
 
+def stream_version(stream: object) -> Version:
+    """The version of an open stream's file or resource; of streams of other libraries, perhaps its size."""
+    raw = getattr(stream, "raw", stream)
+    if isinstance(raw, _ResumingReader):
+        return raw.version
+    if isinstance(raw, io.FileIO) and stat.S_ISREG((status := os.fstat(raw.fileno())).st_mode):
+        return Version(None, str(status.st_mtime_ns), status.st_size)
+    return Version(size=getattr(raw, "size", None))
+
+
 class Body(Protocol):
     """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one.
 
@@ -222,23 +233,13 @@ class _ResumingReader(io.RawIOBase):
         self._position = offset
         self._attempts = Attempts(name, retries)
         self._progress = 0
-        self._version = Version()
+        self.version = Version()
         self._body: Body | None = None
         self._pid = os.getpid()
         self._ended = False
         self.detects_truncation = True
         self._error: StreamError | None = None
         self._retrying(self._connect)
-
-    @property
-    def size(self) -> int | None:
-        """The resource's bytes, those before the stream's beginning included; ``None`` if unknown."""
-        return self._version.size
-
-    @property
-    def version(self) -> Version:
-        """The resource's version."""
-        return self._version
 
     def readable(self) -> bool:
         return True
@@ -268,7 +269,7 @@ class _ResumingReader(io.RawIOBase):
                     if self._progress >= _PROGRESS_BYTES:
                         self._attempts.failures = 0
                     self._progress = 0
-                    of = "" if self._version.size is None else f" of {self._version.size}"
+                    of = "" if self.version.size is None else f" of {self.version.size}"
                     self._attempts.failed(interruption, f"at byte {self._position}{of}", self._position)
         except StreamError as error:
             self._error = error
@@ -277,7 +278,7 @@ class _ResumingReader(io.RawIOBase):
     def _read_some(self, view: memoryview) -> int:
         if self._stop is not None:
             view = view[: self._stop - self._position]
-        while not self._ended and self._position not in (self._version.size, self._stop):
+        while not self._ended and self._position not in (self.version.size, self._stop):
             if self._body is None:
                 self._connect()
                 continue
@@ -288,9 +289,9 @@ class _ResumingReader(io.RawIOBase):
                 self._position += count
                 self._progress += count
                 return count
-            if self._version.size is None:
+            if self.version.size is None:
                 self._ended = True
-            elif self._progress == 0 or not self._version.is_recognisable:
+            elif self._progress == 0 or not self.version.is_recognisable:
                 raise Interrupted("the server sent a part only, which ends")
             else:
                 self._drop_body()
@@ -298,7 +299,7 @@ class _ResumingReader(io.RawIOBase):
         return 0
 
     def _connect(self) -> None:
-        known = self._version if self._position > self._offset else None
+        known = self.version if self._position > self._offset else None
         if known is not None:
             self._check_recognisable(None)
         body = self._ask(self._position, known)
@@ -306,7 +307,7 @@ class _ResumingReader(io.RawIOBase):
             if known is not None and (difference := known.difference(body.version)):
                 raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.
-            self._version = known._replace(size=known.size or body.version.size) if known else body.version
+            self.version = known._replace(size=known.size or body.version.size) if known else body.version
             self._skip(body)
         except BaseException:
             body.close()
@@ -328,7 +329,7 @@ class _ResumingReader(io.RawIOBase):
             at += count
 
     def _check_recognisable(self, cause: Interrupted | None) -> None:
-        if self._position > self._offset and not self._version.is_recognisable:
+        if self._position > self._offset and not self.version.is_recognisable:
             raise self._failed(
                 f"{cause or 'a new connection is needed'} at byte {self._position}, and the stream cannot "
                 "continue: the server gives neither ETag nor Last-Modified, so the rest may be of another "
