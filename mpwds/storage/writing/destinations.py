@@ -295,14 +295,14 @@ def _create_locked(beginning: str, directory: int | None) -> tuple[int, str]:
 
 def remove_partial(paths: Iterable[str]) -> None:
     """Removes what killed writers left of these files, or of series such as ``x-%06d.tar``."""
-    beginnings: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
     for path in paths:
-        directory, name = os.path.split(os.path.realpath(path))
-        beginnings.setdefault(directory, set()).add(_beginning(name))
-    for directory, names in beginnings.items():
-        pattern = re.compile("|".join(names))
-        for each in glob.glob(os.path.join(glob.escape(directory), f".*.{'[0-9a-f]' * 8}.partial")):
-            if not pattern.fullmatch(os.path.basename(each)[1:].rsplit(".", 2)[0]):
+        folder, name = os.path.split(os.path.realpath(path))
+        folders.setdefault(folder, set()).add(name)
+    for folder, names in folders.items():
+        for each in glob.glob(os.path.join(glob.escape(folder), f".*.{'[0-9a-f]' * 8}.partial")):
+            beginning = os.path.basename(each)[1:].rsplit(".", 2)[0]
+            if not any(_begins_so(name, beginning) for name in names):
                 continue
             with contextlib.suppress(OSError):
                 if (descriptor := lock(each)) is not None:
@@ -310,14 +310,17 @@ def remove_partial(paths: Iterable[str]) -> None:
                     release(descriptor)
 
 
-def _beginning(name: str) -> str:
-    """An expression for what temporary names of a file, or of a series, begin with."""
+def _begins_so(name: str, beginning: str) -> bool:
+    """True if a temporary name's beginning is that of a file, or of one of a series."""
     number = _NUMBER.search(name)
     if number is None:
-        return re.escape(name[:_NAME_LETTERS])
-    front, back = name[: number.start()][:_NAME_LETTERS], name[number.end() :]
-    left = _NAME_LETTERS - len(front) - int(number[1] or 1)
-    return re.escape(front) + r"\d*" + re.escape(back[: max(left, 0)])
+        return beginning == name[:_NAME_LETTERS]
+    front, back = name[: number.start()], name[number.end() :]
+    digits = beginning[len(front) :]
+    digits = digits[: len(digits) - len(digits.lstrip("0123456789"))]
+    return any(
+        beginning == f"{front}{digits[:count]}{back}"[:_NAME_LETTERS] for count in range(len(digits) + 1)
+    )
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, directory: int | None, owner_pid: int) -> None:

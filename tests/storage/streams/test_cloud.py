@@ -3,6 +3,7 @@
 import multiprocessing
 import random
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,14 @@ def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):
     web.plan = [{"stall": 70_000}]
     with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick, timeout_s=1) as stream:
         assert stream.read() == CONTENT
+
+
+def test_a_silent_store_is_not_waited_for_longer_than_everything_may_take(web):
+    web.plan = [{"stall": 0}]
+    began = time.monotonic()
+    with pytest.raises(StreamError, match="gave up after 1 tries, within 0.3 s"):
+        cloud.open_cloud("s3://bucket/a/x.tar", retries=Retries(within_s=0.3)).read()
+    assert time.monotonic() - began < 30
 
 
 def test_a_changed_object_is_an_error_and_never_mixed(web, quick):

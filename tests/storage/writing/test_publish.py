@@ -10,7 +10,13 @@ import sys
 
 import pytest
 
-from mpwds.storage.writing.destinations import PendingFile, open_destination, write_all, write_whole
+from mpwds.storage.writing.destinations import (
+    PendingFile,
+    open_destination,
+    remove_partial,
+    write_all,
+    write_whole,
+)
 
 
 def test_the_file_appears_when_it_is_published(tmp_path):
@@ -289,3 +295,22 @@ def test_a_file_stays_in_the_directory_that_it_was_begun_in(tmp_path):
     pendings[2].discard()
     os.close(inside)
     assert sorted(os.listdir(tmp_path / "moved")) == ["x", "y"]
+
+
+@pytest.mark.parametrize("front", ["x-", "n" * 30, "n" * 47, "n" * 60])
+@pytest.mark.parametrize("number", ["%06d", "%d"])
+@pytest.mark.parametrize("back", [".tar", "0.tar", "-" + "t" * 40 + ".tar", ""])
+def test_what_killed_writers_left_of_a_series_is_removed_and_nothing_else(tmp_path, front, number, back):
+    pattern = str(tmp_path / f"{front}{number}{back}")
+    for shard in (0, 7, 12345):
+        file = PendingFile(pattern % shard)
+        file.stream.close()  # as a kill does: the lock ends, and the file stays
+        file._remove.detach()
+    others = [".other-000000.tar.0123abcd.partial", ".x-y.tar.0123abcd.partial", ".x-000000.tar.partial"]
+    for name in others:
+        (tmp_path / name).touch()
+    written = PendingFile(pattern % 8)
+    assert len(os.listdir(tmp_path)) == 7
+    remove_partial([pattern])
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, os.path.basename(written._temporary)])
+    written.discard()
