@@ -312,3 +312,12 @@ def test_an_element_that_is_gone_is_an_error(folder):
     assert [next(stream), next(stream)] == [(0, 0), (1, 1)]
     with pytest.raises(LookupError, match="has no element 2 any more"):
         next(stream)
+
+
+def test_a_slower_process_takes_nothing_from_a_complete_part(folder):
+    stage = lmdb_cached(folder, chunksize=40)
+    slower = stage.stream(Source(range(200)))
+    assert elements(islice(slower, 45)) == list(range(45))
+    assert elements(stage.stream(Source(range(200)))) == list(range(200))
+    assert elements(islice(slower, 100)) == list(range(45, 145))
+    assert collect(stage, []) == list(range(200))

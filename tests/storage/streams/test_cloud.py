@@ -35,6 +35,16 @@ def test_reads_an_object(scheme):
         assert stream.read() == CONTENT
 
 
+@pytest.mark.parametrize(("config", "region"), [({}, "auto"), ({"region": "weur"}, "weur")])
+def test_requests_to_r2_are_signed_for_its_region(web, monkeypatch, config, region):
+    monkeypatch.delenv("AWS_SKIP_SIGNATURE")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with cloud.open_cloud("r2://bucket/a/x.tar", config=config) as stream:
+        assert stream.read() == CONTENT
+    assert f"/{region}/s3/" in web.asked("authorization")[0]
+
+
 @pytest.mark.parametrize("offset", [1, 299_999, 300_000])
 def test_reads_from_an_offset(web, offset):
     with open_at("s3://bucket/a/x.tar", offset) as stream:
