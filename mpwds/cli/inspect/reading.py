@@ -13,7 +13,7 @@ from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.headers import BLOCK
 from mpwds.storage.tar.input import OpenAt
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.tar.scanning import Damage, Entry, blocks, scan
+from mpwds.storage.tar.scanning import Damage, ScannedMember, blocks, scan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,7 +147,7 @@ For members that belong to no sample, the key is empty and the name that of the 
 """
 
 
-Found = Generator[Sample | Problem | Entry, None, None]
+Found = Generator[Sample | Problem | ScannedMember, None, None]
 """What reading a shard yields."""
 
 

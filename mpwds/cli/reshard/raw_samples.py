@@ -18,7 +18,7 @@ from mpwds.storage.streams.urls import is_local, local_path, rewrite_url, withou
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
 from mpwds.storage.tar.headers import BLOCK, GLOBAL, NO_END, WINDOW_BYTES, find_all_members
 from mpwds.storage.tar.names import group, split_name
-from mpwds.storage.tar.scanning import Damage, Entry, scan
+from mpwds.storage.tar.scanning import Damage, ScannedMember, scan
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
@@ -32,7 +32,7 @@ _NAME = itemgetter(0)
 Extents = list[tuple[int, int]]
 """From where to where."""
 
-_Named = tuple["str | None", Entry]  # a member, and its extension if it belongs to a sample
+_Named = tuple["str | None", ScannedMember]  # a member, and its extension if it belongs to a sample
 
 
 class Blocks(Protocol):
@@ -248,7 +248,7 @@ def _plain_file(url: str) -> str | None:
         return path if compression_of(file.read(LOOK_BYTES)) is None else None
 
 
-def _grouped(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, list[_Named]]]:
+def _grouped(url: str, found: Iterable[ScannedMember | Damage]) -> Iterator[tuple[str, list[_Named]]]:
     """The samples' keys and members, with those that belong to no sample: see :class:`RawSample`."""
     for key, members in group(_checked(url, found)):
         if key:
@@ -257,7 +257,7 @@ def _grouped(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, l
             warn(f"{url} has members that belong to no sample, and no samples: they are left out")
 
 
-def _checked(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, Entry]]:
+def _checked(url: str, found: Iterable[ScannedMember | Damage]) -> Iterator[tuple[str, ScannedMember]]:
     """The members with their names, which are empty for members that are no files."""
     for entry in found:
         if isinstance(entry, Damage):
@@ -269,7 +269,7 @@ def _checked(url: str, found: Iterable[Entry | Damage]) -> Iterator[tuple[str, E
             yield entry.name if entry.is_file else "", entry
 
 
-def _check_global(entry: Entry, url: str) -> None:
+def _check_global(entry: ScannedMember, url: str) -> None:
     """Refuses a global pax header that says more than a comment: it would hold for other samples, too."""
     first = entry.header[BLOCK : 2 * BLOCK].rstrip(b"\0")
     if entry.header[156] == GLOBAL and (first.count(b"\n") != 1 or b" comment=" not in first[:30]):

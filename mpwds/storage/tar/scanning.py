@@ -34,7 +34,7 @@ from mpwds.storage.tar.input import Input, OpenAt, open_archive
 """How the reason of a damage ends that took no member."""
 
 
-class Entry(NamedTuple):
+class ScannedMember(NamedTuple):
     """A member of an archive, all of whose bytes are there.
 
     Attributes:
@@ -73,7 +73,7 @@ def scan(
     *,
     open: OpenAt = open_at,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> Iterator[Entry | Damage]:
+) -> Iterator[ScannedMember | Damage]:
     """Yields the members of a tar archive in order, and the places where it is damaged.
 
     After damage, reading continues at the next block that is a header. So members inside a damaged member
@@ -103,7 +103,7 @@ def scan(
         >>> for found in scan("x.tar", open=lambda url, offset: io.BytesIO(damaged)):
         ...     print(type(found).__name__, found.offset)
         Damage 0
-        Entry 1024
+        ScannedMember 1024
     """
     with closing(open_archive(url, 0, open, max_decompressed_bytes)) as source:
         yield from _Scan(source, wants).entries()
@@ -123,7 +123,7 @@ class _Scan:
         self._after_zeros = 0
         self._can_go_on = True  # what is decompressed ends at the first error
 
-    def entries(self) -> Iterator[Entry | Damage]:
+    def entries(self) -> Iterator[ScannedMember | Damage]:
         while True:
             start = self._position
             try:
@@ -142,7 +142,7 @@ class _Scan:
             whole = f"{source.url} {NO_END}" if source.detects_truncation else str(cut_off(source, end))
             yield Damage(end, end, whole)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> ScannedMember | None:
         """The next member; ``None`` at the end. After a ``ShardError``, the position is that of the fault."""
         source, first = self._source, self._position
         extended = self._for_all
@@ -176,7 +176,7 @@ class _Scan:
             is_file = kind in REGULAR and not (kind == 0 and name.endswith("/"))
             data = self._data(position, size, name, is_file and bool(self._wants(name)))
             self._position = position + BLOCK + _padded(size)
-            return Entry(name, first, size, b"".join(headers), is_file, data)
+            return ScannedMember(name, first, size, b"".join(headers), is_file, data)
 
     def _data(self, position: int, size: int, name: str, wanted: bool) -> bytes | None:
         """A member's data, or ``None`` unless ``wanted``. Raises ``ShardError`` if it is not all there."""

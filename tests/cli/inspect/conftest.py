@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 import mpwds
-from mpwds.storage.tar.scanning import Entry, scan
+from mpwds.storage.tar.scanning import ScannedMember, scan
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def entries():
     """The members of a shard, with their data."""
 
     def entries(path):
-        return [each for each in scan(str(path), lambda name: True) if isinstance(each, Entry)]
+        return [each for each in scan(str(path), lambda name: True) if isinstance(each, ScannedMember)]
 
     return entries
 

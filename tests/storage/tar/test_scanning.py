@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
-from mpwds.storage.tar.scanning import Damage, Entry, scan
+from mpwds.storage.tar.scanning import Damage, ScannedMember, scan
 from tests.storage.members import FORMATS, archive_of, read_members
 
 MEMBERS = [("a.cls", b"1"), ("a.jpg", b"x" * 700), ("d/b.cls", b""), ("d/b.jpg", bytes(range(256)) * 3)]
@@ -26,7 +26,7 @@ def scanned(data, wants=lambda name: True):
 
 
 def entries(found):
-    return [each for each in found if isinstance(each, Entry)]
+    return [each for each in found if isinstance(each, ScannedMember)]
 
 
 def damages(found):
