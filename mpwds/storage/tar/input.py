@@ -106,8 +106,7 @@ class FileInput:
         return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
 
     def close(self) -> None:
-        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
-            self._stream.close()
+        _close(self._stream)
 
     def _rest(self, position: int, size: int) -> bytes:
         """Continues after ``pread``, which returns at most 2 GiB, and less when it is interrupted."""
@@ -179,8 +178,7 @@ class StreamInput:
         return detects_truncation(self._stream)
 
     def close(self) -> None:
-        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
-            self._stream.close()
+        _close(self._stream)
 
     def _skip_to(self, position: int) -> None:
         """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
@@ -189,6 +187,11 @@ class StreamInput:
             self._chunk = self._read(_PIECE_BYTES)
             if not self._chunk:
                 self.end, self._position = self._position, position
+
+
+def _close(stream: Readable) -> None:
+    if stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+        stream.close()
 
 
 def detects_truncation(stream: object) -> bool:
