@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-_kept: list[KeyboardInterrupt] = []
+pending: list[KeyboardInterrupt] = []
+"""Kept interrupts."""
 
-keep = _kept.append
+keep = pending.append
 """Keeps a KeyboardInterrupt that a finalizer caught."""
 
 
 def raise_kept() -> None:
     """Raises a kept KeyboardInterrupt, if there is one. For places where the program can be interrupted."""
-    if _kept:
-        raise _kept.pop()
+    if pending:
+        raise pending.pop()
 
 
 @contextlib.contextmanager

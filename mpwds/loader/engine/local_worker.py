@@ -116,7 +116,8 @@ class LocalWorker:
         poller.register(self._channel, events)
 
     def receive(self, generation: int) -> Message | None:
-        interrupts.raise_kept()
+        if interrupts.pending:
+            interrupts.raise_kept()
         if self.unsent:
             self.flush()
         while True:
@@ -252,9 +253,10 @@ class BatchReceiver:
     def batch(self, message: Message) -> Any:
         fields, buffer = message.fields, self.buffer(message)
         if "kinds" not in fields:
-            return batch_of(fields, buffer, self.output, allow_pickle=True)
-        kinds = zip(fields["offsets"], fields["kinds"], strict=True)
-        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+            arrays = [view(buffer, offset, self.output) for offset in fields["offsets"]]
+        else:
+            kinds = zip(fields["offsets"], fields["kinds"], strict=True)
+            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
         if not fields.get("apart"):
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         # Imported before unflatten looks up its class.
