@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mpwds.loader import options as checks
+from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup

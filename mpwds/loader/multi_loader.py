@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
-from mpwds.loader import options as checks
+from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.local_worker import Output
-from mpwds.loader.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.processes.launchers import launcher_of
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup

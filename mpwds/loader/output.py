@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.loader.engine.epoch import NOT_YET, OneThread
-from mpwds.loader.options import FinalOutput
+from mpwds.loader.engine.options import FinalOutput
 from mpwds.sharedmem.cuda import CopyStream, CudaAccess
 from mpwds.sharedmem.pinning import Pinning
 

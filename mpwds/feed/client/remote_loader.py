@@ -17,12 +17,12 @@ from mpwds.feed.client.connection import ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import OnServerLoss, RemoteWorker
 from mpwds.feed.wire import LOST_S, WorkerAssignment
-from mpwds.loader import options
+from mpwds.loader.engine import options
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
+from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
-from mpwds.loader.options import Even, FinalOutput, LoaderOptions
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline

@@ -24,9 +24,9 @@ from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.worker_relay import DataMessage, WorkerRelay
 from mpwds.feed.wire import Malformed, WorkerAssignment
-from mpwds.loader import options
+from mpwds.loader.engine import options
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.forkserver import ServerGone
 from mpwds.loader.processes.launchers import LAUNCHERS

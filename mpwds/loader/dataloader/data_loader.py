@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
-from mpwds.loader import options as checks
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import start_early
 from mpwds.loader.dataloader.state import EpochRecord
+from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import MultiLoader, Rebatching
 from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
 from mpwds.pipeline.context import Context

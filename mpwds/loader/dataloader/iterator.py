@@ -21,9 +21,9 @@ from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
 from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.multi_loader import Rebatching
-from mpwds.loader.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource

@@ -10,10 +10,10 @@ from typing import Any
 
 from mpwds.errors import MpwdsError, WorkerDied
 from mpwds.loader.engine.group import WorkerGroup
+from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.options import LoaderOptions
 from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.sharedmem import interrupts

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, get_args
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.options import Even
+from mpwds.loader.engine.options import Even
 from mpwds.loader.ranks.lengths import CountOf, all_ranks
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import epoch_of_repetition

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader import options as checks
+from mpwds.loader.engine import options as checks
 from mpwds.loader.rebatch.batch_schema import Column, Schema, columns_of, infer_schema, leaves
 from mpwds.loader.rebatch.rows import (
     RowBuffers,
