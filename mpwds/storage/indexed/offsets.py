@@ -26,9 +26,9 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgpack
 import numpy as np
@@ -46,13 +46,17 @@ from mpwds.storage.tar.headers import (
     find_all_members,
     find_members,
 )
-from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.names import group
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"mpwdsof5"
 _PATIENCE_S = 60.0
+
+
+_Window: TypeAlias = "tuple[bytes | memoryview, int, list[Found]]"
+"""A part of an archive, its offset, and the files whose headers are in it."""
 
 
 class Shard(SeekableArchive, Protocol):
@@ -99,61 +103,48 @@ def find_offsets(shard: Shard) -> Offsets:
                 f"{shard.url} is compressed ({compression.name}), so its samples cannot be read by number: "
                 "decompress it, or read it in order with mpwds.WebDataset"
             )
-    finder = _Finder()
-    for window, position, members in find_all_members(shard):
-        finder.add_all(window, position, members)
-    offsets = finder.offsets()
+    offsets = _offsets_of(find_all_members(shard))
     if offsets.starts[-1] * BLOCK == shard.end:
         warn(f"{shard.url} {NO_END}")
     return offsets
 
 
-class _Finder:
-    """Puts the offsets of a shard together, member by member."""
+def _offsets_of(windows: Iterable[_Window]) -> Offsets:
+    """The offsets of the samples whose headers are in windows of an archive."""
+    starts, rows = array("I"), array("I")
+    expected: list[str] = []
+    is_regular, end = True, 0
+    for key, members in group(_located(windows)):
+        files = [file for extension, file in members if extension is not None]
+        if not files:  # an archive without samples
+            break
+        starts.append(files[0][1] // BLOCK)
+        length = len(key)
+        suffixes = []
+        row = [length if key.isascii() else len(key.encode("utf-8", "replace"))]
+        for name, _, begin, size, is_plain in files:
+            suffixes.append(name[length:])
+            row += begin // BLOCK, size
+            is_regular &= is_plain
+        end = begin + size + (-size & 511)
+        if not expected:
+            expected = suffixes
+            is_regular &= len(set(suffixes)) == len(suffixes)
+        is_regular &= suffixes == expected
+        if is_regular:
+            rows.extend(row)
+    starts.append(end // BLOCK)
+    return Offsets(starts, expected, _little_endian(rows).tobytes()) if is_regular else Offsets(starts)
 
-    def __init__(self) -> None:
-        self._starts, self._rows = array("I"), array("I")
-        self._suffixes: list[str] = []  # of the current sample
-        self._expected: list[str] = []  # of each sample
-        self._is_regular = True
-        self._key = ""
-        self._end = 0
 
-    def add_all(self, window: bytes | memoryview, position: int, members: list[Found]) -> None:
-        """Adds the files whose headers are in ``window``, the archive's bytes from ``position`` on."""
+def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, int, int, bool]]]:
+    """Yields the name of each file, and: name, first header, data, size, and whether a row can hold it."""
+    for window, position, members in windows:
         for name, first, begin, size in members:
-            last_header = begin - BLOCK - position
-            self._add(name, first, begin, size, bytes(window[last_header : last_header + NAME_BYTES]))
-
-    def _add(self, name: str, first: int, begin: int, size: int, field: bytes) -> None:
-        key, _ = split_name(name)
-        if not key:
-            return
-        if key != self._key:
-            self._end_sample()
-            self._starts.append(first // BLOCK)
-            self._rows.append(len(key.encode("utf-8", "replace")))
-            self._key = key
-        self._end = begin + size + (-size & 511)
-        suffix = name[len(key) :]
-        has_short_name = field.startswith(name.encode("utf-8", "replace") + b"\0")
-        self._is_regular &= has_short_name and suffix not in self._suffixes and size < 1 << 32
-        if self._is_regular:
-            self._suffixes.append(suffix)
-            self._rows.extend((begin // BLOCK, size))
-
-    def offsets(self) -> Offsets:
-        """The offsets, after the last member."""
-        self._end_sample()
-        self._starts.append(self._end // BLOCK)
-        if not self._is_regular:
-            return Offsets(self._starts)
-        return Offsets(self._starts, self._expected, _little_endian(self._rows).tobytes())
-
-    def _end_sample(self) -> None:
-        self._expected = self._expected or self._suffixes
-        self._is_regular &= self._suffixes == self._expected
-        self._suffixes = []
+            header = begin - BLOCK - position
+            field = bytes(window[header : header + NAME_BYTES])
+            is_short = field.startswith(name.encode("utf-8", "replace") + b"\0")
+            yield name, (name, first, begin, size, is_short and size < 1 << 32)
 
 
 def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
@@ -218,12 +209,12 @@ def _agree(offsets: Offsets, shard: Shard) -> bool:
     starts, width = offsets.starts, offsets.row.size
     for index in {0, len(starts) - 2} if offsets.suffixes else ():
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
-        window, finder = shard.read(stop - start, start), _Finder()
+        window = shard.read(stop - start, start)
         try:
-            finder.add_all(window, start, find_members(window, start, shard)[0])
+            found = _offsets_of([(window, start, find_members(window, start, shard)[0])])
         except ShardError:
             return False
-        found, row = finder.offsets(), offsets.rows[index * width : (index + 1) * width]
+        row = offsets.rows[index * width : (index + 1) * width]
         if (found.starts[0], found.suffixes, found.rows) != (starts[index], offsets.suffixes, row):
             return False
     return True
