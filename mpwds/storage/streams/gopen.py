@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from mpwds.storage.streams.urls import (
+    has_rules,
     local_path,
     refuse_in_secure_mode,
     rewrite_url,
@@ -154,7 +155,8 @@ def _open(
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
         return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
-    url = rewrite_url(url)
+    if has_rules():
+        url = rewrite_url(url)
     scheme = url_scheme(url)
     opener = gopen_schemes.get(scheme)
     if scheme in ("", "file") or (opener is None and os.path.exists(url)):

@@ -115,7 +115,7 @@ def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> 
     The token comes from ``HF_TOKEN`` in the environment or from ``huggingface-cli login``. Only the Hub gets
     it, not the servers that it redirects to. ``HF_ENDPOINT`` names another Hub.
 
-    The URL is ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` behind the name if it is not ``main``. A
+    The URL is ``hf://datasets/OWNER/NAME/PATH``, with ``@REVISION`` after the name if it is not ``main``. A
     model has no ``datasets/``, a space has ``spaces/``. ``options`` are arguments of ``open_http``.
     """
     if mode[0] != "r":

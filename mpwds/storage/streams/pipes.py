@@ -1,6 +1,6 @@
 """Byte streams from and to programs: shell commands (``pipe:``) and curl.
 
-A command is a child process that leaves nothing behind:
+A command is a child process of which nothing remains:
 
 - It runs in a session, and so in a process group, of its own. Ctrl-C at the terminal does not reach it. A
   shell that waits for the command leads the group, so nobody else gets the group's number until it is reaped.

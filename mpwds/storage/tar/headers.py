@@ -70,7 +70,7 @@ def _checksum_in(field: bytes) -> int:
 
 def _size_in(field: bytes) -> int:
     """The number in a size field; -1 if there is none."""
-    if field[0] & 0x80:  # base 256, big-endian, behind a bit that marks it
+    if field[0] & 0x80:  # base 256, big-endian, after a bit that marks it
         return int.from_bytes(field, "big") & ((1 << 95) - 1)
     try:
         return max(-1, int(field.partition(b"\0")[0].strip() or b"0", 8))
@@ -109,7 +109,7 @@ def begins_archive(block: bytes) -> bool:
 
 
 def directory_of(back: bytes) -> bytes:
-    """The directory that ustar keeps apart from the name, with a slash behind it; often empty."""
+    """The directory that ustar keeps apart from the name, with a slash after it; often empty."""
     if back[189] and back[101:107] == b"ustar\0":
         return back[189:344].partition(b"\0")[0] + b"/"
     return b""

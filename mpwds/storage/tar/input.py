@@ -60,7 +60,7 @@ class Input(Protocol):
         """
 
     def data(self, position: int, size: int, padding: int) -> bytes:
-        """The ``size`` bytes from ``position`` on; fewer, or less padding behind them, only at the end."""
+        """The ``size`` bytes from ``position`` on; fewer, or less padding after them, only at the end."""
 
     def close(self) -> None: ...
 
@@ -232,7 +232,7 @@ def reader(stream: Readable) -> Callable[[int], bytes]:
 class Decompressed:
     """A stream of decompressed bytes; consecutive compressed members form one stream.
 
-    Zero bytes behind the last member are padding; anything else there is an error.
+    Zero bytes after the last member are padding; anything else there is an error.
     """
 
     detects_truncation = True  # the end of a member is marked
@@ -286,7 +286,7 @@ class Decompressed:
         if not rest:
             self._ended = True
         elif following is None or following.name != self._codec.name:
-            raise self._damaged(f"the bytes behind its end are not {self._codec.name}: cut them off")
+            raise self._damaged(f"the bytes after its end are not {self._codec.name}: cut them off")
         else:
             self._decompressor = following.decompressor()
 

@@ -188,7 +188,7 @@ class PendingFile:
     nothing.
 
     Args:
-        path: The file's name. If it is a symbolic link, that stays, and the file behind it is written.
+        path: The file's name. If it is a symbolic link, that stays, and the file that it names is written.
         sync: Make the file durable before it gets its name.
         replace: Replace a file that has the name when this one is published.
         directory: A descriptor of the directory that the file is in, so that renaming directories and
@@ -375,7 +375,7 @@ class WrongArgument(ValueError):
 
 
 def parts_of_series(target: str) -> tuple[str, str, str]:
-    """What stands before the number of a series of shards, its directive, and the rest.
+    """The part before the number of a series of shards, its directive, and the rest.
 
     The directive is in the last part of a name, and empty if the name stands for one shard. Any other ``%``
     is a character like others. Raises ``ValueError`` if there are two directives.

@@ -96,7 +96,7 @@ def test_an_offset_in_a_compressed_archive_of_a_server_is_found_again(web):
 def test_zeros_behind_a_compressed_archive_are_padding_and_other_bytes_an_error(name):
     compressed = COMPRESS[name](ARCHIVE)
     assert contents(of_stream(compressed + bytes(100_000))) == MEMBERS
-    with pytest.raises(ShardError, match=f"{name}.*the bytes behind its end are not {name}: cut them off"):
+    with pytest.raises(ShardError, match=f"{name}.*the bytes after its end are not {name}: cut them off"):
         list(of_stream(compressed + bytes(10) + b"garbage" * 3))
 
 
