@@ -196,6 +196,13 @@ def test_a_dataset_reads_the_samples_of_other_shards_too(images):
     assert ("0.cls", b"0") in dataset.raw_samples([images])
 
 
+def test_every_rank_reads_all_samples_of_other_shards(images, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dataset = wds.Dataset("missing.tar").to_tuple("__key__")
+    assert list(dataset.samples(images)) == [("0",), ("1",), ("2",)]
+
+
 def test_reseed_rng_chooses_another_order():
     dataset = wds.Dataset([f"{n}.tar" for n in range(40)]).shuffle(1)
     first = dataset.shard_fn()
