@@ -279,13 +279,13 @@ class ResampledShards(IterableSource):
             draws = Draws("resampled shards", *facts)
         if os.environ.get("WDS_SHOW_SEED", "0") == "1":
             print(f"# ResampledShards: seed {self.seed}, {context}")
-        return Shards(self.urls, _Order(self, draws, context), listed(self._given))
+        return Shards(self.urls, _DrawnShards(self, draws, context), listed(self._given))
 
 
 ResampledShardList = ResampledShards
 
 
-class _Order(Sequence[Address]):
+class _DrawnShards(Sequence[Address]):
     """The addresses of the shards drawn."""
 
     def __init__(self, shards: ResampledShards, draws: Draws, context: Context) -> None:

@@ -185,7 +185,7 @@ class Batched(Batching, called="batched"):
         return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Counted(self, source, context)
+        return _FixedBatches(self, source, context)
 
 
 class Batches(Retrying):
@@ -222,7 +222,7 @@ class Batches(Retrying):
         return Description(f"a batch of {len(address)}, from {first} to {last}", first.url)
 
 
-class _Counted(Batches):
+class _FixedBatches(Batches):
     def __init__(self, stage: Batched, source: Stream[Any], context: Context) -> None:
         super().__init__(source, stage, context)
         self._size = stage.batchsize
