@@ -127,9 +127,10 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         prefetch: Batches that each worker prepares ahead, beside the two that the training loop holds. Of
             batches up to 32 kB, a worker prepares about 200 kB.
         start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
-            that has imported what the dataset needs: faster where several loaders start workers.
-            ``"fork"`` forks this process. ``None`` is ``"spawn"`` or, if the dataset cannot be pickled, and
-            with a warning, ``"fork"``.
+            that has imported what the dataset needs, which is faster. ``"fork"`` forks this process. ``None``
+            is ``"forkserver"``; or ``"spawn"`` if a module that the dataset needs starts threads, opens files
+            or makes random generators when it is imported; or, with a warning, ``"fork"`` if the dataset
+            cannot be pickled.
         timeout: Seconds to wait for a batch before :class:`~mpwds.errors.WorkerTimeout`; ``None`` waits
             for ever.
         output: Arrays become ``"torch"`` tensors, ``"numpy"`` arrays or ``"jax"`` arrays, which share
@@ -434,7 +435,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         """Starts the workers now, unless they run already.
 
         Args:
-            wait: Return when all of them have imported and unpickled the dataset; otherwise at once.
+            wait: Return when all of them have imported and unpickled the dataset; otherwise at once, even if
+                no worker runs yet because its modules are being imported.
             timeout: Seconds to wait for them; ``None`` waits for ever.
 
         Raises:
@@ -452,7 +454,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         if self.workers == 0:
             return
         try:
-            self._group.start()
+            self._group.start(wait)
             if wait:
                 self._group.wait_until_ready(timeout)
         except BaseException as error:

@@ -120,6 +120,7 @@ class Server:
             processes.fill_standard_descriptors()
             launcher = LAUNCHERS[start_method](setup)
             ends.callback(launcher.close)
+            launcher.prepare(wait=True)
             self._router = Router(bind, keys, insecure, client_timeout)
             ends.callback(self._router.close)
             self.url = self._router.url

@@ -16,7 +16,7 @@ from mpwds.loader.dataloader.start_methods import start_early
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import MultiLoader, Rebatching
-from mpwds.loader.processes.launchers import ForkFallback, FromForkServer
+from mpwds.loader.processes.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since
@@ -147,7 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._record = self._next_record()
         self._record.finished = True
         self._statistics = EpochStatistics()
-        self._forks = ForkFallback(FromForkServer, "multiprocessing_context='fork'")
+        self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def __iter__(self) -> Any:

@@ -129,8 +129,11 @@ class WorkerGroup:
             dead.release()
         return worker
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         """Starts the workers if they are not running.
+
+        Without ``wait``, it does not wait for the fork server to import the dataset's modules: the next call
+        starts the workers.
 
         Raises:
             RuntimeError: This process is a fork of the one that the loader belongs to.
@@ -146,6 +149,8 @@ class WorkerGroup:
         try:
             processes.fill_standard_descriptors()
             launcher = self._launcher = self._make_launcher(setup)
+            if not launcher.prepare(wait):
+                return
             with processes.interrupts_deferred():
                 for index in range(setup.workers):
                     self._workers.append(self._make_worker(index, launcher))

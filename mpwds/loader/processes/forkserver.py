@@ -50,13 +50,14 @@ class ServerGone(MpwdsError):
 class ForkServer:
     """The training process' side of a server, which starts at once. Several threads may use it.
 
-    The server ends when this object is collected; its workers refer to it. ``code`` is what was loaded here
-    when it started.
+    The server ends when this object is collected; its workers refer to it.
     """
 
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
-        self.code = LoadedCode()
+        self._code = LoadedCode()
+        self._inherited = parent_environment.inherited()
+        self._imported: set[str] = set()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         with contextlib.ExitStack() as its_ends, contextlib.ExitStack() as ours:
@@ -86,14 +87,32 @@ class ForkServer:
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(0))
 
+    @property
+    def is_outdated(self) -> bool:
+        """True if it has ended, may have imported code that this process has loaded again since
+        (``importlib.reload``), or has limits, a user or the like that this process has changed since.
+        """
+        return self.is_gone or self._code.has_changed() or self._inherited != parent_environment.inherited()
+
+    def has_imported(self, modules: list[str]) -> bool:
+        """True if the server has imported modules already."""
+        return self._imported.issuperset(modules)
+
     def begin_import(self, modules: list[str]) -> None:
         """Has the server import modules, without waiting for it."""
         with self._lock:
             self._send(["import", modules, parent_environment.current()], [])
 
-    def prepare(self, modules: list[str]) -> None:
-        """Waits until the server has imported modules; it skips those that cannot be imported."""
-        self._ask(["import", modules, parent_environment.current()], [])
+    def prepare(self, modules: list[str]) -> int:
+        """Waits until the server has imported modules; it skips those that cannot be imported.
+
+        Returns:
+            The number, from 1, of the first module that forks should not share, -1 if an earlier call had
+            that module, or 0.
+        """
+        culprit = self._ask(["import", modules, parent_environment.current()], [])
+        self._imported.update(modules)
+        return culprit
 
     def fork(self, index: int, setup: int, ends: WorkerEnds) -> WorkerProcess:
         """Forks worker ``index``, which reads the stored setup and serves at ``ends``."""
@@ -197,22 +216,53 @@ def start(modules: list[str]) -> None:
         server.begin_import(modules)
 
 
+def has_imported(modules: list[str]) -> bool:
+    """True if a server runs that has imported modules; otherwise it begins to, without waiting for it."""
+    server, _ = _running()
+    if server.has_imported(modules):
+        return True
+    server.begin_import(modules)
+    return False
+
+
 def ready(modules: list[str]) -> ForkServer:
     """This process' server, after it has imported modules. Ctrl-C ends the wait.
 
-    Replaces a server that has ended, or that may have imported code which this process has loaded again since
-    (``importlib.reload``); that one stays until its last worker ends. Raises ``OSError`` or ``ServerGone``.
+    Replaces a server that has ended or is outdated; that one stays until its last worker ends. Raises
+    ``OSError`` or ``ServerGone``.
     """
+    return _prepared(modules)[0]
+
+
+def ready_and_safe(modules: list[str]) -> ForkServer | None:
+    """The same, provided that its forks are as good as fresh interpreters. Otherwise, returns ``None``.
+
+    Modules that start threads, open files or make random generators when they are imported spoil a server.
+    """
+    while not is_unsafe(modules):
+        server, culprit = _prepared(modules)
+        if culprit == 0:
+            return server
+        let_go()  # the next loader's server is without these modules
+        if culprit > 0:
+            _unsafe.add(modules[culprit - 1])
+    return None
+
+
+def is_unsafe(modules: list[str]) -> bool:
+    """True if it is known that one of the modules spoils a server."""
+    return not _unsafe.isdisjoint(modules)
+
+
+def _prepared(modules: list[str]) -> tuple[ForkServer, int]:
     server, is_new = _running()
     if not is_new:
         with contextlib.suppress(ServerGone):
-            if not server.code.has_changed():
-                server.prepare(modules)
-                return server
+            if not server.is_outdated:
+                return server, server.prepare(modules)
         let_go()
         server, _ = _running()
-    server.prepare(modules)
-    return server
+    return server, server.prepare(modules)
 
 
 def let_go() -> None:
@@ -232,6 +282,7 @@ def _running() -> tuple[ForkServer, bool]:
         return server, True
 
 
+_unsafe: set[str] = set()  # modules that loaders import in fresh interpreters
 _current: ForkServer | None = None
 _starting = threading.Lock()
 

@@ -14,16 +14,19 @@ import errno
 import gc
 import importlib
 import os
+import random
 import select
 import signal
 import socket
 import sys
 import time
+from types import ModuleType
 from typing import Any
 
 import msgpack
+import numpy as np
 
-from mpwds.loader.processes import parent_environment, processes
+from mpwds.loader.processes import loaded_code, parent_environment, processes
 from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
 from mpwds.loader.worker import worker
 
@@ -63,6 +66,7 @@ class _Server:
         connection.set_inheritable(False)
         self._connection = connection
         self._statuses: dict[int, int] = {}
+        self._culprit = ""
 
     def run(self, idle_s: float) -> None:
         """Answers requests until the trainer is gone, or there was nothing to do for ``idle_s``."""
@@ -104,15 +108,25 @@ class _Server:
         return self._import(*arguments) if kind == "import" else self._fork(descriptors, *arguments)
 
     def _import(self, modules: list[str], environment: list[Any]) -> int:
+        """Imports modules. Returns the number, from 1, of the first that forks should not share, or 0.
+
+        The number is -1 if an earlier request named that module.
+        """
         parent_environment.adopt(environment)
+        descriptors = _descriptors()
         for module in modules:
-            if module not in sys.modules:
+            before = set(sys.modules)
+            if module not in before:
                 # A worker that needs a module that fails reports the error.
                 with contextlib.suppress(BaseException):
                     importlib.import_module(module)
+            if not self._culprit and _is_unsafe_to_fork(descriptors, set(sys.modules) - before):
+                self._culprit = module
         # The workers' collectors skip what all of them share: no pause of 80 ms, no private copies.
         gc.freeze()
-        return 0
+        if not self._culprit:
+            return 0
+        return modules.index(self._culprit) + 1 if self._culprit in modules else -1
 
     def _fork(self, descriptors: list[int], index: int) -> int:
         request, setup, *ends, output, errors, status = descriptors
@@ -148,3 +162,24 @@ class _Server:
                     os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
                 processes.unguard(status)
                 os.close(status)
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _is_unsafe_to_fork(descriptors: set[str], imported: set[str]) -> bool:
+    """True if forks of this process would differ from fresh interpreters that import the same modules.
+
+    Threads do not survive a fork, and may hold locks. Forks share the positions of files that a module has
+    opened, and would draw the same numbers from a random generator that a module of the user's has made.
+    """
+    if len(os.listdir("/proc/self/task")) > 1 or len(_descriptors() - descriptors) > 0:
+        return True
+    generators = random.Random, np.random.Generator, np.random.RandomState
+    return any(
+        type(value) in generators
+        for module in map(sys.modules.get, imported)
+        if type(module) is ModuleType and not loaded_code.is_installed(module)
+        for value in list(vars(module).values())
+    )

@@ -6,7 +6,9 @@ import io
 import sys
 from collections.abc import Callable
 
-from mpwds.loader.processes import processes
+from mpwds.errors import MpwdsError
+from mpwds.loader.processes import forkserver, processes
+from mpwds.loader.processes.forkserver import ForkServer
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, PickledSetup, StillImported, WorkerSetup
 from mpwds.warn import warn
@@ -14,6 +16,13 @@ from mpwds.warn import warn
 
 class Launcher:
     """Starts the workers of one loader, which serve at their ends. Ctrl-C may interrupt making one."""
+
+    def prepare(self, wait: bool) -> bool:
+        """Gets ready to launch, which may take a second. Without ``wait``, returns False if it would.
+
+        Ctrl-C may interrupt it.
+        """
+        return True
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
         raise NotImplementedError
@@ -63,21 +72,43 @@ class Spawn(Launcher):
 class FromForkServer(Spawn):
     """Forks of this process' fork server: clean like fresh interpreters, and started fast."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        from mpwds.loader.processes import forkserver
+    _find_server: Callable[[list[str]], ForkServer | None] = staticmethod(forkserver.ready)
+    _server: ForkServer | None = None
 
-        super().__init__(setup)
-        self._ready = forkserver.ready
-        self._server = forkserver.ready(self._pickled.modules)
+    def prepare(self, wait: bool) -> bool:
+        if not wait and not forkserver.has_imported(self._pickled.modules):
+            return False
+        self._server = self._find_server(self._pickled.modules)
+        return True
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        if self._server.is_gone:  # a worker is started again long after it died
-            self._server = self._ready(self._pickled.modules)
+        if self._server is None or self._server.is_gone:  # a worker is started again long after it died
+            self.prepare(wait=True)
+        if self._server is None:
+            return super().launch(index, ends)
         return self._server.fork(index, self._setup(), ends)
 
     def close(self) -> None:
-        del self._server
+        self._server = None
         super().close()
+
+
+class ForkServerOrSpawn(FromForkServer):
+    """Forks of the fork server where they are as good as fresh interpreters, and otherwise those.
+
+    A worker's own loaders get fresh interpreters: one server for each worker would be no gain.
+    """
+
+    _find_server = staticmethod(forkserver.ready_and_safe)
+
+    def prepare(self, wait: bool) -> bool:
+        if processes.holds_lifeline() or forkserver.is_unsafe(self._pickled.modules):
+            return True
+        try:
+            return super().prepare(wait)
+        except (OSError, MpwdsError):  # fresh interpreters start, or tell why not
+            self._server = None
+            return True
 
 
 class ForkFallback:
@@ -140,7 +171,7 @@ LAUNCHERS: dict[str, Callable[[WorkerSetup], Launcher]] = {
 
 
 def launcher_of(start_method: str | None) -> Callable[[WorkerSetup], Launcher]:
-    """The start method of a MultiLoader; without one, fresh interpreters or, if need be, forks."""
+    """The start method of a MultiLoader; without one, whichever is the fastest that is safe."""
     if start_method is None:
-        return ForkFallback(Spawn, "start_method='fork'")
+        return ForkFallback(ForkServerOrSpawn, "start_method='fork'")
     return LAUNCHERS[start_method]

@@ -52,12 +52,17 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def _version(module: ModuleType) -> tuple[int, int, int] | None:
+def is_installed(module: ModuleType) -> bool:
+    """True if a module belongs to Python or to an installed package, or has no file."""
     file = module.__dict__.get("__file__")
-    if not isinstance(file, str) or file.startswith(_INSTALLED):
+    return not isinstance(file, str) or file.startswith(_INSTALLED)
+
+
+def _version(module: ModuleType) -> tuple[int, int, int] | None:
+    if is_installed(module):
         return None
     try:
-        status = os.stat(file)
+        status = os.stat(module.__dict__["__file__"])
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from mpwds.imports import after_import
 from mpwds.loader.processes.processes import THREAD_VARIABLES
 
 _MULTIPROCESSING = "multiprocessing.process"
+_INHERITED_STATUS = "Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp"
 
 
 class ParentEnvironment(NamedTuple):
@@ -36,6 +38,25 @@ def current() -> ParentEnvironment:
     multiprocessing = sys.modules.get(_MULTIPROCESSING)
     authkey = b"" if multiprocessing is None else bytes(multiprocessing.current_process().authkey)
     return ParentEnvironment(dict(os.environ), folder, path, processors, list(sys.argv), authkey)
+
+
+def inherited() -> tuple[object, ...]:
+    """What a child of this process inherits and cannot always change later, to compare.
+
+    That is its user and privileges, umask, limits, priority and control group; and the numbers of threads
+    that libraries read when they are imported.
+    """
+    files = [_text_of(name) for name in ("limits", "oom_score_adj", "cgroup")]
+    status = [line for line in _text_of("status").splitlines() if line.startswith(_INHERITED_STATUS)]
+    threads = [os.environ.get(name) for name in THREAD_VARIABLES]
+    return (*files, *status, *threads, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def _text_of(name: str) -> str:
+    try:
+        return Path(f"/proc/self/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def adopt(environment: Sequence[Any]) -> None:

@@ -82,7 +82,8 @@ class PickledSetup:
                 what,
             ) from error
         _check_imported(modules)
-        self.modules = sorted({*modules, setup.serves.partition(":")[0]})
+        serving = setup.serves.partition(":")[0]
+        self.modules = [serving, *sorted(modules - {serving})]
         self._mappings = Mappings() if buffers else None  # keeps the regions
         self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -475,3 +476,85 @@ def test_a_file_that_is_edited_during_a_training_does_not_change_it(tmp_path, mo
     assert list(loader) == [0, 10]
     path.write_text("this is not finished yet")
     assert list(loader) == [0, 10]
+
+
+SPOILERS = {
+    "starts_a_thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "opens_a_file": "file = open(__file__)",
+    "makes_a_generator": "generator = random.Random()",
+}
+
+
+@pytest.mark.parametrize("name", SPOILERS)
+def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_worker(
+    name, tmp_path, monkeypatch
+):
+    spoiling = f"if os.getpid() != {os.getpid()}:\n    {SPOILERS[name]}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import os, random, threading\n{spoiling}\ndef parents():\n    yield os.getppid()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spoiler = importlib.import_module(name)
+    for _ in range(2):  # it is known the second time
+        with mpwds.MultiLoader(spoiler.parents, workers=2) as loader:
+            assert server_of(map(int, loader)) == os.getpid()
+    with mpwds.MultiLoader(Parent(2), workers=1) as loader:
+        assert server_of(map(int, loader)) == forkserver.ready([]).pid
+
+
+def test_by_default_fresh_interpreters_take_over_where_the_server_dies(tmp_path, monkeypatch):
+    (tmp_path / "ends_the_server.py").write_text(
+        "import os, sys\n"
+        f"if os.getpid() != {os.getpid()} and 'mpwds.loader.processes.forkserver_process' in sys.modules:\n"
+        "    os._exit(3)\n"
+        "def parents():\n    yield os.getppid()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("ends_the_server")
+    with mpwds.MultiLoader(module.parents, workers=2) as loader:
+        assert server_of(map(int, loader)) == os.getpid()
+
+
+def test_by_default_a_worker_starts_its_own_workers_itself():
+    def nested():
+        with mpwds.MultiLoader(Parent(2), workers=1) as loader:
+            yield os.getpid(), server_of(map(int, loader))
+
+    with mpwds.MultiLoader(nested, workers=1) as loader:
+        ((worker, parent),) = loader
+    assert worker == parent
+
+
+def test_new_workers_have_the_limits_and_the_umask_that_this_process_has_now():
+    def look():
+        umask = os.umask(0o022)
+        yield umask, resource.getrlimit(resource.RLIMIT_CORE)[0], os.environ.get("MKL_NUM_THREADS")
+
+    forkserver.ready([])
+    umask, (soft, hard) = os.umask(0o027), resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else 4096, hard))
+        expected = (0o027, 0 if soft else 4096, "3")
+        with pytest.MonkeyPatch.context() as patch, mpwds.MultiLoader(look, workers=1) as loader:
+            patch.setenv("MKL_NUM_THREADS", "3")
+            assert [tuple(each) for each in loader] == [expected]
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def test_warming_up_without_waiting_returns_while_modules_are_imported(tmp_path, monkeypatch):
+    go_on = tmp_path / "go_on"
+    go_on.touch()
+    (tmp_path / "imported_slowly.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+        "def parents():\n    yield os.getppid()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("imported_slowly")
+    go_on.unlink()
+    with mpwds.MultiLoader(module.parents, workers=1) as loader:
+        loader.warm_up(wait=False)
+        assert loader.worker_pids == []
+        go_on.touch()
+        assert server_of(map(int, loader)) == forkserver.ready([]).pid
