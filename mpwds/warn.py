@@ -6,7 +6,7 @@ import opcode
 import sys
 import warnings
 
-from mpwds.tracebacks import is_ours
+from mpwds.errors import is_ours
 
 _TORCHS_LOADER = "torch.utils.data.dataloader"
 _EXPLAINS = "mpwds.suggestions"  # the frames of its decorator lie between a method and its caller

@@ -227,7 +227,7 @@ def _mapped(address, nbytes):
 @contextlib.contextmanager
 def kept_to_the_rules(works="when told"):
     """A fake CUDA; at the end nothing must be registered, and no rule have been broken."""
-    from mpwds.sharedmem import pinning  # it registers what is done at exit: a test tells itself when
+    from mpwds.sharedmem import cuda as pinning  # it registers what is done at exit: a test tells itself when
 
     fake = FakeCuda(works)
     yield fake

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
+from mpwds import interrupts
+from mpwds.errors import shorten
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.processes.launchers import launcher_of
-from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.progress import EpochProgress
@@ -32,19 +34,17 @@ from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.pipeline.stream import Stream
-from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
-from mpwds.tracebacks import shorten
 from mpwds.warn import warn_if_dropped
 
 # Features are imported where they are asked for: a plain loader starts without them.
 if TYPE_CHECKING:
     from mpwds.loader.output import OutputConverter
     from mpwds.loader.stages import StagesStream
-    from mpwds.sharedmem.pinning import Pinning
+    from mpwds.sharedmem.cuda import Pinning
     from mpwds.stats.report import LoaderStats
 
 
@@ -685,6 +685,6 @@ def _end(iterations: WeakSet[EpochIterator], because: str) -> None:
 
 def _finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
     """Ends the workers when a loader is collected, or the interpreter exits."""
-    with interrupts.kept(), interrupts_deferred():
+    with interrupts.deferring(), interrupts_deferred():
         _end(iterations, "")
         group.close()

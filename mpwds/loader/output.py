@@ -16,8 +16,7 @@ import numpy as np
 
 from mpwds.loader.engine.epoch import NOT_YET, OneThread
 from mpwds.loader.engine.options import FinalOutput
-from mpwds.sharedmem.cuda import CopyStream, CudaAccess
-from mpwds.sharedmem.pinning import Pinning
+from mpwds.sharedmem.cuda import CopyStream, CudaAccess, Pinning
 
 
 class OutputConverter:

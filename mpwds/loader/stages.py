@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
+from mpwds.errors import shorten
 from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
 from mpwds.loader.resume.progress import EpochProgress, field_of, warn_of_empty_epoch
 from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import Replayed
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.stats.collector import ConsumerTimer
-from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 _TIME_EVERY_NS = 100_000

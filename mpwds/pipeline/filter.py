@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
+from mpwds.errors import shorten
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments_of, check_function, explain
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
@@ -24,7 +25,6 @@ from mpwds.pipeline.stream import (
     fetch_held,
     reached_end,
 )
-from mpwds.tracebacks import shorten
 
 
 class Filter(Part, ABC):

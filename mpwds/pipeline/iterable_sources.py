@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mpwds.errors import shorten
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import explain
 from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.randomness import seeded, unseeded
 from mpwds.pipeline.stream import Count, OrderedStream, Origin, Stream, one_sample
-from mpwds.tracebacks import shorten
 
 
 class TorchIterable:

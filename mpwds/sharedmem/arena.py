@@ -5,14 +5,15 @@ pages. Each counter has one writer:
 
 * ``taken``, the producer: it counts up when it takes a block, then writes into it and sends its number;
 * ``released``, the consumer: it copies the block's ``taken`` when it no longer needs the block, then rings
-  the producer's bell.
+  the producer's :class:`EventFd`.
 
 A block is free while its counters are equal. Releasing twice, or late, releases nothing that was taken
-since. The producer, finding no block free, clears the bell, looks again, and only then waits for it.
+since. The producer, finding no block free, clears the event, looks again, and only then waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,3 +131,43 @@ class _Segment:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             self._close(self.descriptor)
+
+
+class EventFd:
+    """An eventfd, new or taken over. Ringing takes no lock and never blocks, so a finalizer may do it.
+
+    Code that may still ring keeps a reference to the bell, and the last reference closes the descriptor. So
+    nothing is written to a descriptor number that the system has given away again.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        new = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        self._descriptor = os.eventfd(0, new) if descriptor is None else descriptor
+        # Bound here, because the last ring and the end may come after modules are gone.
+        self._write = os.eventfd_write
+        self._close = os.close
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Wakes the process that waits, now or when it next waits."""
+        if self._descriptor >= 0:
+            self._write(self._descriptor, 1)
+
+    def clear(self) -> bool:
+        """Forgets the rings so far; returns whether there were any."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Closes the descriptor, when nothing will ring any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_close"):
+            self.close()

@@ -1,19 +1,26 @@
-"""The consumer's side of shared memory: blocks are leased, and handed back when their last view is gone."""
+"""The consumer's side of shared memory: blocks are leased, and handed back when their last view is gone.
+
+A consumer that keeps more batches than there are blocks gets private copies of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
+import mmap
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mpwds.sharedmem import interrupts, segment
-from mpwds.sharedmem.arena import Layout
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.cuda import Fence, Runtime
-from mpwds.sharedmem.pinning import Pinning
+from mpwds import interrupts
+from mpwds.errors import SharedMemoryError
+from mpwds.sharedmem import segment
+from mpwds.sharedmem.arena import EventFd, Layout
+from mpwds.sharedmem.cuda import Fence, Pinning, Runtime
 
 Exporter = Any
 """A ctypes array: the object that every view of a block refers to, directly or through other views."""
@@ -33,7 +40,9 @@ class LeasedArena:
     back.
     """
 
-    def __init__(self, layout: Layout, descriptor: int, bell: Bell, pinning: Pinning | None = None) -> None:
+    def __init__(
+        self, layout: Layout, descriptor: int, bell: EventFd, pinning: Pinning | None = None
+    ) -> None:
         self._layout = layout
         self._fences: list[Fence | None] = [None] * layout.blocks
         self._cuda: Runtime | None = None
@@ -53,7 +62,7 @@ class LeasedArena:
         return sum(lease is not None and lease.exporter() is not None for lease in self._leases)
 
     @property
-    def unsettled(self) -> bool:
+    def pending_device_reads(self) -> bool:
         """True if there are blocks that no view holds any more but that are not handed back yet."""
         return any(
             lease is not None and lease.exporter() is None and self._released[block] < lease.taken
@@ -85,7 +94,7 @@ class LeasedArena:
                     self._bell.ring()
                 self._leases[block] = None
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Waits until the devices have read a block that :meth:`reclaim` can then hand back."""
         for lease, fence in zip(self._leases, self._fences, strict=True):
             if lease is not None and lease.exporter() is None and fence is not None:
@@ -117,7 +126,7 @@ class LeasedArena:
         # take a lock, use a socket or look up a name in a module that may be gone.
         released, fences, bell, cuda = self._released, self._fences, self._bell, self._cuda
         owner, current_process, finalizing = self._owner, os.getpid, sys.is_finalizing
-        keep = interrupts.keep
+        keep = interrupts.defer
 
         def hand_back(_: object) -> None:
             try:
@@ -142,3 +151,74 @@ class LeasedArena:
 class _Lease(NamedTuple):
     exporter: weakref.ref[Exporter]
     taken: int
+
+
+_HUGE_PAGE_NBYTES = 2 << 20
+_KEPT = 4
+_SLACK = 8  # an eighth more than is copied, so that a batch a little larger finds room there later
+
+
+class CopiedBatches:
+    """Copies buffers into memory of this process, reused when the last view of a copy is gone.
+
+    Writing to fresh memory is several times slower than to used memory, because the system finds and clears
+    each page at the first touch. So freed buffers are kept for later copies, and large ones use huge pages.
+
+    With ``pinning``, copies are made in pinned memory, which torch itself keeps when it is freed.
+    """
+
+    def __init__(self, pinning: Pinning | None = None, kept: int = _KEPT) -> None:
+        self._pinning = pinning
+        self._free: deque[mmap.mmap] = deque(maxlen=kept)
+        self._ends: dict[int, weakref.ref[Exporter]] = {}
+        self._number = itertools.count()
+        self.made = 0  # copies
+
+    def copy(self, source: memoryview) -> Exporter:
+        """A writable buffer or a pinned tensor that starts with the bytes of ``source``, of one dimension."""
+        self.made += 1
+        copy = self.allocate(source.nbytes)
+        memoryview(copy if isinstance(copy, ctypes.Array) else copy.numpy()).cast("B")[:] = source
+        return copy
+
+    def allocate(self, nbytes: int) -> Exporter:
+        """A writable buffer of any content, or a pinned tensor."""
+        pinned = None if self._pinning is None else self._pinning.memory(nbytes)
+        return self.allocate_pageable(nbytes) if pinned is None else pinned
+
+    def allocate_pageable(self, nbytes: int) -> Exporter:
+        """A writable buffer of ``nbytes`` bytes of any content."""
+        memory = self._memory(nbytes)
+        exporter = (ctypes.c_char * nbytes).from_buffer(memory)
+        free, ends, number, keep = self._free, self._ends, next(self._number), interrupts.defer
+
+        def keep_for_later(_: object) -> None:
+            # Runs in any thread, also inside garbage collection: single operations that need no lock.
+            try:
+                ends.pop(number, None)
+                free.append(memory)
+            except KeyboardInterrupt as interrupt:
+                keep(interrupt)
+
+        ends[number] = weakref.ref(exporter, keep_for_later)
+        return exporter
+
+    def _memory(self, nbytes: int) -> mmap.mmap:
+        with contextlib.suppress(IndexError):
+            memory = self._free.pop()
+            if len(memory) >= nbytes:
+                return memory
+        is_large = nbytes >= _HUGE_PAGE_NBYTES
+        size = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES if is_large else nbytes + nbytes // _SLACK
+        try:
+            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise SharedMemoryError(
+                f"no memory for a private copy of {nbytes / 1e6:,.1f} MB ({error.strerror}): "
+                "keep fewer batches, or copy what you keep"
+            ) from error
+        if is_large:  # a huge page takes all of its memory, even if little of it is used
+            used = round(nbytes / _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
+            with contextlib.suppress(OSError, AttributeError):
+                memory.madvise(mmap.MADV_HUGEPAGE, 0, used)
+        return memory

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem import pinning
+from mpwds.sharedmem import cuda as pinning
 from mpwds.sharedmem.cuda import PinningRefused, Runtime
 
 pytestmark = [

@@ -3,11 +3,11 @@
 import os
 import select
 
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import EventFd
 
 
 def test_wakes_a_waiter_however_often_it_was_rung_before():
-    bell = Bell()
+    bell = EventFd()
     for _ in range(3):
         bell.ring()
     assert select.select([bell], [], [], 0)[0] == [bell]
@@ -17,7 +17,7 @@ def test_wakes_a_waiter_however_often_it_was_rung_before():
 
 
 def test_is_heard_in_another_process():
-    bell = Bell()
+    bell = EventFd()
     pid = os.fork()
     if pid == 0:
         bell.ring()
@@ -27,7 +27,7 @@ def test_is_heard_in_another_process():
 
 
 def test_is_not_heard_after_it_is_closed():
-    bell = Bell()
+    bell = EventFd()
     other = os.dup(bell.fileno())
     bell.close()
     bell.ring()
@@ -36,7 +36,7 @@ def test_is_not_heard_after_it_is_closed():
 
 
 def test_closes_its_descriptor_with_the_last_reference():
-    bell = Bell()
+    bell = EventFd()
     descriptor = bell.fileno()
     del bell
     assert not os.path.exists(f"/proc/self/fd/{descriptor}")

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds.sharedmem import interrupts
-from mpwds.sharedmem.arena import Arena
-from mpwds.sharedmem.bell import Bell
+from mpwds import interrupts
+from mpwds.sharedmem.arena import Arena, EventFd
 from mpwds.sharedmem.lease import LeasedArena
 
 
@@ -19,7 +18,7 @@ class Pair:
     """A producer's arena and the consumer's mapping of it, in one process."""
 
     def __init__(self, blocks=2, nbytes=4096):
-        self.bell = Bell()
+        self.bell = EventFd()
         self.consumer = None
         self.producer = Arena(blocks, self._map)
         self.nbytes = nbytes
@@ -172,8 +171,8 @@ def test_a_ctrl_c_inside_a_finalizer_is_raised_later(pair):
     pair.bell._write = interrupt
     del array
     with pytest.raises(KeyboardInterrupt):
-        interrupts.raise_kept()
-    interrupts.raise_kept()
+        interrupts.raise_deferred()
+    interrupts.raise_deferred()
 
 
 def test_a_block_is_not_released_by_a_lease_that_ended_before_it_was_taken_again(pair):

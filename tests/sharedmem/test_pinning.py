@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds.sharedmem import pinning
-from mpwds.sharedmem.arena import Arena
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.lease import LeasedArena
-from mpwds.sharedmem.pinning import Pinning
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem import cuda as pinning
+from mpwds.sharedmem.arena import Arena, EventFd
+from mpwds.sharedmem.cuda import Pinning
+from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
 from tests.fake_cuda import FakeCuda, kept_to_the_rules
 from tests.warned import files_of
 
@@ -26,7 +24,7 @@ class Pair:
     """A producer's arena and the consumer's pinned mapping of it, in one process."""
 
     def __init__(self, cuda, blocks=2, nbytes=4096):
-        self.bell = Bell()
+        self.bell = EventFd()
         self.pinning = Pinning(lambda: cuda)
         self.consumer = None
         self.producer = Arena(blocks, self._map)
@@ -79,7 +77,7 @@ def test_a_block_that_no_device_reads_goes_back_at_once(pair):
     tensor = pair.send(7)
     pair.bell.clear()
     del tensor
-    assert (pair.free(), pair.consumer.unsettled, pair.bell.clear()) == (2, False, True)
+    assert (pair.free(), pair.consumer.pending_device_reads, pair.bell.clear()) == (2, False, True)
 
 
 def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
@@ -87,7 +85,7 @@ def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
     copy = cuda.copy(tensor)
     del tensor
     pair.consumer.reclaim()
-    assert (pair.free(), pair.consumer.leased, pair.consumer.unsettled, pair.bell.clear()) == (
+    assert (pair.free(), pair.consumer.leased, pair.consumer.pending_device_reads, pair.bell.clear()) == (
         1,
         0,
         True,
@@ -95,7 +93,7 @@ def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
     )
     cuda.run()
     pair.consumer.reclaim()
-    assert (pair.free(), pair.consumer.unsettled, pair.bell.clear()) == (2, False, True)
+    assert (pair.free(), pair.consumer.pending_device_reads, pair.bell.clear()) == (2, False, True)
     assert set(copy.tolist()) == {7}
 
 
@@ -131,7 +129,7 @@ def test_a_fence_is_waited_for_if_asking_does_not_help(cuda, pair):
     del tensor
     pair.consumer.reclaim()
     assert pair.free() == 1
-    pair.consumer.settle()
+    pair.consumer.release_finished()
     pair.consumer.reclaim()
     assert (pair.free(), cuda.events.count("wait")) == (2, 1)
 
@@ -324,13 +322,13 @@ def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
 
 def test_private_copies_are_pinned_and_counted():
     cuda = FakeCuda()
-    copies = PrivateCopies(pinning=Pinning(lambda: cuda))
+    copies = CopiedBatches(pinning=Pinning(lambda: cuda))
     copy = copies.copy(memoryview(b"batch"))
     assert (bytes(copy.numpy()), cuda.events, copies.made) == (b"batch", ["pinned"], 1)
 
 
 def test_private_copies_that_cannot_be_pinned_are_made_all_the_same():
-    copies = PrivateCopies(pinning=Pinning(lambda: FakeCuda(refuses="no memory")))
+    copies = CopiedBatches(pinning=Pinning(lambda: FakeCuda(refuses="no memory")))
     with pytest.warns(RuntimeWarning, match=r"0\.0 MB could not be pinned \(no memory\)"):
         first, second = (np.frombuffer(copies.copy(memoryview(b"batch")), np.uint8) for _ in range(2))
     assert bytes(first) == bytes(second) == b"batch"

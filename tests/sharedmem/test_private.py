@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from mpwds.errors import SharedMemoryError
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.lease import CopiedBatches
 
 
 def copy(copies, data):
@@ -20,14 +20,14 @@ def address(array):
 
 def test_is_equal_and_independent():
     data = bytearray(b"abc" * 1000)
-    array = copy(PrivateCopies(), data)
+    array = copy(CopiedBatches(), data)
     data[0] = 0
     assert array.tobytes() == b"abc" * 1000
     array[:] = 1
 
 
 def test_the_memory_of_a_dropped_copy_serves_the_next():
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     first = copy(copies, b"1" * 5_000_000)
     where = address(first)
     del first
@@ -38,7 +38,7 @@ def test_the_memory_of_a_dropped_copy_serves_the_next():
 
 @pytest.mark.parametrize("nbytes", [5_000, 160_000, 1_900_000, 5_000_000])
 def test_copies_that_are_kept_take_little_more_memory_than_they_hold(nbytes):
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     data = b"1" * nbytes
     count = 40_000_000 // nbytes
     before = psutil.Process().memory_info().rss
@@ -47,7 +47,7 @@ def test_copies_that_are_kept_take_little_more_memory_than_they_hold(nbytes):
 
 
 def test_copies_that_are_dropped_leave_nothing_but_their_memory_for_later():
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     data = memoryview(b"1" * 5000)
     copies.copy(data)
     tracemalloc.start()
@@ -62,20 +62,20 @@ def test_copies_that_are_dropped_leave_nothing_but_their_memory_for_later():
 
 
 def test_copies_that_are_kept_do_not_share_memory():
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     arrays = [copy(copies, bytes([value]) * 1000) for value in range(20)]
     assert [set(array.tolist()) for array in arrays] == [{value} for value in range(20)]
 
 
 def test_a_part_of_a_copy_keeps_its_memory():
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     part = copy(copies, b"1" * 1000)[5:10]
     copy(copies, b"2" * 1000)
     assert part.tobytes() == b"11111"
 
 
 def test_memory_that_is_too_small_is_not_reused():
-    copies = PrivateCopies()
+    copies = CopiedBatches()
     del_me = copy(copies, b"1")
     del del_me
     assert copy(copies, b"2" * 10_000_000).tobytes() == b"2" * 10_000_000
@@ -91,4 +91,4 @@ def test_no_memory_is_a_clear_error(monkeypatch):
     with pytest.raises(
         SharedMemoryError, match=r"private copy of 0\.0 MB \(Cannot allocate memory\): keep fewer"
     ):
-        PrivateCopies().copy(memoryview(b"x"))
+        CopiedBatches().copy(memoryview(b"x"))

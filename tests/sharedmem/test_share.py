@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpwds
-from mpwds.sharedmem.mappings import Mappings, map_region
+from mpwds.sharedmem.share import Mappings, map_region
 
 ARRAYS = {
     "numbers": np.arange(24.0).reshape(2, 3, 4),

@@ -17,8 +17,7 @@ import torch
 import mpwds
 from mpwds.loader.output import with_jax_arrays
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem.arena import Arena
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import Arena, EventFd
 from mpwds.sharedmem.lease import LeasedArena
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -41,7 +40,7 @@ class Block:
     """A block of a worker's arena with one array in it."""
 
     def __init__(self, nbytes):
-        self.bell = Bell()
+        self.bell = EventFd()
         self.producer = Arena(1, self._map)
         self.number = self.producer.acquire(nbytes).number
 

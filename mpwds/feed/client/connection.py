@@ -17,7 +17,7 @@ from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
 from mpwds.feed.fd_passing import FdReceiver
 from mpwds.loader.engine.local_worker import BatchReceiver
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 logger = logging.getLogger("mpwds.feed")
@@ -70,7 +70,7 @@ class ReceiveQueue:
     counters: CounterSnapshot = NOTHING_COUNTED
     before: CounterSnapshot = NOTHING_COUNTED  # of earlier sessions
     messages: deque[ReceivedMessage] = field(default_factory=deque)
-    bell: Bell = field(default_factory=Bell)
+    bell: EventFd = field(default_factory=EventFd)
     receiver: BatchReceiver | None = None
     mapped: tuple[int, int] = (0, 0)
 

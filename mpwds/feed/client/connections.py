@@ -23,7 +23,7 @@ from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, ServerConnection, connect
 from mpwds.feed.wire import DataHeader, Malformed
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import EventFd
 from mpwds.viewing.wording import size
 from mpwds.warn import warn
 
@@ -60,7 +60,7 @@ class ServerConnections:
         self._owner = os.getpid()
         self._context = zmq.Context()
         self._closing = False
-        self._wake = Bell()
+        self._wake = EventFd()
         self._outbox: deque[tuple[ServerConnection, bytes]] = deque()
         self._questions: dict[int, Future[dict[str, Any]]] = {}
         self._requests = itertools.count()

@@ -26,8 +26,8 @@ from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem.pinning import Pinning
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.cuda import Pinning
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.suggestions import suggest_arguments
 
 
@@ -256,7 +256,7 @@ class Remote:
         slots: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.options = options
-        self._rooms = PrivateCopies(kept=16)
+        self._rooms = CopiedBatches(kept=16)
         self.servers: ServerConnections | None = None
         self.definition, self.slots = definition or {}, list(slots)
         if definition is None:
@@ -272,12 +272,12 @@ class Remote:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
             chosen = replace(self.options, fingerprint=known, workers=len(self.slots) or self.options.workers)
-            self.servers = chosen.connect(lambda nbytes: self._rooms.room(nbytes))
+            self.servers = chosen.connect(lambda nbytes: self._rooms.allocate(nbytes))
         return self.servers
 
     def pin(self, pinning: Pinning | None) -> None:
         """Receives batches in pinned memory from now on."""
-        self._rooms = PrivateCopies(pinning, kept=16)
+        self._rooms = CopiedBatches(pinning, kept=16)
 
     def slot(self, number: int) -> tuple[ServerConnection, int]:
         """The server of the loader's remote worker ``number``, and its slot there."""

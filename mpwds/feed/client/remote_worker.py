@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from mpwds import errors
+from mpwds import errors, interrupts
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.client.connection import ReceivedMessage, ServerConnection, StartAttempt
@@ -27,9 +27,7 @@ from mpwds.loader.messages.protocol import with_cause
 from mpwds.loader.resume.progress import START, Position
 from mpwds.nest import unpack
 from mpwds.pipeline.error_context import add_note
-from mpwds.sharedmem import interrupts
-from mpwds.sharedmem.arena import MOST_BLOCKS
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import MOST_BLOCKS, EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 from mpwds.warn import warn
 
@@ -130,7 +128,7 @@ class RemoteWorker:
             poller.register(queue.bell, select.POLLIN)
 
     def receive(self, generation: int) -> Message | None:
-        interrupts.raise_kept()
+        interrupts.raise_deferred()
         while self._connection.notices:
             warn(self._connection.notices.popleft())
         while self._has_frames():
@@ -173,12 +171,12 @@ class RemoteWorker:
             self._queue.receiver.discard(message)
 
     @property
-    def unsettled(self) -> bool:
-        return self._queue.receiver is not None and self._queue.receiver.unsettled
+    def pending_device_reads(self) -> bool:
+        return self._queue.receiver is not None and self._queue.receiver.pending_device_reads
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         if self._queue.receiver is not None:
-            self._queue.receiver.settle()
+            self._queue.receiver.release_finished()
 
     def error(self, message: Message) -> BaseException:
         error = _revived(message.fields, f"{self._named} (pid {self.pid})")
@@ -347,7 +345,7 @@ class RemoteWorker:
         else:
             if queue.receiver is not None:
                 queue.receiver.close()
-            queue.receiver = self._make_receiver(Bell(bell), keep=blocks - 1)
+            queue.receiver = self._make_receiver(EventFd(bell), keep=blocks - 1)
             queue.mapped = process
         queue.receiver.map_segment(message, segment)
 

@@ -33,7 +33,7 @@ from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import LengthUnknown
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import EventFd
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -113,7 +113,7 @@ class Server:
         self._definition = definition.define(self.dataset)
         self._peekers: deque[tuple[bytes, int]] = deque()
         self._peeks: list[zmq.MessageTracker] = []
-        self._stopping = Bell()
+        self._stopping = EventFd()
         self._is_busy = False
         with contextlib.ExitStack() as ends:
             setup = ServingSetup(self.dataset, workers=1, blocks=blocks)

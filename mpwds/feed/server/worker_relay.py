@@ -18,8 +18,8 @@ from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message, frame_of
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.resume.progress import Position
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.arena import EventFd
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 _BUNDLE_NBYTES = 64 << 10
@@ -106,8 +106,8 @@ class _ServedWorker(LocalWorker):
     receiver: _Relaying
 
     def __init__(self, index: int, launcher: Launcher, blocks: int) -> None:
-        def make(bell: Bell) -> _Relaying:
-            self.receiver = _Relaying(bell, "numpy", blocks - 1, PrivateCopies(), warn=False)
+        def make(bell: EventFd) -> _Relaying:
+            self.receiver = _Relaying(bell, "numpy", blocks - 1, CopiedBatches(), warn=False)
             return self.receiver
 
         super().__init__(index, launcher, make)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
+from mpwds.errors import shorten
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
 from mpwds.loader.dataloader.start_methods import start_early
@@ -21,7 +22,6 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since
 from mpwds.suggestions import suggest_arguments
-from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 if TYPE_CHECKING:

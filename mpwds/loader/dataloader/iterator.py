@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds import interrupts
+from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout, shorten
 from mpwds.loader.dataloader import start_methods, torch_collate
 from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
 from mpwds.loader.dataloader.state import EpochRecord
@@ -27,12 +28,9 @@ from mpwds.loader.multi_loader import Rebatching
 from mpwds.loader.processes.launchers import ForkFallback
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
-from mpwds.sharedmem import interrupts
 from mpwds.sharedmem.arena import MOST_BLOCKS
-from mpwds.sharedmem.cuda import CudaAccess
-from mpwds.sharedmem.pinning import Pinning
+from mpwds.sharedmem.cuda import CudaAccess, Pinning
 from mpwds.stats.collector import ConsumerTimer
-from mpwds.tracebacks import shorten
 
 
 class DataLoaderIterator(_BaseDataLoaderIter):
@@ -201,7 +199,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
 def _finish(group: WorkerGroup) -> None:
     """Ends the workers when an iterator is collected, or the interpreter exits."""
-    with interrupts.kept():
+    with interrupts.deferring():
         group.close()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpwds.errors import MpwdsError
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.processes import forkserver, processes
 from mpwds.loader.processes.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
@@ -60,6 +61,6 @@ def start_early(dataset: Any, context: Any) -> None:
     """
     if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
         return
-    with processes.interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
+    with interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
         os.getcwd()  # where that has been removed, importing torch ends the process
         forkserver.start([cls.__module__ for cls in type(dataset).__mro__])

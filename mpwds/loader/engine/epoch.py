@@ -8,17 +8,16 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from mpwds.errors import MpwdsError, WorkerDied
+from mpwds import interrupts
+from mpwds.errors import MpwdsError, WorkerDied, shorten
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.processes.processes import interrupts_deferred
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
-from mpwds.sharedmem import interrupts
 from mpwds.stats.collector import ConsumerTimer
-from mpwds.tracebacks import shorten
 from mpwds.warn import warn
 
 NOT_YET = object()
@@ -159,7 +158,7 @@ class EpochIterator(Iterator[Any]):
             self._leave()
 
     def __del__(self) -> None:
-        with interrupts.kept(), interrupts_deferred():
+        with interrupts.deferring(), interrupts_deferred():
             self.close()
 
     def _leave(self, failed: bool = False) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
@@ -20,8 +21,8 @@ from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.pipeline.context import warn_of_idle
-from mpwds.sharedmem.pinning import Pinning
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.cuda import Pinning
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
@@ -64,7 +65,7 @@ class WorkerGroup:
         self._workers: list[WorkerHandle] = []
         self._launcher: Launcher | None = None
         self._blocks = 0
-        self._copies = PrivateCopies(pinning=pinning)
+        self._copies = CopiedBatches(pinning=pinning)
         self._make_receiver = functools.partial(
             BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
         )
@@ -109,7 +110,7 @@ class WorkerGroup:
         if self._workers and loaded_code.is_interactive():
             self._end_outdated()
         self.start()
-        with processes.interrupts_deferred():
+        with interrupts_deferred():
             self._generation += 1
             for worker in self._workers:
                 position = positions[worker.index] if positions else START
@@ -121,7 +122,7 @@ class WorkerGroup:
         if self._launcher is None:
             raise RuntimeError("the workers have ended")
         dead = self._workers[index]
-        with processes.interrupts_deferred():
+        with interrupts_deferred():
             dead.disconnect()
             processes.end_all([dead], protocol.GRACE_S)
             worker = self._workers[index] = self._make_worker(index, self._launcher)
@@ -151,7 +152,7 @@ class WorkerGroup:
             launcher = self._launcher = self._make_launcher(setup)
             if not launcher.prepare(wait):
                 return
-            with processes.interrupts_deferred():
+            with interrupts_deferred():
                 for index in range(setup.workers):
                     self._workers.append(self._make_worker(index, launcher))
                 if self._output == "torch":
@@ -184,7 +185,7 @@ class WorkerGroup:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""
         if not self.is_owner():
             return
-        with processes.interrupts_deferred():
+        with interrupts_deferred():
             self._ended = self.snapshots()
             workers, self._workers = self._workers, []
             for worker in workers:

@@ -25,7 +25,7 @@ from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
-from mpwds.sharedmem.pinning import Pinning
+from mpwds.sharedmem.cuda import Pinning
 from mpwds.stats.snapshot import CounterSnapshot
 
 
@@ -62,7 +62,7 @@ class InProcessWorker(WorkerHandle):
     index = 0
     is_ready = True
     pid = property(lambda self: os.getpid())
-    unsent = unsettled = False
+    unsent = pending_device_reads = False
 
     def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
         self._setup, self._output, self._pinning = setup, output, pinning
@@ -129,7 +129,7 @@ class InProcessWorker(WorkerHandle):
     def _no_need(self, *arguments: Any, **options: Any) -> None:
         """Does nothing: there is no transport, no process, and no memory to hand back."""
 
-    give = flush = register = discard = settle = kill = release = _no_need
+    give = flush = register = discard = release_finished = kill = release = _no_need
 
     def _copied(self, element: Any) -> dict[str, Any]:
         """The batch, the number of samples in it, and the bytes of its arrays."""

@@ -13,21 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mpwds import nest, tenbin
+from mpwds import interrupts, nest, tenbin
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.launchers import Launcher
-from mpwds.loader.processes.processes import WorkerEnds, interrupts_deferred
+from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import StatusPage, stage_in
-from mpwds.sharedmem import interrupts
-from mpwds.sharedmem.arena import Layout
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.lease import LeasedArena
-from mpwds.sharedmem.pinning import Pinning
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.arena import EventFd, Layout
+from mpwds.sharedmem.cuda import Pinning
+from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
 from mpwds.stats.snapshot import CounterSnapshot
 from mpwds.tenbin.kinds import torch_dtypes
 from mpwds.warn import warn
@@ -46,13 +44,17 @@ class LocalWorker:
     """A running worker process; implements ``WorkerHandle``, which documents the methods."""
 
     def __init__(
-        self, index: int, launcher: Launcher, make_receiver: Callable[[Bell], BatchReceiver]
+        self, index: int, launcher: Launcher, make_receiver: Callable[[EventFd], BatchReceiver]
     ) -> None:
         self.index = index
         self.is_ready = False
-        bell = Bell()
+        bell = EventFd()
         self._receiver = receiver = make_receiver(bell)
-        self.batch, self.discard, self.settle = receiver.batch, receiver.discard, receiver.settle
+        self.batch, self.discard, self.release_finished = (
+            receiver.batch,
+            receiver.discard,
+            receiver.release_finished,
+        )
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(self._receiver.close)
             channel, workers_channel = socket.socketpair()
@@ -65,13 +67,13 @@ class LocalWorker:
             self._connected = True
             self._outgoing: deque[dict[str, Any]] = deque()  # a command and its tasks
             self.unsent = False
-            processes.guard(self._channel.fileno())
+            processes.close_on_fork(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
             workers_ends.callback(os.close, workers_lifeline)
-            processes.guard(lifeline)
+            processes.close_on_fork(lifeline)
             ours.callback(os.close, lifeline)
-            ours.callback(processes.unguard, lifeline)
+            ours.callback(processes.keep_on_fork, lifeline)
             self._status = StatusPage()
             ours.callback(self._status.close)
             self._process = launcher.launch(
@@ -117,7 +119,7 @@ class LocalWorker:
 
     def receive(self, generation: int) -> Message | None:
         if interrupts.pending:
-            interrupts.raise_kept()
+            interrupts.raise_deferred()
         if self.unsent:
             self.flush()
         while True:
@@ -155,8 +157,8 @@ class LocalWorker:
         return protocol.revive_error(message.fields, self.index, self.pid)
 
     @property
-    def unsettled(self) -> bool:
-        return self._receiver.unsettled
+    def pending_device_reads(self) -> bool:
+        return self._receiver.pending_device_reads
 
     def snapshot(self) -> CounterSnapshot:
         return self._status.counters.read(self.pid)
@@ -179,7 +181,7 @@ class LocalWorker:
     def disconnect(self) -> None:
         if self._connected:
             self._connected = False
-            processes.unguard(self._channel.fileno())
+            processes.keep_on_fork(self._channel.fileno())
             self._channel.close()
 
     def wait(self, timeout_s: float) -> bool:
@@ -234,10 +236,10 @@ class BatchReceiver:
     block to write to. The first one brings a warning, unless it is a single sample: those are for looking at.
     """
 
-    bell: Bell
+    bell: EventFd
     output: Output
     keep: int
-    copies: PrivateCopies
+    copies: CopiedBatches
     warn: bool = True
     pinning: Pinning | None = None
     _arena: LeasedArena | None = field(default=None, init=False)
@@ -269,12 +271,12 @@ class BatchReceiver:
             self._arena.reclaim()
 
     @property
-    def unsettled(self) -> bool:
-        return self._arena is not None and self._arena.unsettled
+    def pending_device_reads(self) -> bool:
+        return self._arena is not None and self._arena.pending_device_reads
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         if self._arena is not None:
-            self._arena.settle()
+            self._arena.release_finished()
 
     def discard(self, message: Message) -> None:
         block = message.fields.get("block")

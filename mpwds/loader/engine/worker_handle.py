@@ -16,9 +16,9 @@ from mpwds.stats.snapshot import CounterSnapshot
 class WorkerHandle(Protocol):
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
-    Only :meth:`wait` and :meth:`settle` may wait. Commands and tasks that the transport has no room for are
-    kept until :meth:`flush` can send them. An implementation must report a worker's death only after it has
-    returned every message that the worker had sent.
+    Only :meth:`wait` and :meth:`release_finished` may wait. Commands and tasks that the transport has no room
+    for are kept until :meth:`flush` can send them. An implementation must report a worker's death only after
+    it has returned every message that the worker had sent.
 
     Attributes:
         index: The worker's index in its loader.
@@ -70,10 +70,10 @@ class WorkerHandle(Protocol):
         """The exception that an ``error`` message carries."""
 
     @property
-    def unsettled(self) -> bool:
+    def pending_device_reads(self) -> bool:
         """True if a device may still read blocks that the program has released."""
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
@@ -127,15 +127,15 @@ def next_message(
         full = [worker for worker in others if worker.unsent and worker not in candidates]
         for worker in full:
             worker.register(poller, receives=False)
-        unsettled = next((worker for worker in candidates if worker.unsettled), None)
-        wait_s = LONGEST_POLL_S if unsettled is None else _DEVICE_POLL_S
+        pending_device_reads = next((worker for worker in candidates if worker.pending_device_reads), None)
+        wait_s = LONGEST_POLL_S if pending_device_reads is None else _DEVICE_POLL_S
         if timeout is not None:
             wait_s = min(wait_s, began + timeout - time.monotonic())
             if wait_s <= 0:
                 raise candidates[0].timed_out(generation, timeout)
-        if not poller.poll(wait_s * 1000) and unsettled is not None:
+        if not poller.poll(wait_s * 1000) and pending_device_reads is not None:
             looks += 1
             if looks % _DEVICE_POLLS == 0:
-                unsettled.settle()
+                pending_device_reads.release_finished()
         for worker in full:
             worker.flush()

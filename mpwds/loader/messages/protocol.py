@@ -4,7 +4,7 @@ Between the trainer and each worker there are
 
 * a **channel** (``messages.channel``): a socket pair, so it has no name and leaves no file;
 * a **handover**: a second one for descriptors of memory segments, so that Ctrl-C cannot interrupt receiving;
-* a **bell** (``sharedmem.bell``): the trainer rings it when a block of the worker's arena is free again;
+* a **bell** (``sharedmem.arena.EventFd``): the trainer rings it when a block of the arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.processes``);
 * a **status page** (``worker.counters``): the worker's counters, its shard and, on request, its Python stack.
@@ -73,7 +73,7 @@ on its bell *together with* its channel; the trainer blocks only on reading a wo
 with its process, on the fork server's answers, on other ranks inside a round (``ranks.even``), and for
 about ``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
 worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
-read it, ``PATIENCE_S`` at the most (``sharedmem.pinning``). While workers are started or closed, Ctrl-C
+read it, ``PATIENCE_S`` at the most (``sharedmem.cuda``). While workers are started or closed, Ctrl-C
 waits; where a finalizer closes them, and Python would swallow it, it is kept and raised at the next batch.
 """
 
@@ -86,9 +86,8 @@ from types import FunctionType
 from typing import Any
 
 from mpwds import pickling
-from mpwds.errors import MpwdsError, WorkerTraceback
+from mpwds.errors import FULL, MpwdsError, WorkerTraceback, shorten
 from mpwds.nest.nodes import PLAIN_OR_INT
-from mpwds.tracebacks import FULL, shorten
 
 GRACE_S = 0.5
 """How long a worker may take to end before it is killed."""

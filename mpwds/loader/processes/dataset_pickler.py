@@ -24,7 +24,7 @@ _MOST_TRIALS = 20_000
 _TakesBuffer = Callable[[pickle.PickleBuffer], object]
 
 
-def pickled_apart(
+def dump_with_buffers(
     item: Any, buffer: _TakesBuffer, redefined: set[str] | None = None
 ) -> tuple[bytes, set[str]]:
     """Pickles any object, with cloudpickle; returns the pickle, and the modules that loading it imports.
@@ -153,7 +153,7 @@ def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:
     for step, part in itertools.islice(_parts(item), _MOST_TRIALS):
         if id(part) not in visited:
             try:
-                pickled_apart(part, lambda buffer: None)
+                dump_with_buffers(part, lambda buffer: None)
             except Exception:
                 return step, part
     return None

@@ -26,6 +26,7 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
+from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.processes import parent_environment, processes
 from mpwds.loader.processes.loaded_code import LoadedCode
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
@@ -68,8 +69,8 @@ class ForkServer:
             its_ends.callback(os.close, held)
             ours.callback(os.close, lifeline_end)
             for end in (self._socket.fileno(), lifeline_end):
-                processes.guard(end)
-                ours.callback(processes.unguard, end)
+                processes.close_on_fork(end)
+                ours.callback(processes.keep_on_fork, end)
             descriptors = [connection.fileno(), held]
             self._process = processes.spawn(
                 "mpwds.loader.processes.forkserver_process:serve", descriptors, [*descriptors, IDLE_S]
@@ -162,7 +163,7 @@ class ForkServer:
     def _send(self, request: list[Any], descriptors: list[int]) -> int:
         number = next(self._numbers)
         body = msgpack.packb(request, unicode_errors="surrogateescape")
-        with processes.interrupts_deferred():
+        with interrupts_deferred():
             content = segment.create(len(body))
             try:
                 os.pwrite(content, body, 0)
@@ -274,7 +275,7 @@ def let_go() -> None:
 def _running() -> tuple[ForkServer, bool]:
     """This process' server, and whether it was just started."""
     global _current
-    with _starting, processes.interrupts_deferred():
+    with _starting, interrupts_deferred():
         server = _current
         if server is not None and not server.is_gone:
             return server, False

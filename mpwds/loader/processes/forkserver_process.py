@@ -44,7 +44,7 @@ def serve(connection: int, held: int, idle_s: int) -> None:
     os.set_inheritable(held, False)
     gc.disable()  # collections would take an eighth of the time of an import
     # If workers held this end, the trainer would wait for ever for the reply of a server that is gone.
-    processes.guard(connection)
+    processes.close_on_fork(connection)
     # What modules print when they are imported, the trainer has printed, or a worker will.
     errors = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -138,11 +138,11 @@ class _Server:
                 os.close(stream)
             worker.main(index, setup, *ends)
 
-        processes.guard(status)  # workers must not hold it: its end tells that this process is gone
+        processes.close_on_fork(status)  # workers must not hold it: its end tells that this process is gone
         try:
             pid = processes.fork(live)
         except BaseException:
-            processes.unguard(status)
+            processes.keep_on_fork(status)
             raise
         descriptors.remove(status)
         self._statuses[pid] = status
@@ -160,7 +160,7 @@ class _Server:
                 status = self._statuses.pop(pid)
                 with contextlib.suppress(OSError):  # the trainer has closed its end
                     os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
-                processes.unguard(status)
+                processes.keep_on_fork(status)
                 os.close(status)
 
 

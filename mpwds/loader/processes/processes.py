@@ -2,7 +2,7 @@
 
 *Lifeline.* A worker holds the reading end of a pipe whose writing end only the trainer holds, and ends when
 that closes, whatever either of them is doing. A fork of the trainer that kept the writing end or a worker's
-channel open would keep the worker alive, so it gets ``/dev/null`` in place of them (:func:`guard`).
+channel open would keep the worker alive, so it gets ``/dev/null`` in place of them (:func:`close_on_fork`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import NamedTuple, Protocol
+
+from mpwds.interrupts import interrupts_deferred
 
 OUTPUT_STREAMS = (1, 2)
 """Descriptors of stdout and stderr."""
@@ -203,23 +204,6 @@ def fill_standard_descriptors() -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C inside this block takes effect at its end, so that nothing is left half started or closed."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    interrupts: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *interrupt: interrupts.append(interrupt))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if interrupts:
-            handler(*interrupts[-1])
-
-
 def leave_signals_to_trainer() -> None:
     """Has this process survive the signals in ``LEFT_TO_TRAINER``, and drops handlers that a fork inherits.
 
@@ -274,10 +258,10 @@ def _signals_blocked() -> Iterator[None]:
 
 
 _holds_lifeline = False
-_guarded: set[int] = set()
+_closed_on_fork: set[int] = set()
 
 
-def hold_lifeline(descriptor: int) -> None:
+def die_with_parent(descriptor: int) -> None:
     """Ends this process with the one that holds the writing end of the pipe ``descriptor``.
 
     A fork of the trainer that was made behind Python's back may keep that end open, so a thread also watches
@@ -317,30 +301,30 @@ def kill_at_end_of(descriptor: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def guard(descriptor: int) -> None:
-    """Keeps a descriptor from forks of this process, until :func:`unguard`."""
-    _guarded.add(descriptor)
+def close_on_fork(descriptor: int) -> None:
+    """Keeps a descriptor from forks of this process, until :func:`keep_on_fork`."""
+    _closed_on_fork.add(descriptor)
 
 
-def unguard(descriptor: int) -> None:
-    """Ends :func:`guard`; call it before the descriptor is closed."""
-    _guarded.discard(descriptor)
+def keep_on_fork(descriptor: int) -> None:
+    """Ends :func:`close_on_fork`; call it before the descriptor is closed."""
+    _closed_on_fork.discard(descriptor)
 
 
-def _replace_guarded_in_child() -> None:
-    """Puts ``/dev/null`` under the guarded numbers: objects that inherit them may close them again."""
-    if not _guarded:
+def _replace_closed_in_child() -> None:
+    """Puts ``/dev/null`` under these numbers: objects that inherit them may close them again."""
+    if not _closed_on_fork:
         return
-    os.close(next(iter(_guarded)))  # before anything is opened: there may be no other number left
+    os.close(next(iter(_closed_on_fork)))  # before anything is opened: there may be no other number left
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in _guarded - {nothing}:
+    for descriptor in _closed_on_fork - {nothing}:
         try:
             os.dup2(nothing, descriptor, inheritable=False)
         except OSError:  # the limit was lowered since: nobody will get this number either
             os.close(descriptor)
-    if nothing not in _guarded:
+    if nothing not in _closed_on_fork:
         os.close(nothing)
-    _guarded.clear()
+    _closed_on_fork.clear()
 
 
-os.register_at_fork(after_in_child=_replace_guarded_in_child)
+os.register_at_fork(after_in_child=_replace_closed_in_child)

@@ -15,9 +15,9 @@ import msgpack
 import numpy as np
 
 from mpwds.loader.processes import loaded_code, parent_environment
-from mpwds.loader.processes.dataset_pickler import find_unpicklable, pickled_apart
+from mpwds.loader.processes.dataset_pickler import dump_with_buffers, find_unpicklable
 from mpwds.sharedmem import segment
-from mpwds.sharedmem.mappings import Mappings, Region, map_privately, map_region
+from mpwds.sharedmem.share import Mappings, Region, map_privately, map_region
 from mpwds.warn import warn
 
 OPEN_LATER = "let the dataset open files, locks and connections where it is iterated"
@@ -73,7 +73,7 @@ class PickledSetup:
     def __init__(self, setup: WorkerSetup) -> None:
         buffers: list[pickle.PickleBuffer] = []
         try:
-            data, modules = pickled_apart(setup, buffers.append)
+            data, modules = dump_with_buffers(setup, buffers.append)
         except Exception as error:
             what = find_unpicklable(setup)
             raise CannotPickle(
@@ -126,7 +126,7 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     buffers: list[pickle.PickleBuffer] = []
     redefined: set[str] = set()
     try:
-        data, modules = pickled_apart(setup, buffers.append, redefined)
+        data, modules = dump_with_buffers(setup, buffers.append, redefined)
     except Exception:
         return None
     finally:

@@ -15,7 +15,7 @@ from mpwds.errors import SharedMemoryError
 from mpwds.loader.rebatch.batch_schema import Column, Schema, build
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem import segment
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.lease import CopiedBatches
 
 _CACHE_NBYTES = 256 << 10
 """Rows are exchanged in portions of this size: a place is written to while its old row is in the cache."""
@@ -228,7 +228,7 @@ class RowBuffers:
         self._pin_memory = pin_memory
         self._offsets = _offsets(specs, rows)
         self._has_tensors = any(spec.is_tensor for spec in specs)
-        self._copies = PrivateCopies()
+        self._copies = CopiedBatches()
 
     def make(self, rows: int | None = None) -> RowBuffer:
         count = self.rows if rows is None else rows
@@ -248,7 +248,7 @@ class RowBuffers:
         if nbytes < _SMALL_NBYTES:
             memory = np.empty(nbytes, np.uint8)
         else:
-            memory = np.frombuffer(self._copies.blank(nbytes), np.uint8)
+            memory = np.frombuffer(self._copies.allocate_pageable(nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
 
 

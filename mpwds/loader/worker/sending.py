@@ -11,8 +11,7 @@ from mpwds import nest, tenbin
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, give_descriptor
 from mpwds.loader.worker.profiler import StageProfiler
-from mpwds.sharedmem.arena import Arena, Block, Layout
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import Arena, Block, EventFd, Layout
 
 _GAP = 32
 """Bytes before each tenbin array. Encoded arrays are 32 bytes more than a multiple of 64 long, and their data
@@ -89,7 +88,7 @@ class BatchSender:
         channel: Channel,
         handover_socket: socket.socket,
         commands: Commands,
-        bell: Bell,
+        bell: EventFd,
         blocks: int,
         meter: StageProfiler,
     ) -> None:

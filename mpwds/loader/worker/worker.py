@@ -31,7 +31,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.pipeline.stream import Description
-from mpwds.sharedmem.bell import Bell
+from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import WRITING_BATCHES
 
 _STOP_CHECK_S = 0.005
@@ -64,7 +64,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
     handover = socket.socket(fileno=ends.handover)
     with contextlib.closing(channel), handover, contextlib.suppress(ChannelClosed):
         try:
-            processes.hold_lifeline(ends.lifeline)
+            processes.die_with_parent(ends.lifeline)
             status = StatusPage(ends.status)
             status.answer_stack_requests()
             setup = read_setup()
@@ -75,7 +75,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
         meter = StageProfiler(status.counters, setup.dataset)
-        sender = BatchSender(channel, handover, commands, Bell(ends.bell), setup.blocks, meter)
+        sender = BatchSender(channel, handover, commands, EventFd(ends.bell), setup.blocks, meter)
         export_place(index, setup)
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
 

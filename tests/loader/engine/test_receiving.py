@@ -8,10 +8,9 @@ import pytest
 from mpwds import nest, tenbin
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.loader.messages.channel import Message
-from mpwds.sharedmem.arena import Arena
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.pinning import Pinning
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.arena import Arena, EventFd
+from mpwds.sharedmem.cuda import Pinning
+from mpwds.sharedmem.lease import CopiedBatches
 from tests.fake_cuda import FakeCuda
 
 
@@ -20,7 +19,7 @@ class Worker:
 
     def __init__(self, cuda, blocks=3):
         pinning = Pinning(lambda: cuda)
-        self.receiver = BatchReceiver(Bell(), "torch", blocks - 1, PrivateCopies(), pinning=pinning)
+        self.receiver = BatchReceiver(EventFd(), "torch", blocks - 1, CopiedBatches(), pinning=pinning)
         self.arena = Arena(blocks, self._announce)
 
     def _announce(self, layout, descriptor):
@@ -53,10 +52,10 @@ def cuda():
 def test_receiving_a_batch_hands_back_the_blocks_that_devices_have_read(cuda):
     worker = Worker(cuda)
     cuda.copy(worker.send(1))
-    assert (worker.free, worker.receiver.unsettled) == (2, True)
+    assert (worker.free, worker.receiver.pending_device_reads) == (2, True)
     cuda.run()
     batch = worker.send(2)
-    assert (worker.free, worker.receiver.unsettled, int(batch[0])) == (2, False, 2)
+    assert (worker.free, worker.receiver.pending_device_reads, int(batch[0])) == (2, False, 2)
 
 
 def test_a_small_batch_lies_in_pinned_memory_of_its_own(cuda):

@@ -12,7 +12,7 @@ from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.engine.worker_handle import next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.lease import CopiedBatches
 
 LARGE = bytes(1 << 20)
 
@@ -61,7 +61,7 @@ def worker_of():
 
     def worker_of(process, index=0):
         launcher = Launcher(process)
-        copies = PrivateCopies()
+        copies = CopiedBatches()
         worker = LocalWorker(index, launcher, lambda bell: BatchReceiver(bell, "numpy", 2, copies))
         made.append((worker, launcher, process))
         return worker, launcher

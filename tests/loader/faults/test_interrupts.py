@@ -11,8 +11,8 @@ import time
 import pytest
 
 import mpwds
+from mpwds import interrupts
 from mpwds.loader.engine.local_worker import LocalWorker
-from mpwds.sharedmem import interrupts
 from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, loader_of, pids_of
 from tests.loader.faults.processes import wait_until_gone
 
@@ -130,4 +130,4 @@ def test_ctrl_c_while_a_loader_is_collected_is_heard_later_and_its_workers_end(m
         gc.collect()
     wait_until_gone(pids)
     with pytest.raises(KeyboardInterrupt):
-        interrupts.raise_kept()
+        interrupts.raise_deferred()

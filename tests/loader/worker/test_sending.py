@@ -13,8 +13,8 @@ from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands
 from mpwds.pipeline.collation import deferred_collation_fn
-from mpwds.sharedmem.bell import Bell
-from mpwds.sharedmem.private import PrivateCopies
+from mpwds.sharedmem.arena import EventFd
+from mpwds.sharedmem.lease import CopiedBatches
 
 BLOCKS = 3
 
@@ -25,10 +25,10 @@ class Wire:
     def __init__(self):
         self.trainer, worker = map(Channel, socket.socketpair())
         self.fetched, gives = socket.socketpair()
-        bell = Bell()
+        bell = EventFd()
         meter = StageProfiler(Counters(), None, counts_cpu=False)
         self.sender = BatchSender(worker, gives, Commands(worker), bell, BLOCKS, meter)
-        self.receiver = BatchReceiver(bell, "numpy", BLOCKS - 1, PrivateCopies(), warn=False)
+        self.receiver = BatchReceiver(bell, "numpy", BLOCKS - 1, CopiedBatches(), warn=False)
         self._closed = [self.receiver, self.trainer, worker, self.fetched, gives]
 
     def send(self, samples):

@@ -1,0 +1,46 @@
+"""Ctrl-C while it must not act: while processes start or end, and in finalizers, where Python drops it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+pending: list[KeyboardInterrupt] = []
+
+defer = pending.append
+"""Keeps a KeyboardInterrupt that a finalizer caught, for :func:`raise_deferred`."""
+
+
+def raise_deferred() -> None:
+    """Raises a deferred KeyboardInterrupt, if there is one: call it where the program can be interrupted."""
+    if pending:
+        raise pending.pop()
+
+
+@contextlib.contextmanager
+def deferring() -> Iterator[None]:
+    """Defers a KeyboardInterrupt that its block raises. For finalizers."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        defer(interrupt)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C inside this block takes effect at its end, so that nothing is left half started or closed."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    interrupts: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *interrupt: interrupts.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts:
+            handler(*interrupts[-1])
