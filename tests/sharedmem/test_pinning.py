@@ -301,9 +301,9 @@ def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
     program = """
         import atexit, sys
         sys.path.insert(0, {root!r})
+        atexit.register(lambda: print(cuda.events[-1], cuda.registered, cuda.violations))  # the last to run
         from tests.fake_cuda import FakeCuda
         cuda = FakeCuda()
-        atexit.register(lambda: print(cuda.events[-1], cuda.registered, cuda.violations))
         from tests.sharedmem.test_pinning import Pair
         pair = Pair(cuda)
         tensor = pair.send(7)

@@ -53,12 +53,14 @@ class _DatasetPickler(Pickler):
     def reducer_override(self, item: Any) -> Any:
         kind = type(item)
         if kind is FunctionType or issubclass(kind, type):
-            module = getattr(item, "__module__", None)
-            if isinstance(module, str) and module not in ("__main__", "__mp_main__"):
-                self.modules.add(module)
             if self._redefined is not None and _is_redefined(item):
                 self._redefined.add(item.__qualname__)
-        elif isinstance(item, ModuleType):
+            reduced = super().reducer_override(item)
+            module = getattr(item, "__module__", None)
+            if reduced is NotImplemented and isinstance(module, str):  # it is sent by its name
+                self.modules.add(module)
+            return reduced
+        if isinstance(item, ModuleType):
             if sys.modules.get(item.__name__) is item:
                 self.modules.add(item.__name__)
         elif self._redefined is not None and isinstance(item, TorchIterable) and "_epoch" in vars(item):

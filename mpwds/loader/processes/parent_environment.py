@@ -15,6 +15,7 @@ from mpwds.loader.processes.processes import THREAD_VARIABLES
 
 _MULTIPROCESSING = "multiprocessing.process"
 _INHERITED_STATUS = "Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp"
+_READ_AT_START = "GLIBC_", "KMP_", "LD_", "MALLOC_", "OMP_", "PYTHON", *THREAD_VARIABLES
 
 
 class ParentEnvironment(NamedTuple):
@@ -43,13 +44,13 @@ def current() -> ParentEnvironment:
 def inherited() -> tuple[object, ...]:
     """What a child of this process inherits and cannot always change later, to compare.
 
-    That is its user and privileges, umask, limits, priority and control group; and the numbers of threads
-    that libraries read when they are imported.
+    That is its user and privileges, umask, limits, priority and control group; and the variables that a
+    process reads when it starts, or imports a numeric library.
     """
     files = [_text_of(name) for name in ("limits", "oom_score_adj", "cgroup")]
     status = [line for line in _text_of("status").splitlines() if line.startswith(_INHERITED_STATUS)]
-    threads = [os.environ.get(name) for name in THREAD_VARIABLES]
-    return (*files, *status, *threads, os.getpriority(os.PRIO_PROCESS, 0))
+    variables = [item for item in os.environ.items() if item[0].startswith(_READ_AT_START)]
+    return (*files, *status, *variables, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _text_of(name: str) -> str:

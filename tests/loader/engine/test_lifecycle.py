@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import mpwds
+from mpwds.loader.processes import forkserver
 from tests.open_files import descriptors
 
 start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
@@ -55,9 +56,10 @@ def test_workers_end_when_the_loop_raises():
 
 
 def test_workers_end_when_the_loop_over_a_loader_without_a_name_is_left():
-    others = psutil.Process().children()
+    forkserver.ready([])
+    others = psutil.Process().children(recursive=True)
     for number, _ in enumerate(mpwds.MultiLoader(endless, workers=2)):
-        workers = set(psutil.Process().children()) - set(others)
+        workers = set(psutil.Process().children(recursive=True)) - set(others)
         if number == 3:
             break
     gc.collect()

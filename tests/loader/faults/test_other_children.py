@@ -239,7 +239,7 @@ def test_a_trainer_that_does_not_ignore_sigpipe_survives_its_workers(program):
         import os, signal
         import mpwds
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        loader = mpwds.MultiLoader([1, 2], workers=1, output="numpy")
+        loader = mpwds.MultiLoader([1, 2], workers=1, output="numpy", start_method="spawn")
         list(loader)
         os.kill(loader.worker_pids[0], signal.SIGKILL)
         os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)

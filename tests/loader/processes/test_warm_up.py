@@ -48,9 +48,9 @@ def test_workers_have_their_dataset_when_it_returns(start_method, tmp_path):
 def test_it_starts_each_worker_once_however_often_it_is_called(start_method):
     with MultiLoader(range(4), workers=2, start_method=start_method) as loader:
         loader.warm_up(wait=False)
+        loader.warm_up()
         pids = loader.worker_pids
-        for _ in range(2):
-            loader.warm_up()
+        loader.warm_up()
         assert [int(element) for element in loader] == [0, 1, 2, 3]
         loader.warm_up()
         assert loader.worker_pids == pids
@@ -67,7 +67,7 @@ def test_in_the_middle_of_an_epoch_it_takes_nothing_away():
 
 
 def test_without_waiting_it_returns_before_workers_are_ready():
-    with MultiLoader([Slow()], workers=1) as loader:
+    with MultiLoader([Slow()], workers=1, start_method="spawn") as loader:
         loader.warm_up(wait=False)
         assert len(loader.worker_pids) == 1
         expected = (
@@ -110,7 +110,7 @@ def test_a_worker_that_dies_is_told():
 
 
 def test_a_worker_that_is_killed_meanwhile_is_told():
-    with MultiLoader([Slow()], workers=1) as loader:
+    with MultiLoader([Slow()], workers=1, start_method="spawn") as loader:
         loader.warm_up(wait=False)
         os.kill(loader.worker_pids[0], signal.SIGKILL)
         with pytest.raises(mpwds.WorkerDied, match="SIGKILL"):
