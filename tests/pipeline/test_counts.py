@@ -8,8 +8,10 @@ import pytest
 
 import mpwds
 from mpwds.pipeline.coercion import as_stage
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import rows_in
-from mpwds.pipeline.stream import Count, LengthUnknown
+from mpwds.pipeline.stream import Count, LengthUnknown, Source
 
 
 @dataclasses.dataclass
@@ -101,3 +103,25 @@ def test_rows_are_known_as_long_as_elements_are_only_moved():
     batches = mpwds.batched(4).count_of(Count(10))
     assert mpwds.shuffle(3).count_of(batches) == batches == Count(3, 10)
     assert mpwds.decode().count_of(batches) == Count(3)
+
+
+class Counted:
+    """A user's source that says how many elements it has, and that workers never lack one."""
+
+    def __init__(self, never_empty=False):
+        self.never_empty = never_empty
+
+    def stream(self, context=None):
+        return Source(range(7))
+
+    def count_in(self, context):
+        return 7
+
+
+def test_a_users_source_answers_for_itself():
+    assert DataPipeline(Counted()).batched(2).count_in(Context()) == Count(4, 7)
+    assert list(DataPipeline(Counted()).batched(4, collation_fn=None)) == [[0, 1, 2, 3], [4, 5, 6]]
+    endless = DataPipeline(Counted(never_empty=True)).select(bool).with_epoch(100)
+    assert endless.count_in(Context()) == Count(100)
+    with pytest.raises(LengthUnknown, match="may drop or add elements"):
+        DataPipeline(Counted()).select(bool).with_epoch(100).count_in(Context())
