@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 
-class Entry(NamedTuple):
+class About(NamedTuple):
     """A command: the module below ``mpwds.cli`` with a function of its name, and one line of help."""
 
     module: str
@@ -23,43 +23,43 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry(
+    "demo": About(
         "demo.demo",
         "Train a small network from tar shards, on handwritten digits or your own images.",
     ),
-    "ls": Entry("inspect.commands", "List the samples of shards: number, bytes, key, and fields."),
-    "info": Entry("inspect.commands", "Sum up shards: samples, bytes, fields with types and shapes, damage."),
-    "show": Entry(
+    "ls": About("inspect.commands", "List the samples of shards: number, bytes, key, and fields."),
+    "info": About("inspect.commands", "Sum up shards: samples, bytes, fields with types and shapes, damage."),
+    "show": About(
         "show",
         "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
-    "cat": Entry(
+    "cat": About(
         "inspect.commands",
         "Write fields or samples of shards to standard output: bytes, JSON or tar.",
     ),
-    "extract": Entry("inspect.commands", "Write fields of shards to files in a folder."),
-    "verify": Entry(
+    "extract": About("inspect.commands", "Write fields of shards to files in a folder."),
+    "verify": About(
         "inspect.commands", "Check shards: headers, keys, checksums, fields; list what is damaged."
     ),
-    "repair": Entry("inspect.commands", "Write a copy of shards without what is damaged in them."),
-    "create": Entry(
+    "repair": About("inspect.commands", "Write a copy of shards without what is damaged in them."),
+    "create": About(
         "convert.create",
         "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.",
     ),
-    "convert": Entry("convert.convert", "Convert datasets between tar shards, MDS and record files."),
-    "index": Entry("convert.index", "Make and change descriptions of indexed datasets (wids)."),
-    "split": Entry("reshard.commands", "Split shards into smaller ones, by samples or by size."),
-    "merge": Entry("reshard.commands", "Merge shards into one, or into fewer."),
-    "shuffle": Entry("reshard.commands", "Shuffle all samples of shards, also of more than fit in memory."),
-    "sort": Entry("reshard.commands", "Sort all samples of shards by their keys or by a field."),
-    "proc": Entry("reshard.commands", "Process shards through your pipeline, in parallel; can continue."),
-    "bench": Entry(
+    "convert": About("convert.convert", "Convert datasets between tar shards, MDS and record files."),
+    "index": About("convert.index", "Make and change descriptions of indexed datasets (wids)."),
+    "split": About("reshard.commands", "Split shards into smaller ones, by samples or by size."),
+    "merge": About("reshard.commands", "Merge shards into one, or into fewer."),
+    "shuffle": About("reshard.commands", "Shuffle all samples of shards, also of more than fit in memory."),
+    "sort": About("reshard.commands", "Sort all samples of shards by their keys or by a field."),
+    "proc": About("reshard.commands", "Process shards through your pipeline, in parallel; can continue."),
+    "bench": About(
         "convert.bench", "Measure how fast a dataset or its storage can feed this machine, and why."
     ),
-    "serve": Entry("feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."),
-    "monitor": Entry("feed.commands", "Show what feed servers do, live: rates, workers, stages, clients."),
-    "stat": Entry("feed.commands", "Compute statistics of a feed's tensors over some batches."),
-    "keygen": Entry("feed.commands", "Make the keys that servers and their clients need."),
+    "serve": About("feed.serve", "Serve a dataset: workers here decode and augment for trainers elsewhere."),
+    "monitor": About("feed.commands", "Show what feed servers do, live: rates, workers, stages, clients."),
+    "stat": About("feed.commands", "Compute statistics of a feed's tensors over some batches."),
+    "keygen": About("feed.commands", "Make the keys that servers and their clients need."),
 }
 
 _NOBODY_READS = 128 + signal.SIGPIPE

@@ -1,4 +1,4 @@
-"""What commands print: one console, one table, one progress bar, one report for people or as JSON."""
+"""Prints for all commands: one console, one table, one progress bar, one report as text or JSON."""
 
 from __future__ import annotations
 

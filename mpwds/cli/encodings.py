@@ -182,7 +182,7 @@ def extension_of(data: Any, path: str = "") -> str:
 
 
 def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """What a user chose by ``NAME:TARGET,...`` or ``NEW=NAME:TARGET``: by name, the new name and the target.
+    """Reads a user's choice, ``NAME:TARGET,...`` or ``NEW=NAME:TARGET``: by name, the new one and the target.
 
     Raises:
         ValueError: A part has another form, or names what there is not.

@@ -69,7 +69,7 @@ Jobs = Annotated[
 
 
 class Duplicates(str, Enum):
-    """What to do about a key that a shard holds already.
+    """Ways to treat a key that a shard holds already.
 
     ``error`` stops. ``rename`` writes the sample as ``KEY-1``. ``keep`` leaves it, but stops where the two
     would be side by side, and so be read as one.

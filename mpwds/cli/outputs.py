@@ -1,4 +1,4 @@
-"""Where commands write: shards of patterns and folders, never over data that exists."""
+"""Names what commands write: shards of patterns and folders, never over data that exists."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_file(output: str) -> bool:
 
 
 def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), ending: str = ".tar") -> str:
-    """Where a command's argument says that shards go: a pattern with a ``%`` directive, or one name.
+    """The place that a command's argument names for shards: a pattern with a ``%`` directive, or one name.
 
     Args:
         output: Such a pattern, the name of an archive, ``"-"``, or a folder for shards called ``SPLIT-%06d``.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from mpwds.cli.convert.tables import Column, ColumnMap
+from mpwds.cli.convert.tables import ColumnMap, TableColumn
 from mpwds.errors import ShardError
 from mpwds.imports import require
 from mpwds.storage.streams.gopen import gopen
@@ -105,7 +105,7 @@ class _Blocks:
         return self._kept[2]
 
 
-def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], dict[str, Column]]:
+def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], dict[str, TableColumn]]:
     """The blocks and the columns of Parquet and Arrow files.
 
     Raises:
@@ -115,7 +115,7 @@ def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], d
     """
     blocks: list[tuple[str, int, int, int]] = []
     names: list[str] = []
-    columns: dict[str, Column] = {}
+    columns: dict[str, TableColumn] = {}
     for path in paths:
         opened = _open(path)
         with _damage(path):
@@ -250,8 +250,8 @@ def _pyarrow() -> Any:
     return pa
 
 
-def _columns(schema: Any, folder: str) -> dict[str, Column]:
-    """What the columns hold, by their types and by what Hugging Face's datasets say about them."""
+def _columns(schema: Any, folder: str) -> dict[str, TableColumn]:
+    """Describes the columns, by their types and by what Hugging Face's datasets say about them."""
     features: Mapping[str, Any] = {}
     if b"huggingface" in (schema.metadata or {}):
         features = json.loads(schema.metadata[b"huggingface"]).get("info", {}).get("features", {})
@@ -260,15 +260,15 @@ def _columns(schema: Any, folder: str) -> dict[str, Column]:
     return {column.name: _column(column.type, features.get(column.name)) for column in schema}
 
 
-def _column(kind: Any, feature: Any) -> Column:
+def _column(kind: Any, feature: Any) -> TableColumn:
     types = _pyarrow().types
     names = (
         feature.get("names", ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else ()
     )
     if types.is_struct(kind) and {kind.field(n).name for n in range(kind.num_fields)} == {"bytes", "path"}:
-        return Column("media")
+        return TableColumn("media")
     if types.is_binary(kind) or types.is_large_binary(kind):
-        return Column("media")
+        return TableColumn("media")
     if types.is_string(kind) or types.is_large_string(kind):
-        return Column("text")
-    return Column("integer" if types.is_integer(kind) else "other", names)
+        return TableColumn("text")
+    return TableColumn("integer" if types.is_integer(kind) else "other", names)

@@ -141,7 +141,7 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def _verdict(runs: Sequence[Run]) -> str:
-    """What this machine can do, and what bounds it."""
+    """Says what this machine can do, and what bounds it."""
     if not runs:
         return "nothing was measured"
     best, first = _best(runs), runs[0]

@@ -1,24 +1,28 @@
-"""What a command's SOURCE is, and the samples in it."""
+"""Finds out what the SOURCE of `mpwds create` is, and the samples in it."""
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from mpwds.cli.convert import arrow, folders, tables
-from mpwds.cli.convert.mds import as_fields, open_mds
+from mpwds.cli.encodings import KEY, Convert, field_of, from_column, parse
 from mpwds.cli.journal import digest
 from mpwds.cli.shards import expanded, version_of
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
 from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.writing.tar_members import member_bytes
 from mpwds.viewing.wording import counted
 
 KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
 
+_LOOKED_AT = 64  # samples
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
 
 
@@ -32,8 +36,8 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
-    """What was found.
+class FoundSource:
+    """A source, as it was found.
 
     Attributes:
         text: What it is, in words.
@@ -54,7 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a user wants a source to be read; empty where the source itself tells.
+    """A user's wishes for reading a source; empty where the source itself tells.
 
     Attributes:
         scratch: Makes a folder for copies, which exists as long as samples are read.
@@ -73,7 +77,7 @@ class Wanted:
     any_order: bool = False
 
 
-def find(source: str, wanted: Wanted) -> Source:
+def find(source: str, wanted: Wanted) -> FoundSource:
     """Finds out what a source is, and what is in it.
 
     Raises:
@@ -105,7 +109,7 @@ def find(source: str, wanted: Wanted) -> Source:
     raise ValueError(f"{source} is neither a folder nor a list (.csv .tsv .jsonl .parquet .arrow){advice}")
 
 
-def _folder(path: str, wanted: Wanted) -> Source:
+def _folder(path: str, wanted: Wanted) -> FoundSource:
     found = find_format(path)
     if found is not None and found[0].indexes:
         return _mds(*found, wanted)
@@ -148,10 +152,10 @@ def _folder(path: str, wanted: Wanted) -> Source:
         notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     content = digest(tree.digest for tree in trees.values())
-    return Source(text, trees, content, {}, {"cls": classes} if classes else {}, notes)
+    return FoundSource(text, trees, content, {}, {"cls": classes} if classes else {}, notes)
 
 
-def _files(urls: Sequence[str], root: str | None) -> Source:
+def _files(urls: Sequence[str], root: str | None) -> FoundSource:
     from mpwds.storage.streams.gopen import gopen
 
     names: list[str] = []
@@ -160,10 +164,10 @@ def _files(urls: Sequence[str], root: str | None) -> Source:
             names += os.fsdecode(stream.read()).splitlines()
     tree = folders.group_files(root or "", folders.stat_files(root or "", filter(None, names)))
     notes = [f"left out {counted(len(tree.skipped), 'file')} without an extension"] if tree.skipped else []
-    return Source("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
+    return FoundSource("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
 
 
-def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
+def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> FoundSource:
     rows = tables.read_lists(urls, ending)
     root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
@@ -171,14 +175,14 @@ def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> Source:
     classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))
     column_map = replace(column_map, classes=classes)
     text = f"a list of {counted(len(rows), 'row')} ({ending})"
-    samples = {"": tables.Rows(rows, column_map, range(len(rows)))}
+    samples = {"": tables.TableRows(rows, column_map, range(len(rows)))}
     content = digest((row, column_map.versions(row)) for row in rows)
-    return Source(text, samples, content, _shown(found, column_map), classes)
+    return FoundSource(text, samples, content, _shown(found, column_map), classes)
 
 
 def _arrow(
     splits: Mapping[str, Sequence[str]], wanted: Wanted, root: str | None, urls: Sequence[str]
-) -> Source:
+) -> FoundSource:
     """A source of Parquet or Arrow files, copied from ``urls`` if they are not local. With a ``root``, texts
     may name files, as in other lists."""
     contents = list(map(version_of, urls))
@@ -212,11 +216,12 @@ def _arrow(
     count = sum(map(len, splits.values()))
     rows = sum(map(len, samples.values()))
     text = f"a dataset of {counted(rows, 'row')} in {counted(count, 'file')}"
-    return Source(text, samples, digest(contents), _shown(found, column_map), {**classes, **in_words})
+    return FoundSource(text, samples, digest(contents), _shown(found, column_map), {**classes, **in_words})
 
 
-def _mds(format: Format, source: str, wanted: Wanted) -> Source:
-    stored = open_mds(format, source)
+def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
+    opened = format.samples(source, copies_bytes=None)  # to be read in any order
+    stored = MDSSamples(opened.shards, opened.columns)
     _check_key(wanted.key, stored.columns)
     samples = as_fields(stored, wanted.columns, wanted.key)
     shown = dict.fromkeys(samples.columns, "left out")
@@ -226,10 +231,10 @@ def _mds(format: Format, source: str, wanted: Wanted) -> Source:
         names = tuple(sorted(os.listdir(local_path(source))))
         names = tuple(name for name in names if name in format.indexes or ".mds" in name)
     content = digest([stored.shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
-    return Source(f"an MDS dataset ({format.name})", {"": samples}, content, shown)
+    return FoundSource(f"an MDS dataset ({format.name})", {"": samples}, content, shown)
 
 
-def _map(found: Mapping[str, tables.Column], wanted: Wanted, root: str) -> tables.ColumnMap:
+def _map(found: Mapping[str, tables.TableColumn], wanted: Wanted, root: str) -> tables.ColumnMap:
     _check_key(wanted.key, found)
     return tables.make_map(found, wanted.columns, wanted.key, root)
 
@@ -239,11 +244,91 @@ def _check_key(key: str, found: Iterable[str]) -> None:
         raise ValueError(f"--key {key}: there is no such column, only {', '.join(found)}")
 
 
-def _shown(found: Mapping[str, tables.Column], column_map: tables.ColumnMap) -> dict[str, str]:
-    """What each column becomes, in words."""
+def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap) -> dict[str, str]:
+    """Says for each column which field it becomes."""
     rest = f"{column_map.rest} (a part of it)" if column_map.rest else "left out"
     shown = {name: column_map.fields.get(name, rest) for name in found}
     shown = {name: f"{field} (by its content)" if "*" in field else field for name, field in shown.items()}
     if column_map.key:
         shown[column_map.key] = "__key__"
     return shown
+
+
+Fields = Mapping[str, tuple[str, Convert]]
+"""By column, the field of a tar shard that it becomes, and the function between their bytes."""
+
+
+@dataclass(frozen=True)
+class MDSSamples:
+    """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy.
+
+    Attributes:
+        shards: An ``MDSShards`` that does not decode, or ``MDS1Shards``.
+        columns: The encodings by column, without the keys' column.
+        fields: What columns become; others are left out. ``None`` leaves all columns as they are.
+        numbers: The samples to iterate; all of them if ``None``.
+    """
+
+    shards: Any
+    columns: Mapping[str, str]
+    fields: Fields | None = None
+    numbers: Sequence[int] | None = None
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(itertools.accumulate(self.shards.lengths, initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @cached_property
+    def _mean_size(self) -> int:
+        looked_at = list(itertools.islice(replace(self, numbers=None), _LOOKED_AT))
+        sizes = [
+            member_bytes(len(data), f"{sample[KEY]}.{name}")
+            for sample in looked_at
+            for name, data in sample.items()
+            if name != KEY
+        ]
+        return sum(sizes) // max(len(looked_at), 1)
+
+    def size_of(self, number: int) -> int:
+        """About the bytes of a sample in a tar archive: the mean of the first."""
+        return self._mean_size
+
+    def part(self, numbers: Sequence[int]) -> MDSSamples:
+        """The samples of these numbers."""
+        return replace(self, numbers=numbers)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(len(self)) if self.numbers is None else self.numbers:
+            shard = bisect.bisect_right(self._starts, number) - 1
+            stored = self.shards.read(shard, number - self._starts[shard])
+            key = stored.pop(KEY, None)
+            sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}
+            if self.fields is None:
+                sample.update(stored)
+            else:
+                sample.update(
+                    {field: convert(stored[name]) for name, (field, convert) in self.fields.items()}
+                )
+            sample[KEY] = sample[KEY].decode()
+            yield sample
+
+
+def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSamples:
+    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed; keys are
+    those of the column ``key``, if there is one."""
+    first = next(iter(samples.part([0])))
+    chosen = parse(columns, samples.columns) if columns else dict.fromkeys(samples.columns, ("", ""))
+    fields = {}
+    for name, (_, target) in chosen.items():
+        field = target or field_of(name, samples.columns[name], first[name])
+        fields[name] = (field, from_column(samples.columns[name], field))
+    if key:
+        fields[key] = (KEY, from_column(samples.columns[key], KEY))
+    if len({field for field, _ in fields.values()}) < len(fields):
+        raise ValueError(
+            f"two columns would be one field: {', '.join(field for field, _ in fields.values())}"
+        )
+    return replace(samples, fields=fields)

@@ -1,4 +1,4 @@
-"""What ``mpwds bench`` measures: a dataset with some number of workers, storage alone, and memory."""
+"""Measurements of ``mpwds bench``: a dataset with some number of workers, storage alone, and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLES_IN_BATCH = 64
 
 
 class Run(NamedTuple):
-    """How a dataset did with a number of workers.
+    """Measured rates of a dataset with a number of workers.
 
     Attributes:
         workers: Their number.
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What bounds the workers."""
+        """The bound of the workers, in words."""
         return diagnose_workers(self.stats, idle_share(self.stats))
 
     def as_dict(self) -> dict[str, Any]:

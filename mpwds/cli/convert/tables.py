@@ -37,8 +37,8 @@ LOOKED_AT = 100  # rows
 
 
 @dataclass(frozen=True)
-class Column:
-    """What is known of a column.
+class TableColumn:
+    """A column of a table.
 
     Attributes:
         kind: ``"file"`` (values name files), ``"media"`` (values are the bytes of files), ``"text"``,
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """How the rows of a table become samples.
+    """Turns the rows of a table into samples.
 
     Attributes:
         fields: By column, its field. ``"*"`` in a field's name stands for the extension of the column's
@@ -150,7 +150,7 @@ class ColumnMap:
             return file.read()
 
 
-def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root: str = "") -> ColumnMap:
+def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "", root: str = "") -> ColumnMap:
     """The map that a user wrote, or else one that most tables want.
 
     Without ``given``, files become fields of their own, named by their extensions, or ``COLUMN.EXTENSION`` if
@@ -168,7 +168,8 @@ def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root
             to be pictures or the like.
 
     Example:
-        >>> table = {"image": Column("media"), "label": Column("integer"), "width": Column("integer")}
+        >>> number = TableColumn("integer")
+        >>> table = {"image": TableColumn("media"), "label": number, "width": number}
         >>> make_map(table).fields, make_map(table).rest
         ({'image': '*', 'label': 'cls'}, 'json')
     """
@@ -185,7 +186,7 @@ def make_map(columns: Mapping[str, Column], given: str = "", key: str = "", root
 
 def words_of_labels(
     column_map: ColumnMap,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, TableColumn],
     rows_of: Callable[[list[str]], Iterable[Mapping[str, Any]]],
 ) -> dict[str, set[str]]:
     """By field, the words of labels. ``rows_of`` gives all rows of some columns."""
@@ -209,7 +210,7 @@ def numbered_words(words: Mapping[str, Iterable[str]]) -> dict[str, dict[str, in
     }
 
 
-def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:
+def _guessed(columns: Mapping[str, TableColumn]) -> dict[str, str]:
     def named(names: Sequence[str], extension: str) -> dict[str, str]:
         return {name: extension if len(names) == 1 else f"{_part(name)}.{extension}" for name in names}
 
@@ -222,7 +223,7 @@ def _guessed(columns: Mapping[str, Column]) -> dict[str, str]:
     return {**named(media, _BY_CONTENT), **named(labels, "cls"), **named(texts, "txt")}
 
 
-def _parsed(given: str, columns: Mapping[str, Column]) -> tuple[dict[str, str], str]:
+def _parsed(given: str, columns: Mapping[str, TableColumn]) -> tuple[dict[str, str], str]:
     fields = {}
     for part in given.split(","):
         column, colon, name = part.rpartition(":")
@@ -256,15 +257,15 @@ def _media(value: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no kind for, as text: dates, decimals; of bytes, an error."""
+    """Returns values for which JSON has no kind as text: dates, decimals; of bytes, an error."""
     if isinstance(value, bytes):
         raise TypeError("bytes cannot be a part of a JSON field: give the column a field with --columns")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows in memory, and how they become samples. A worker gets some of them."""
+class TableRows:
+    """TableRows in memory, and how they become samples. A worker gets some of them."""
 
     rows: Sequence[Mapping[str, Any]]
     map: ColumnMap
@@ -277,9 +278,9 @@ class Rows:
         """About the bytes of a row's sample."""
         return self.map.size_of(number, self.rows[number])
 
-    def part(self, numbers: Sequence[int]) -> Rows:
+    def part(self, numbers: Sequence[int]) -> TableRows:
         """The samples of these numbers."""
-        return Rows([self.rows[number] for number in numbers], self.map, numbers)
+        return TableRows([self.rows[number] for number in numbers], self.map, numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, row in zip(self.numbers, self.rows, strict=True):
@@ -316,12 +317,12 @@ def read_lists(urls: Sequence[str], kind: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], root: str) -> dict[str, Column]:
-    """What the columns of rows hold, by the first hundred rows: files if such files are there."""
+def columns_of(rows: Sequence[Mapping[str, Any]], root: str) -> dict[str, TableColumn]:
+    """Describes the columns of rows, by the first hundred rows: files if such files are there."""
     looked_at = rows[:LOOKED_AT]
     names = dict.fromkeys(name for row in looked_at for name in row)
     return {
-        name: Column(_kind([row[name] for row in looked_at if row.get(name) is not None], root))
+        name: TableColumn(_kind([row[name] for row in looked_at if row.get(name) is not None], root))
         for name in names
     }
 

@@ -36,7 +36,7 @@ def run(epochs: int, lr: float) -> int:
         loader = ends.enter_context(
             mpwds.RemoteLoader(urls, on_server_loss="move", heartbeat_timeout=_HEARTBEAT_S)
         )
-        victim = _Watched(loader, servers[0], epochs)
+        victim = _KillingLoader(loader, servers[0], epochs)
         outcome = train(task, epochs=epochs, workers=_SERVERS * _WORKERS, lr=lr, loader=victim)
     with mpwds.MultiLoader(task.train, workers=_SERVERS * _WORKERS) as local:
         expected = [digest(batch) for _ in range(epochs) for batch in local]
@@ -61,7 +61,7 @@ def digest(batch: Any) -> bytes:
     return digest.digest()
 
 
-class _Watched:
+class _KillingLoader:
     """A loader that kills a server half way, and takes a digest of each batch."""
 
     def __init__(self, loader: Any, server: subprocess.Popen[bytes], epochs: int) -> None:

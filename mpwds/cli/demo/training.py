@@ -135,7 +135,7 @@ def image_task(
 def _count_labels(
     urls: Sequence[str], is_held_out: Callable[[dict[str, Any]], bool], workers: int
 ) -> tuple[Counter[int], Counter[int]]:
-    """How many samples of each label there are to train on, and held out."""
+    """Counts the samples of each label: those to train on, and those held out."""
     dataset = mpwds.WebDataset(urls, empty_check=False).map(partial(_label, is_held_out=is_held_out))
     train: Counter[int] = Counter()
     held_out: Counter[int] = Counter()

@@ -75,7 +75,7 @@ class Checker:
 
 @dataclass
 class Report:
-    """What verifying a shard found. Can be pickled.
+    """The damage that was found in a shard. Can be pickled.
 
     Attributes:
         shard: The shard.
@@ -169,7 +169,7 @@ def add_incomplete(reports: Sequence[Report]) -> None:
 
 
 def keys_in_several(reports: Sequence[Report]) -> int:
-    """How many keys occur in more than one shard."""
+    """Counts the keys that occur in more than one shard."""
     keys = [np.empty(0, np.uint64), *(found.keys for found in reports)]
     _, counts = np.unique(np.concatenate(keys), return_counts=True)
     return int((counts > 1).sum())
@@ -211,7 +211,7 @@ class Copy:
         return without_credentials(self.target or self.shard.name)
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON says about the copy."""
+        """The copy in JSON."""
         return {
             "shard": without_credentials(self.shard.name),
             "copy": self.name,

@@ -126,7 +126,7 @@ def cat(
         bool, typer.Option("--shards", help="Join whole shards into one, as `mpwds merge SHARDS... -` does.")
     ] = False,
 ) -> int:
-    """Write fields of shards to standard output, one behind the other, as they are stored.
+    """Write fields of shards to standard output, one after the other, as they are stored.
 
     With --json, each sample is a line, with text, numbers and structures decoded and other fields in base64;
     with --tar, the samples become a shard. Samples that damage may have made incomplete are left out, and
@@ -382,7 +382,7 @@ def _saved(stack: ExitStack) -> str:
 
 
 def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
-    """Where the copies go, in folders that exist. Raises ``FileExistsError`` unless ``force``."""
+    """Names the copies, and makes their folders. Raises ``FileExistsError`` unless ``force``."""
     if len(names) == 1 and is_file(output):
         targets = [output]
     else:

@@ -120,7 +120,7 @@ def _kinds_of(values: Iterable[Any]) -> str:
 
 @dataclass
 class FieldFigures:
-    """What is known of a field over samples. Can be pickled, and added to that of other samples.
+    """Figures of a field over samples. They can be pickled, and added to those of other samples.
 
     Attributes:
         samples: How many have it.
@@ -198,7 +198,7 @@ class FieldFigures:
 
 @dataclass
 class ShardFigures:
-    """What is in a shard, or in several.
+    """Figures of a shard, or of several.
 
     Attributes:
         name: The shard.

@@ -52,7 +52,7 @@ class Expression:
 
     @property
     def fields(self) -> set[str]:
-        """What the names of the fields that the expression looks at begin with."""
+        """The fields that the expression looks at, up to the first dot of their names."""
         return {name.partition(".")[0] for name in self._names if name != "key"}
 
     def needs(self, field: str) -> bool:

@@ -34,7 +34,7 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where the next member of a tar archive begins."""
+        """The offset of the next member in a tar archive."""
         return self.offset + len(self.header) + self.size + -self.size % BLOCK
 
     @property
@@ -53,8 +53,8 @@ class Sample:
         key: Its key.
         offset: Where it begins in the shard.
         members: Its fields, in the order of the shard.
-        interrupted: Damage begins inside it or right behind it, so its last member may be wrong.
-        after_damage: It is the first one behind damage, so members may be missing.
+        interrupted: Damage begins inside it or right after it, so its last member may be wrong.
+        after_damage: It is the first one after damage, so members may be missing.
     """
 
     shard: str
@@ -80,7 +80,7 @@ class Sample:
         return {member.field: member.data for member in self.members if member.data is not None}
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON says about the sample."""
+        """The sample in JSON."""
         fields = {
             member.field: {"name": member.name, "offset": member.offset, "bytes": member.size}
             for member in self.members
@@ -112,7 +112,7 @@ class Problem:
         return f"{without_credentials(self.shard)}, offset {self.offset}{where}: {self.what}"
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON says about the problem."""
+        """The problem in JSON."""
         return {
             "shard": without_credentials(self.shard),
             "offset": self.offset,

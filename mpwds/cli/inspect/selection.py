@@ -18,7 +18,7 @@ from mpwds.viewing.wording import printable
 
 @dataclass(frozen=True)
 class Choice:
-    """What the options ``--key --number --where --fields --limit`` choose.
+    """A choice of samples by the options ``--key --number --where --fields --limit``.
 
     Attributes:
         keys: Globs, of which one matches a sample's key; empty for all samples.
@@ -116,7 +116,7 @@ def make_choice(
 def read_chosen(
     shards: Sequence[Shard], choice: Choice, wants: Wants, report: Callable[[Problem], None]
 ) -> Iterator[Sample]:
-    """Yields the chosen samples, and reads nothing behind the last number and the limit.
+    """Yields the chosen samples, and reads nothing after the last number and the limit.
 
     Args:
         shards: The shards.

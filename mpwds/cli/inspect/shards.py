@@ -1,4 +1,4 @@
-"""What a command line names: the shards of datasets."""
+"""The shards of datasets that a command line names."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _mds_shards(format: Format, folder: str) -> list[MDSShard]:
 
 
 def read_or_report(shard: Shard, wants: Wants, first: int = 0) -> Found:
-    """What reading a shard yields. One that cannot be read at all, as an empty file, is a problem."""
+    """Reads a shard. One that cannot be read at all, as an empty file, is a problem."""
     try:
         yield from shard.read(wants, first)
     except ShardError as error:

@@ -1,4 +1,4 @@
-"""What is shown of shards: the first samples as pictures, waveforms and texts, and histograms over more."""
+"""Draws shards: the first samples as pictures, waveforms and texts, and histograms over more."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
 
 
 def _kind(name: str) -> str:
-    """How a field is shown; not at all if that is empty."""
+    """The kind of picture for a field; empty if it is not shown."""
     extension = name.rpartition(".")[2]
     kinds = (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, AUDIO_EXTENSIONS, _TEXTS)
     return next((kind for kind, of_kind in zip(_MOST, kinds, strict=True) if extension in of_kind), "")

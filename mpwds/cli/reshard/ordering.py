@@ -202,7 +202,7 @@ class SpillFile:
 
 
 def temporary_directory(output: str) -> str:
-    """Where temporary files of a command go: beside its output, where room is, if that is a local file."""
+    """The folder for a command's temporary files: beside its output, where room is, if that is local."""
     if output == "-" or not is_local(output):
         return tempfile.gettempdir()
     return os.path.dirname(os.path.abspath(local_path(output)))

@@ -69,7 +69,7 @@ class Processing:
         self.output = output
         self.rounds = repeat
         self.seed = seed
-        self._handler = handler if handler is reraise_exception else _Counted(handler)
+        self._handler = handler if handler is reraise_exception else _CountingHandler(handler)
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, urls, self._handler)
         count = len(urls) * repeat
@@ -95,7 +95,7 @@ class Processing:
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
-        skipped = getattr(self._handler, "count", 0)
+        before = self._skipped()
         with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
             for sample in iter_elements(self.dataset.stream(context)):
                 try:
@@ -105,11 +105,13 @@ class Processing:
                     add_note(error, f"in writing {job.output} from {self.urls[job.shard]}")
                     if sink.discarded or not self._handler(error):
                         raise
-        skipped = getattr(self._handler, "count", 0) - skipped
-        yield {"samples": samples, "bytes": size, "skipped": skipped}
+        yield {"samples": samples, "bytes": size, "skipped": self._skipped() - before}
+
+    def _skipped(self) -> int:
+        return self._handler.count if isinstance(self._handler, _CountingHandler) else 0
 
 
-class _Counted:
+class _CountingHandler:
     """A handler that counts the errors it gets in this process."""
 
     __name__ = "skip"  # what notes call it: the user gave --on-error skip or a file

@@ -22,7 +22,7 @@ from mpwds.storage.tar.scanning import Damage, ScannedMember, scan
 from mpwds.warn import warn
 
 _OPEN_FILES = 64
-_MOST_ZEROS = 1 << 20  # behind the members; tar writes 10 kB at most
+_MOST_ZEROS = 1 << 20  # after the members; tar writes 10 kB at most
 
 OBJECT_BYTES = 1000
 """About the memory that a sample takes that is found, but not read."""
@@ -52,7 +52,7 @@ class Blocks(Protocol):
 class RawSample:
     """A sample in an archive.
 
-    Members that belong to no sample (directories, links, ``__meta__/...``) go with the sample behind them,
+    Members that belong to no sample (directories, links, ``__meta__/...``) go with the sample after them,
     and with the last one at the archive's end.
 
     Args:
