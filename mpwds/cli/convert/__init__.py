@@ -2,5 +2,5 @@
 
 ``create`` finds out what its source is in ``finding.py``: files (``folders.py``), rows of lists
 (``tables.py``) or of Arrow files (``arrow.py``), or MDS. It plans and writes shards by ``writing.py``.
-``convert`` translates fields by ``encodings.py`` of ``cli``, and reads and writes by ``pipeline/sources/formats.py``.
+``convert`` translates fields by ``cli/encodings.py``; it reads and writes by ``pipeline/sources/formats.py``.
 """
