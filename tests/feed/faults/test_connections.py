@@ -1,12 +1,16 @@
 """Connections that break, many of them, and many trainers at once."""
 
+import contextlib
 import threading
 import time
 
 import psutil
 import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 import mpwds
+from mpwds.feed.client.connection import connect
 from tests.feed.faults.checking import (
     assigned,
     at,
@@ -19,7 +23,7 @@ from tests.feed.faults.checking import (
     warned,
 )
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import LONG, ServerProcess
+from tests.feed.serving import LONG, ServerProcess, free_port
 
 MB = 1 << 20
 
@@ -89,3 +93,20 @@ def test_coming_and_going_leaves_nothing_in_server_and_trainer(memory):
             after_descriptors, after = figures()
         assert all(now - then < 10 * MB for now, then in zip(after, before, strict=True))
         assert status(server)["dropped"] == {}
+
+
+def test_what_is_said_to_a_server_that_is_away_does_not_reach_it_later():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as router,
+        contextlib.closing(connect(context, url, None, None, MB, 10.0)) as connection,
+    ):
+        assert not connection.send(b"to nobody")
+        router.bind(url)
+        router.rcvtimeo = 30_000
+        while not connection.is_connected:
+            assert connection.breaks.poll(30_000)
+            connection.note_handshake(recv_monitor_message(connection.breaks)["event"])
+        assert connection.send(b"to the server")
+        assert router.recv_multipart()[1:] == [b"to the server"]
