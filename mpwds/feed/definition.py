@@ -1,4 +1,4 @@
-"""What a server tells of its dataset, so that trainers need not have it."""
+"""The definition of a dataset, which a server tells its clients, so that they need not have it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fingerprint(dataset: Any) -> str:
 
 
 def count(dataset: Any, context: Context, exact: bool) -> int:
-    """How many elements one worker makes of a dataset in an epoch, or LengthUnknown."""
+    """Counts the elements that one worker makes of a dataset in an epoch; LengthUnknown if it cannot."""
     if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
         return dataset.count_in(context).elements
     total = count_delivered(dataset, context.workers, context, exact).elements

@@ -201,7 +201,7 @@ class Handshakes:
         return int(descriptor)
 
     def failures(self) -> Iterator[str]:
-        """What happened since the last call."""
+        """Yields a text for each failure since the last call."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             if event["event"] == zmq.EVENT_ACCEPTED:

@@ -81,7 +81,7 @@ def serve_server_metrics(read: Callable[[], Status], port: int = 0, host: str = 
 
 
 class HasStats(Protocol):
-    """``MultiLoader``, ``RemoteLoader``, ``DataLoader`` and loaders with stages behind them."""
+    """``MultiLoader``, ``RemoteLoader``, ``DataLoader`` and loaders with stages after them."""
 
     def stats(self, since: Any = ...) -> LoaderStats: ...
 
@@ -116,7 +116,7 @@ def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK) -> Metr
 
 @dataclass(eq=False)
 class _Collector:
-    """What prometheus_client asks for metrics. Counters never shrink, as estimated times may."""
+    """Answers prometheus_client. Its counters never shrink, as estimated times may."""
 
     read: Callable[[], list[Metric]]
     most: dict[tuple[str, ...], float] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Page:
     def __init__(self, source: StatusSource, port: int = 0) -> None:
         self.content = _Content(source)
         self.auth = TokenAuth()
-        self._server = _Server(("127.0.0.1", port), self)
+        self._server = _PageServer(("127.0.0.1", port), self)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/?token={self.auth.token}"
         self._threads = [
@@ -114,7 +114,7 @@ def _same(given: str, expected: str) -> bool:
 
 
 class _Content:
-    """What the page shows: figures, read every second, and the latest batch, received when a browser asks."""
+    """The page's content: a report, read every second, and the latest batch, received when a browser asks."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
@@ -212,7 +212,7 @@ def _sprite(shown: Pictures) -> bytes:
         return file.getvalue()
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close() waits for them
 
     def __init__(self, address: tuple[str, int], page: Page) -> None:
@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "mpwds", ""
     timeout = 60
-    server: _Server
+    server: _PageServer
 
     def do_GET(self) -> None:
         page = self.server.page

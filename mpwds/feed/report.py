@@ -27,7 +27,7 @@ Status = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Rates:
-    """What was sent between two readings, and how much of it per second."""
+    """Batches that were sent between two readings, in all and per second."""
 
     batches: int
     samples: int
@@ -117,7 +117,7 @@ class ServerReport(Rates):
 
 @dataclass(frozen=True)
 class FeedReport(Rates):
-    """What a feed did between two readings, or since its servers started.
+    """The work of a feed between two readings, or since its servers started.
 
     Attributes:
         seconds: Seconds that the rates and shares are about.
@@ -197,8 +197,8 @@ def lost(url: str, last: Status | None, seconds: float) -> Status:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What one server contributes."""
+class _ServerPart:
+    """The part of one server."""
 
     server: ServerReport
     workers: tuple[WorkerReport, ...]
@@ -208,7 +208,7 @@ class _Part:
     skipped: Mapping[str, int]
 
 
-def _read(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
+def _read(before: Status | None, now: Status, some_are_lost: bool) -> _ServerPart:
     try:
         return _part(before if "lost_s" not in now else now, now, some_are_lost)
     except (KeyError, TypeError, ValueError, AttributeError, wire.Malformed) as error:
@@ -219,7 +219,7 @@ def _read(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
         ) from error
 
 
-def _part(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
+def _part(before: Status | None, now: Status, some_are_lost: bool) -> _ServerPart:
     seconds = float(now["uptime_s"] if before is None else now["time_s"] - before["time_s"])
     earlier = before or {"workers": (), "clients": ()}
     workers_before = {worker["worker"]: worker for worker in earlier["workers"]}
@@ -242,7 +242,7 @@ def _part(before: Status | None, now: Status, some_are_lost: bool) -> _Part:
         dropped={str(reason): int(count) for reason, count in now["dropped"].items()},
     )
     skipped = _summed(worker["counters"]["skipped"] for worker in now["workers"])
-    return _Part(server, workers, clients, seconds, stats.cores, skipped)
+    return _ServerPart(server, workers, clients, seconds, stats.cores, skipped)
 
 
 def _worker(server: str, before: Status | None, now: Status, seconds: float) -> WorkerReport:
@@ -304,7 +304,7 @@ def _waiting_share(workers: Sequence[WorkerReport]) -> float:
 def _verdict(
     stats: LoaderMeasures, workers: Sequence[WorkerReport], now: Sequence[Status], some_are_lost: bool
 ) -> str:
-    """What bounds the workers that had something to do. A client has the same name at all its servers."""
+    """Says what bounds the workers that had an epoch. A client has the same name at all its servers."""
     attended = any(status["clients"] for status in now)
     workers = [worker for worker in workers if worker.stats.active_s > 0]
     if not workers:
@@ -337,7 +337,7 @@ def headline(report: FeedReport) -> list[tuple[str, str]]:
 
 
 def about(report: FeedReport) -> list[str]:
-    """Where the only server runs, and what the servers serve."""
+    """Describes the server, if there is only one, and the datasets."""
     lines = []
     if len(report.servers) == 1:
         (server,) = report.servers
@@ -359,7 +359,7 @@ def tables(report: FeedReport) -> list[Table]:
 
 
 def notes(report: FeedReport) -> list[str]:
-    """What was left out or not accepted."""
+    """Lines about elements that were left out, and messages that were not accepted."""
     return [
         *(f"left out: {count:,} in {kind}" for kind, count in report.skipped.items()),
         *(f"dropped messages: {count:,}, {reason}" for reason, count in report.dropped.items()),
@@ -372,7 +372,7 @@ def shown_stages(report: FeedReport) -> list[StageStats]:
 
 
 def stage_cost(stage: StageStats) -> str:
-    """What an element of a stage costs.
+    """The cost of an element of a stage.
 
     Example:
         >>> stage_cost(StageStats("decode", seconds=2.0, share=0.5, elements=1000))

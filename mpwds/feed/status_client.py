@@ -133,7 +133,7 @@ class StatusClient:
         raise self._lost(urls, timeout)
 
     def _replies(self, urls: list[str], timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What has arrived from servers, and from which; waits if there is nothing."""
+        """Yields replies with the URLs of their servers; waits if none has arrived."""
         poller = zmq.Poller()
         for url in urls:
             poller.register(self._sockets[url], zmq.POLLIN)

@@ -199,7 +199,7 @@ def unpack_command(data: Any) -> dict[str, Any]:
         raise Malformed(f"a command of {len(data):,} bytes: {COMMAND_NBYTES:,} are the limit")
     fields = _unpack(data, COMMANDS, _FIELDS_NBYTES)
     if fields["kind"] == START and fields["state"] is not None and fields["state"][:1] != b"m":
-        raise Malformed("start: state must be msgpack behind an m: pickles are not accepted")
+        raise Malformed("start: state must be msgpack after an m: pickles are not accepted")
     return fields
 
 
@@ -325,7 +325,7 @@ def _stage(values: Any) -> StageSnapshot:
 
 
 def machine() -> str:
-    """What two processes of one machine have in common, and no two machines: its boot's number."""
+    """Identifies this machine and user: the number of its boot, which no two machines share."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -27,7 +27,7 @@ _WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """What a training process counted in one or more epochs, the first attributes as in ``LoaderStats``.
+    """Counters of a training process in one or more epochs, the first attributes as in ``LoaderStats``.
 
     Rates leave out the first batch of each epoch, which counts as ``first_batches`` and so on. After the
     first batch, all programs together took ``busy_s`` of the processors' time, this process ``cpu_s``.
@@ -89,7 +89,7 @@ class ConsumerTimer:
         self._now(self._outside)
 
     def stages_began(self) -> None:
-        """The stages behind the loader begin to make an element, and may ask for batches."""
+        """The stages after the loader begin to make an element, and may ask for batches."""
         self._stages_before_ns = self._spent_ns[_STAGES]
         self._outside = _STAGES
         self._now(_STAGES)
@@ -190,7 +190,7 @@ class StatsCollector:
         self._skipped_before = self._skipped.copy()
 
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
-        """Counts what the error handler of a stage behind the loader leaves out: see ``Context.watch``."""
+        """Counts what the error handler of a stage after the loader leaves out: see ``Context.watch``."""
         if isinstance(stream, ErrorHandlingStream):
             stream.on_skipped = functools.partial(self._count_skipped, stage_name(part))
         return stream

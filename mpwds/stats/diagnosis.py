@@ -22,7 +22,7 @@ _SPARE = 1.2
 
 
 def diagnose(stats: LoaderMeasures) -> str:
-    """What bounds the training: the training process, if it waits for less than a tenth of its time."""
+    """Says what bounds the training: the training process if it waits for less than a tenth of its time."""
     if stats.lost:
         whose, are = ("its", "it is") if len(stats.lost) == 1 else ("their", "they are")
         return f"{no_answer(stats.lost)}: {whose} workers make nothing until {are} back"
@@ -50,7 +50,7 @@ def no_answer(lost: Mapping[str, float]) -> str:
 def diagnose_workers(
     stats: LoaderMeasures, waiting: float, one_trainer: bool = True, lost: bool = False
 ) -> str:
-    """What bounds workers that wait for this share of the time. Only those of one trainer take turns.
+    """Says what bounds workers that wait for this share of the time. Only those of one trainer take turns.
 
     ``lost``: trainers may wait for the workers of a server that does not answer.
     """
@@ -168,7 +168,7 @@ def _slowest(stats: LoaderMeasures) -> WorkerStats | None:
 
 
 def _held_up_by(stats: LoaderMeasures, slow: WorkerStats) -> str | None:
-    """What to say if the other workers wait for a slow one, or have finished long before it."""
+    """Says if the other workers wait for a slow one, or have finished long before it."""
     waiting = _usual(stats, slow, lambda worker: worker.waiting_share)
     if stats.in_order and waiting >= _MUCH and slow.waiting_share <= waiting / 2:
         return (

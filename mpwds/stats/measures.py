@@ -162,7 +162,7 @@ class LoaderMeasures:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Elements that error handlers left out, by ``"stage: exception"``, in workers and behind them."""
+        """Elements that error handlers left out, by ``"stage: exception"``, in workers and after them."""
         return dict(sum((Counter(worker.skipped) for worker in self.workers), Counter(self.stages_skipped)))
 
     @property
@@ -172,7 +172,7 @@ class LoaderMeasures:
 
     @property
     def restarts(self) -> int:
-        """How often workers were restarted."""
+        """Number of restarts of workers."""
         return sum(worker.restarts for worker in self.workers)
 
 

@@ -13,7 +13,7 @@ from mpwds.viewing.wording import Table, as_html, as_text, counted, duration, th
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats(LoaderMeasures):
-    """What a loader did in an epoch, or since it was made.
+    """The work of a loader in an epoch, or since it was made.
 
     ``print(stats)`` shows a table, as a notebook does, and ``stats.verdict`` says what to do. Shares and
     rates leave out the time to an epoch's first batch, in which workers start. A batch may also be a single
@@ -25,8 +25,8 @@ class LoaderStats(LoaderMeasures):
         waited_s: Seconds in which the training process waited for batches.
         received_s: Seconds in which it made tensors of what had arrived, private copies included.
         elsewhere_s: Seconds in which it did something else: the training step.
-        stages_s: Seconds in stages behind the loader, such as ``rebatched``; estimated for small elements.
-        batches: Batches delivered, to the first stage behind the loader if there is one; also those that a
+        stages_s: Seconds in stages after the loader, such as ``rebatched``; estimated for small elements.
+        batches: Batches delivered, to the first stage after the loader if there is one; also those that a
             resumed epoch makes again.
         samples: Samples in them: the length of a batch's columns, 1 for a single sample, or what the
             dataset's last stage with a method ``samples_in`` returns.
@@ -38,7 +38,7 @@ class LoaderStats(LoaderMeasures):
         cores: Processors that this process may use.
         others_cpu_s: Seconds of their time that other processes took; 0 where the system does not tell.
         workers: The workers; without worker processes, this process.
-        stages_skipped: As ``skipped``, of stages behind the loader only.
+        stages_skipped: As ``skipped``, of stages after the loader only.
         epochs: Number of epochs that the figures cover.
 
     Example:

@@ -16,7 +16,7 @@ THE_DATASET, WRITING_BATCHES = "the dataset", "writing batches"
 
 
 def stage_name(part: Any) -> str:
-    """How a part of a pipeline prints, in one line that is the same in all workers."""
+    """The name of a part of a pipeline: one line that is the same in all workers."""
     return str(part).partition("\n")[0]
 
 
@@ -32,7 +32,7 @@ class StageSnapshot:
 
 @dataclass(frozen=True)
 class CounterSnapshot:
-    """What a worker has counted, in all of its processes.
+    """Counters of a worker, in all of its processes.
 
     ``pid``, ``shard``, ``server`` and ``lost_s`` describe the latest moment and are no counts. ``server`` is
     the URL of the worker's server, which has not answered for ``lost_s`` seconds (0 if it answers). A server

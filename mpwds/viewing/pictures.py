@@ -28,8 +28,8 @@ _NAN = (255, 0, 255)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What is shown of a sample: ``pixels``, uint8 of shape (height, width, 3), a ``wave``, or ``text``."""
+class SamplePicture:
+    """The picture of a sample: ``pixels``, uint8 of shape (height, width, 3), a ``wave``, or ``text``."""
 
     pixels: Values | None = None
     wave: Values | None = None
@@ -39,7 +39,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What can be shown of a batch.
+    """Pictures or texts of a batch's samples.
 
     Attributes:
         path: Where the shown tensor or texts are in the batch; empty if there is nothing to show.
@@ -52,7 +52,7 @@ class Pictures:
     path: str
     kind: str
     note: str
-    samples: tuple[Sample, ...]
+    samples: tuple[SamplePicture, ...]
     total: int
 
 
@@ -83,7 +83,7 @@ def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Picture
                 note, samples = shown
                 labels = _labels(found, leaf, len(values), classes)
                 labelled = [
-                    Sample(sample.pixels, sample.wave, sample.text, label)
+                    SamplePicture(sample.pixels, sample.wave, sample.text, label)
                     for sample, label in zip(samples, labels, strict=False)
                 ]
                 return Pictures(leaf.path, kind, note, tuple(labelled), len(values))
@@ -91,7 +91,7 @@ def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Picture
 
 
 def _samples(found: Sequence[Leaf]) -> int:
-    """How many samples there are: the length that most leaves share; 1 for a sample by itself."""
+    """The number of samples: the length that most leaves share; 1 for a sample by itself."""
     lengths = Counter(leaf.shape[0] for leaf in found if leaf.shape)
     if not lengths:
         return 1
@@ -103,7 +103,7 @@ def _samples(found: Sequence[Leaf]) -> int:
 
 
 def _of_each(leaf: Leaf, total: int) -> list[Any]:
-    """What a leaf has for each sample: arrays or texts. Empty if it has not as many as there are samples."""
+    """A leaf's arrays or texts, one for each sample. Empty if it has another number of them."""
     if len(leaf.arrays) > 1:
         return list(leaf.arrays)
     if not leaf.arrays:
@@ -144,7 +144,7 @@ def _label(value: Any, names: Sequence[str] = ()) -> str:
     return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 
 
-_Shown = tuple[str, list[Sample]]
+_Shown = tuple[str, list[SamplePicture]]
 
 
 def _images(leaf: Leaf, values: list[Any]) -> _Shown | None:
@@ -158,7 +158,7 @@ def _images(leaf: Leaf, values: list[Any]) -> _Shown | None:
     arrays = [_channels_last(frame, layout or _layout(frame.shape)) for frame in frames]
     low, high, note = _span(arrays, leaf.dtype)
     video = "; the middle frames" if values[0].ndim == 4 else ""
-    return note + video, [Sample(pixels=_pixels(array, low, high)) for array in arrays]
+    return note + video, [SamplePicture(pixels=_pixels(array, low, high)) for array in arrays]
 
 
 def _layout(shape: Sequence[int | str]) -> str:
@@ -222,20 +222,22 @@ def _waves(leaf: Leaf, values: list[Any]) -> _Shown | None:
         return None
     if any(value.ndim == 2 and len(value) not in range(1, _MOST_TRACKS + 1) for value in values):
         return None
-    return "", [Sample(wave=value.reshape(-1, value.shape[-1])[0].astype(np.float32)) for value in values]
+    return "", [
+        SamplePicture(wave=value.reshape(-1, value.shape[-1])[0].astype(np.float32)) for value in values
+    ]
 
 
 def _texts(leaf: Leaf, values: list[Any]) -> _Shown | None:
     if leaf.arrays or leaf.dtype not in ("str", "bytes"):
         return None
-    return "", [Sample(text=_head(text)) for text in values]
+    return "", [SamplePicture(text=_head(text)) for text in values]
 
 
 def _numbers(leaf: Leaf, values: list[Any]) -> _Shown | None:
     if not leaf.arrays or any(value.ndim == 0 for value in values):
         return None
     heads = [", ".join(f"{number:.4g}" for number in value.reshape(-1)[:20].tolist()) for value in values]
-    return "", [Sample(text=_head(head)) for head in heads]
+    return "", [SamplePicture(text=_head(head)) for head in heads]
 
 
 def _head(text: str) -> str:
@@ -243,7 +245,7 @@ def _head(text: str) -> str:
     return text if len(text) <= _TEXT_HEAD else text[: _TEXT_HEAD - 1] + "…"
 
 
-def tile(sample: Sample, side: int) -> Image:
+def tile(sample: SamplePicture, side: int) -> Image:
     """A sample's image or waveform in a transparent square of ``side`` pixels; without them, it is empty."""
     from PIL import Image
 

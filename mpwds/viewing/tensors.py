@@ -22,7 +22,7 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is at one place of a batch: an array, several of one kind, texts, or another object.
+    """The content of one place of a batch: an array, several of one kind, texts, or another object.
 
     Attributes:
         path: Where it is: ``[0]``, ``["image"]["left"]``.
@@ -40,7 +40,7 @@ class Leaf:
 
 
 def leaves(batch: Any) -> list[Leaf]:
-    """What a batch consists of, in order.
+    """The leaves of a batch, in order.
 
     Lists of numbers and lists of arrays of one kind, below the top, count as one leaf.
 

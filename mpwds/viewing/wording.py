@@ -1,4 +1,4 @@
-"""How figures and tables are written, the same in the terminal, in notebooks, on pictures and on the page."""
+"""Text of figures and tables, the same in the terminal, in notebooks, on pictures and on the page."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ DAMAGED = {
     "a kind that is a list": message(["batch"]),
     "a task's failure": message("failed"),
     "an end without a number": message("end"),
-    "an end behind text": message("end", sent="one"),
+    "an end after text": message("end", sent="one"),
     "an error without its fields": message("error"),
     "no sequence": message("batch", structure=1, offsets=[], samples=1, nbytes=0),
     "a negative number": batch(sequence=-1),

@@ -1,4 +1,4 @@
-"""How feeds look in a terminal: tables of reports and of tensors, and small pictures."""
+"""Feeds in a terminal: tables of reports and of tensors, and small pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mpwds.feed import report as wording
 from mpwds.feed.report import FeedReport
-from mpwds.viewing.pictures import Pictures, Sample, tile
+from mpwds.viewing.pictures import Pictures, SamplePicture, tile
 from mpwds.viewing.tensors import TensorFigures
 from mpwds.viewing.wording import Table, printable
 
@@ -161,7 +161,7 @@ def batch_pictures(shown: Pictures, width: int, colour: bool) -> RenderableType:
     return grid
 
 
-def _half_blocks(sample: Sample) -> Text:
+def _half_blocks(sample: SamplePicture) -> Text:
     """A picture in characters, each of which is two pixels, one above the other."""
     side = _PICTURE_SIDE
     pixels: Any = tile(sample, side).load()

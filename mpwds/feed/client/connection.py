@@ -40,14 +40,14 @@ class ReceivedMessage(NamedTuple):
 
 @dataclass(eq=False)
 class StartAttempt:
-    """What a ``start`` has brought so far.
+    """A command ``start``, and counts of the messages that answered it.
 
     Each one has an object of its own, so what the receiving thread still notes of the one before cannot be
     taken for news of the next.
     """
 
     number: int = 0
-    ping: int = 0  # the first ping behind the command
+    ping: int = 0  # the first ping after the command
     received: int = 0  # data messages
     received_nbytes: int = 0
     used_nbytes: int = 0
@@ -56,7 +56,7 @@ class StartAttempt:
 
 @dataclass(eq=False)
 class ReceiveQueue:
-    """What has arrived for one slot of a server, and what its worker's counters were last.
+    """Messages for one slot of a server, and the latest counters of its worker.
 
     The receiving thread fills it. The training thread empties it, and maps the memory of the slot's worker:
     ``receiver``, for the worker process ``mapped``, a server's session and the number of the launch.
@@ -126,7 +126,7 @@ class ServerConnection:
 
     @property
     def dataset(self) -> str:
-        """What the server serves."""
+        """The dataset that the server serves, in a line."""
         return f"{' → '.join(self.definition['description'])} (fingerprint {self.definition['fingerprint']})"
 
     def send(self, data: bytes) -> bool:
@@ -300,7 +300,7 @@ def connect(
 
 
 def _why_no_socket(url: str) -> str:
-    """Why an ``ipc`` address cannot be connected to, of which ZeroMQ says nothing; empty if it can."""
+    """Says why an ``ipc`` address cannot be connected to, as ZeroMQ does not; empty if it can."""
     path = url[len("ipc://") :]
     if not url.startswith("ipc:///") or os.access(path, os.W_OK):
         return ""

@@ -260,7 +260,7 @@ class ServerConnections:
         if socket.rcvmore:
             raise Malformed("a batch with more parts than its head tells")
         if not is_old:
-            if head.number != attempt.received:  # those behind the gap will be sent again, too
+            if head.number != attempt.received:  # messages after the gap will be sent again, too
                 connection.miss(queue, attempt)
                 return
             attempt.received += 1
@@ -269,7 +269,7 @@ class ServerConnections:
         queue.announce()
 
     def too_large(self, connection: ServerConnection, nbytes: int) -> str:
-        """What to say of a batch that is larger than the trainer accepts."""
+        """The text of an error: a batch is larger than the client accepts."""
         return (
             f"the server {connection.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
             f"({size(self.most_nbytes)}) to accept it"

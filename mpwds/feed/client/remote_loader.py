@@ -169,7 +169,7 @@ class RemoteLoader(MultiLoader):
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How a loader reaches its servers; see ``RemoteLoader``."""
+    """Options by which a loader reaches its servers; see ``RemoteLoader``."""
 
     urls: str | list[str]
     workers: int | None = None

@@ -409,7 +409,7 @@ def _check_end(fields: dict[str, Any]) -> None:
     kind, sent = fields["kind"], fields.get("sent")
     if kind == protocol.END:
         if type(sent) is not int or sent < 0:
-            raise EnvelopeError(f"an end behind {sent!r:.50} batches")
+            raise EnvelopeError(f"an end after {sent!r:.50} batches")
         return
     texts = [fields[name] for name in ("summary", "traceback", "type")] if kind == protocol.ERROR else [None]
     if not all(type(text) is str for text in texts):

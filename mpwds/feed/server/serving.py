@@ -1,4 +1,4 @@
-"""What runs in a server's worker process: a loader's worker whose place comes with each epoch."""
+"""The code of a server's worker process: a loader's worker whose place comes with each epoch."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class _ServedWorker(LocalWorker):
 
 
 @dataclass
-class _Run:
+class _EpochPart:
     """A part of an epoch that a worker makes."""
 
     epoch: int
@@ -173,7 +173,7 @@ class WorkerRelay:
         self._launches = 0
         self._largest = 0  # bytes of a message
         self._generation = 0
-        self._run: _Run | None = None
+        self._run: _EpochPart | None = None
         self._pending: Message | None = None
         self._absent: dict[bytes, float] = {}  # since when the others wait for trainers that have not begun
         self._segments: list[bytes] = []
@@ -192,7 +192,7 @@ class WorkerRelay:
         return before if worker is None else before + worker.snapshot()
 
     def totals(self) -> CounterSnapshot:
-        """What it has counted, and those of its number before it."""
+        """Its counters, with those of relays that had its number before."""
         until = time.monotonic() if self.ended is None else self.ended
         assigned_ns = int((until - self._began) * 1e9)
         return self._before + replace(self.snapshot(), assigned_ns=assigned_ns)
@@ -253,7 +253,7 @@ class WorkerRelay:
         return {client: now - began for client, began in since.items() if began is not None}
 
     def relay(self) -> Iterator[DataMessage]:
-        """What the worker has sent and its trainers have room for; never waits."""
+        """Yields what the worker has sent and its clients have room for; never waits."""
         bundle: list[tuple[int, bytes]] = []
         nbytes = 0
         while (message := self._take()) is not None:
@@ -305,7 +305,7 @@ class WorkerRelay:
                 self._to_worker(self._run)
             return end
 
-    def _relayed(self, message: Message, run: _Run) -> bytes:
+    def _relayed(self, message: Message, run: _EpochPart) -> bytes:
         """Counts a message; returns its frame, without what only this machine may read."""
         fields = message.fields
         if fields["kind"] == protocol.BATCH:
@@ -319,7 +319,7 @@ class WorkerRelay:
         run.ended = True
         return bytes(message.frame if fields["kind"] == protocol.END else _without_pickle(fields))
 
-    def _following(self, run: _Run, nbytes: int) -> tuple[int, bytes] | None:
+    def _following(self, run: _EpochPart, nbytes: int) -> tuple[int, bytes] | None:
         """The frames of small batches after a message, unread, if one trainer has room for all of them."""
         if len(self.members) > 1 or run.ended or self.worker is None:
             return None
@@ -337,7 +337,7 @@ class WorkerRelay:
         return memoryview(block).cast("B")[: message.fields["nbytes"]]
 
     def _to_members(
-        self, bundle: list[tuple[int, bytes]], run: _Run, parts: memoryview | None
+        self, bundle: list[tuple[int, bytes]], run: _EpochPart, parts: memoryview | None
     ) -> Iterator[DataMessage]:
         """A data message for each trainer, without the batches that it had before.
 
@@ -391,9 +391,9 @@ class WorkerRelay:
         self._discard_pending()
         position = Position(start["first"], start["state"], start["at"])
         self.last_epoch = epoch
-        self._run = _Run(epoch, start["place"], position, start["first"])
+        self._run = _EpochPart(epoch, start["place"], position, start["first"])
 
-    def _to_worker(self, run: _Run) -> None:
+    def _to_worker(self, run: _EpochPart) -> None:
         """Has the worker make a part; starts the worker first if there is none. OSError if it cannot."""
         if self.worker is None:
             self._launches += 1
@@ -410,7 +410,7 @@ class WorkerRelay:
         self._hand_over(self._launches, descriptor, worker.receiver.bell.fileno())
         self._segments.append(bytes(frame_of({**message.fields, "launch": self._launches})))
 
-    def _restarted(self, death: WorkerDied, run: _Run) -> Message | None:
+    def _restarted(self, death: WorkerDied, run: _EpochPart) -> Message | None:
         """Lets go of a worker that has died; the message that ends the part if it died too often."""
         dead = self._let_go()
         if dead is not None:

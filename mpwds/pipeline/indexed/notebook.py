@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.viewing.pictures import Sample, pictures, tile
+from mpwds.viewing.pictures import SamplePicture, pictures, tile
 from mpwds.viewing.wording import printable
 
 _SAMPLES = 12
@@ -85,7 +85,7 @@ def _columns(samples: Sequence[Any]) -> Any:
     return tuple(map(list, zip(*samples, strict=False)))
 
 
-def _figure(sample: Sample) -> str:
+def _figure(sample: SamplePicture) -> str:
     label = f"<figcaption>{_escaped(sample.label)}</figcaption>" if sample.label else ""
     if sample.text:
         width, body = 2 * _SIDE, f'<div style="{_TEXT}">{_escaped(sample.text)}</div>'
@@ -94,7 +94,7 @@ def _figure(sample: Sample) -> str:
     return f'<figure style="{_FIGURE.format(width=width)}">{body}{label}</figure>'
 
 
-def _image(sample: Sample) -> str:
+def _image(sample: SamplePicture) -> str:
     file = io.BytesIO()
     tile(sample, _SIDE).save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode("ascii")
