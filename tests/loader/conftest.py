@@ -1,6 +1,5 @@
 """Datasets and scripts for the loader's tests."""
 
-import inspect
 import io
 import os
 import signal
@@ -13,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 
-import mpwds
 from mpwds.loader.processes import forkserver
 from tests.fake_cuda import kept_to_the_rules
 
@@ -31,14 +29,8 @@ def one_fork_server():
 
 @pytest.fixture(scope="module")
 def quick_workers():
-    """A MultiLoader's workers are forks, with torch, of one server unless a test says something else.
-
-    Fresh interpreters, the default, take a second each to import torch. Other tests start those.
-    """
+    """The fork server, from which a MultiLoader's workers come by default, has torch already."""
     forkserver.ready(["torch"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(inspect.unwrap(mpwds.MultiLoader.__init__).__kwdefaults__, "start_method", "forkserver")
-        yield
 
 
 @pytest.fixture

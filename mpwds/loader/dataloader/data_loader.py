@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
-from mpwds.errors import shorten
-from mpwds.loader.dataloader.epoch_statistics import EpochStatistics
-from mpwds.loader.dataloader.iterator import DataLoaderIterator, SingleProcessIterator
-from mpwds.loader.dataloader.start_methods import start_early
+from mpwds.errors import MpwdsError, shorten
+from mpwds.interrupts import interrupts_deferred
+from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import MultiLoader, Rebatching
+from mpwds.loader.processes import forkserver, processes
 from mpwds.loader.processes.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
@@ -135,7 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.in_order = in_order  # an argument of torch's since 2.6
         self._begin_afresh()
         if num_workers and not isinstance(dataset, _DATAPIPES):
-            start_early(dataset, self.multiprocessing_context)
+            _start_early(dataset, self.multiprocessing_context)
 
     def _loader_inside(self) -> Any:
         """The dataset, if it is a loader of this package, with or without stages behind it."""
@@ -374,3 +375,16 @@ def use_in_accelerate() -> None:
 
     if preparing.prepare_data_loader is prepare:
         preparing.prepare_data_loader = checked
+
+
+def _start_early(dataset: Any, context: Any) -> None:
+    """Starts the fork server, if workers will need it, and has it import what the dataset's class needs.
+
+    The first epoch would wait for that: torch takes most of a second. Errors show when it begins. A fork
+    server or worker starts none: it may import the module that makes the loader, and so would the next one.
+    """
+    if processes.holds_lifeline() or (context is not None and context.get_start_method() != "forkserver"):
+        return
+    with interrupts_deferred(), contextlib.suppress(OSError, MpwdsError):
+        os.getcwd()  # where that has been removed, importing torch ends the process
+        forkserver.start([cls.__module__ for cls in type(dataset).__mro__])

@@ -1,4 +1,4 @@
-"""The iterators of a DataLoader, with worker processes and without."""
+"""The iterators of a DataLoader, with and without workers; how these start, and the statistics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Callable
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -15,8 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout, shorten
-from mpwds.loader.dataloader import start_methods, torch_collate
-from mpwds.loader.dataloader.epoch_statistics import EpochStatistics, LocalCounts
+from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
@@ -25,12 +25,15 @@ from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.multi_loader import Rebatching
-from mpwds.loader.processes.launchers import ForkFallback
+from mpwds.loader.processes.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
+from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.filter import attribute, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
-from mpwds.stats.collector import ConsumerTimer
+from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 
 
 class DataLoaderIterator(_BaseDataLoaderIter):
@@ -56,7 +59,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         pins = self._pin_memory and access.device_count() > 0  # other accelerators register nothing
         without = "batches are copied to pinned memory one by one"
         pinning = Pinning(access.runtime, without) if pins else None
-        launcher = start_methods.launcher_of(loader.multiprocessing_context, forks)
+        launcher = _launcher_of(loader.multiprocessing_context, forks)
         setup = _setup(loader, int(self._base_seed))
         self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
         self._finalizer = weakref.finalize(self, _finish, self._group)
@@ -78,7 +81,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
         # The copies of a dataset of this package in the workers cannot count epochs.
         epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
-        start_methods.start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
+        _start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
         self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, epoch, self._times)
         if isinstance(loader.dataset, IterableSource):
             loader.dataset.set_epoch(epoch + 1)
@@ -230,3 +233,116 @@ def _in_torchs_words(error: WorkerDied) -> WorkerDied:
     else:
         how = f"exited unexpectedly{'' if code is None else f' with exit code {code}'}. "
     return WorkerDied(f"DataLoader worker (pid {error.pid}) {how}{error}", error.worker, error.pid, code)
+
+
+if TYPE_CHECKING:
+    from mpwds.stats.report import LoaderStats
+
+
+class EpochStatistics:
+    """Adds up the figures of one loader's epochs, up to when the next one begins with other workers."""
+
+    def __init__(self) -> None:
+        # The collector refers to this weakly: a cycle would keep workers until the garbage collector runs.
+        this = weakref.proxy(self)
+        self._statistics = StatsCollector(
+            lambda: this._snapshots(), lambda: this._private_copies(), in_order=True, in_process=False
+        )
+        self._epochs = 0
+        self._counting: WorkerGroup | LocalCounts = LocalCounts()
+        self._earlier: dict[int, CounterSnapshot] = {}
+        self._earlier_copies = 0
+
+    def begin(self, counting: WorkerGroup | LocalCounts, *, in_order: bool) -> ConsumerTimer:
+        """Begins an epoch, before its workers do, and returns the clock for its iterator."""
+        if counting is not self._counting:
+            self._earlier_copies = self._private_copies()
+            self._earlier = self._snapshots()
+            self._counting = counting
+        self._statistics.in_order, self._statistics.in_process = in_order, isinstance(counting, LocalCounts)
+        times = ConsumerTimer()
+        self._statistics.begin(self._epochs, times)
+        self._epochs += 1
+        return times
+
+    def stats(self, since: Since) -> LoaderStats:
+        return self._statistics.stats(since)
+
+    def _snapshots(self) -> dict[int, CounterSnapshot]:
+        found = dict(self._earlier)
+        for index, now in self._counting.snapshots().items():
+            found[index] = found[index] + now if index in found else now
+        return found
+
+    def _private_copies(self) -> int:
+        return self._earlier_copies + self._counting.private_copies()
+
+
+class LocalCounts:
+    """Counts the work without workers, as one stage: the dataset with its collation."""
+
+    def __init__(self) -> None:
+        self.active_ns = self.batches = self.samples = self.nbytes = 0
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Counts a batch, and returns its samples and the bytes of its arrays."""
+        samples, nbytes = rows_in(batch), _array_nbytes(batch)
+        self.batches += 1
+        self.samples += samples
+        self.nbytes += nbytes
+        return samples, nbytes
+
+    def snapshots(self) -> dict[int, CounterSnapshot]:
+        work = StageSnapshot(self.active_ns)
+        counts = (self.active_ns, 0, self.batches, self.samples, self.nbytes)
+        return {0: CounterSnapshot(*counts, other=work, pid=os.getpid())}
+
+    def private_copies(self) -> int:
+        return 0
+
+
+def _array_nbytes(batch: Any) -> int:
+    if isinstance(batch, dict):
+        return sum(map(_array_nbytes, batch.values()))
+    if isinstance(batch, (list, tuple)):
+        return sum(map(_array_nbytes, batch))
+    nbytes = attribute(batch, "nbytes")
+    return nbytes if isinstance(nbytes, int) else 0
+
+
+def _launcher_of(context: Any, forks: ForkFallback) -> Callable[[WorkerSetup], Launcher]:
+    """Returns what makes a loader's launcher: the start method of its context, or ``forks``."""
+    if context is None:
+        return forks
+    method = context.get_start_method()
+    if method not in LAUNCHERS:
+        raise ValueError(
+            f"multiprocessing_context {context!r} starts processes by {method!r}; workers can be started by "
+            "'fork', 'forkserver' and 'spawn'"
+        )
+    return LAUNCHERS[method]
+
+
+def _start(group: WorkerGroup, context: Any, forks: ForkFallback, timeout: float | None) -> None:
+    """Starts the workers: forks of this process where, without a context, others cannot get the dataset."""
+    try:
+        group.start()
+        if context is None and not forks.unpickled:
+            group.wait_until_ready(timeout)
+            forks.unpickled = not forks.forked
+    except CannotPickle as error:
+        raise TypeError(
+            f"{error.what}, which cannot be pickled for the workers ({error.__cause__}): {OPEN_LATER}, "
+            "or pass multiprocessing_context='fork'"
+        ) from error.__cause__
+    except MpwdsError:
+        return  # it is raised again when a batch is asked for
+    except (AttributeError, ImportError, RecursionError) as error:  # unpickling lacks what is only here
+        group.close()
+        if context is not None or cuda_is_initialized():
+            raise
+        because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
+        forks.require(because, "change it so that another process can unpickle it")
+    except BaseException:
+        group.close()
+        raise

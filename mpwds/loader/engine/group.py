@@ -15,7 +15,7 @@ from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.processes import loaded_code, processes
+from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
@@ -107,7 +107,7 @@ class WorkerGroup:
         Starts the workers before, if they are not running or, in an interactive session, if the dataset or
         its code has changed since.
         """
-        if self._workers and loaded_code.is_interactive():
+        if self._workers and environment.is_interactive():
             self._end_outdated()
         self.start()
         with interrupts_deferred():
@@ -145,7 +145,7 @@ class WorkerGroup:
         if self._workers:
             return
         setup = self._make_setup()
-        self._fingerprint = worker_setup.fingerprint(setup) if loaded_code.is_interactive() else None
+        self._fingerprint = worker_setup.fingerprint(setup) if environment.is_interactive() else None
         self._blocks = setup.blocks
         try:
             processes.fill_standard_descriptors()

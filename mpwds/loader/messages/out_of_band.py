@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.loader.messages import protocol
-from mpwds.loader.processes.dataset_pickler import reduced_tensor
+from mpwds.loader.processes.setup import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
 from mpwds.pickling import OwnClassPickler
 from mpwds.pipeline.collation import Stack

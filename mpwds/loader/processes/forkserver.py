@@ -27,8 +27,8 @@ import msgpack
 
 from mpwds.errors import MpwdsError
 from mpwds.interrupts import interrupts_deferred
-from mpwds.loader.processes import parent_environment, processes
-from mpwds.loader.processes.loaded_code import LoadedCode
+from mpwds.loader.processes import environment, processes
+from mpwds.loader.processes.environment import LoadedCode
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.sharedmem import segment
 
@@ -57,7 +57,7 @@ class ForkServer:
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
         self._code = LoadedCode()
-        self._inherited = parent_environment.inherited()
+        self._inherited = environment.inherited()
         self._imported: set[str] = set()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -93,7 +93,7 @@ class ForkServer:
         """True if it has ended, may have imported code that this process has loaded again since
         (``importlib.reload``), or has limits, a user or the like that this process has changed since.
         """
-        return self.is_gone or self._code.has_changed() or self._inherited != parent_environment.inherited()
+        return self.is_gone or self._code.has_changed() or self._inherited != environment.inherited()
 
     def has_imported(self, modules: list[str]) -> bool:
         """True if the server has imported modules already."""
@@ -102,7 +102,7 @@ class ForkServer:
     def begin_import(self, modules: list[str]) -> None:
         """Has the server import modules, without waiting for it."""
         with self._lock:
-            self._send(["import", modules, parent_environment.current()], [])
+            self._send(["import", modules, environment.current()], [])
 
     def prepare(self, modules: list[str]) -> int:
         """Waits until the server has imported modules; it skips those that cannot be imported.
@@ -111,7 +111,7 @@ class ForkServer:
             The number, from 1, of the first module that forks should not share, -1 if an earlier call had
             that module, or 0.
         """
-        culprit = self._ask(["import", modules, parent_environment.current()], [])
+        culprit = self._ask(["import", modules, environment.current()], [])
         self._imported.update(modules)
         return culprit
 

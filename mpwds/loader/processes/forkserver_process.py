@@ -26,7 +26,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from mpwds.loader.processes import loaded_code, parent_environment, processes
+from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
 from mpwds.loader.worker import worker
 
@@ -107,12 +107,12 @@ class _Server:
         )
         return self._import(*arguments) if kind == "import" else self._fork(descriptors, *arguments)
 
-    def _import(self, modules: list[str], environment: list[Any]) -> int:
+    def _import(self, modules: list[str], present: list[Any]) -> int:
         """Imports modules. Returns the number, from 1, of the first that forks should not share, or 0.
 
         The number is -1 if an earlier request named that module.
         """
-        parent_environment.adopt(environment)
+        environment.apply(present)
         descriptors = _descriptors()
         for module in modules:
             before = set(sys.modules)
@@ -180,6 +180,6 @@ def _is_unsafe_to_fork(descriptors: set[str], imported: set[str]) -> bool:
     return any(
         type(value) in generators
         for module in map(sys.modules.get, imported)
-        if type(module) is ModuleType and not loaded_code.is_installed(module)
+        if type(module) is ModuleType and not environment.is_installed(module)
         for value in list(vars(module).values())
     )

@@ -1,21 +1,32 @@
-"""The setup of workers, sent from the trainer in one memory segment that all workers map."""
+"""The setup of workers, sent from the trainer in one memory segment that all workers map.
+
+Large arrays stay apart from the pickle, and errors name the part of a dataset that cannot be pickled.
+"""
 
 from __future__ import annotations
 
+import copy
+import copyreg
+import functools
 import hashlib
 import importlib
+import inspect
 import io
 import itertools
 import pickle
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
+import cloudpickle
 import msgpack
 import numpy as np
 
-from mpwds.loader.processes import loaded_code, parent_environment
-from mpwds.loader.processes.dataset_pickler import dump_with_buffers, find_unpicklable
+from mpwds.loader.processes import environment
+from mpwds.pickling import Pickler
+from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.share import Mappings, Region, map_privately, map_region
 from mpwds.warn import warn
@@ -88,11 +99,11 @@ class PickledSetup:
         self.parts = [memoryview(data), *(self._where(buffer.raw()) for buffer in buffers)]
 
     def store(self) -> io.FileIO:
-        """A segment that a worker can :func:`read`, with this process' environment, which it adopts."""
+        """A segment that a worker can :func:`read`, with this process' environment, which it takes over."""
         places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
         stored = [part for part in self.parts if not isinstance(part, Region)]
         self.parts.clear()
-        head = msgpack.packb([places, parent_environment.current()], unicode_errors="surrogateescape")
+        head = msgpack.packb([places, environment.current()], unicode_errors="surrogateescape")
         size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
         file = io.FileIO(segment.create(size))
         try:
@@ -140,7 +151,7 @@ def fingerprint(setup: WorkerSetup) -> bytes | None:
     for buffer in buffers:
         array = buffer.raw()
         digest.update(array[:: array.nbytes >> 20 | 1].tobytes())
-    for specification, version in loaded_code.codes_of(sorted(modules)):
+    for specification, version in environment.codes_of(sorted(modules)):
         digest.update(f"{id(specification)} {version}".encode())
     return digest.digest()
 
@@ -161,8 +172,8 @@ def read(descriptor: int) -> WorkerSetup:
     """
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")
-    places, environment = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
-    parent_environment.adopt(environment)
+    places, present = msgpack.unpackb(memory[4 : 4 + nbytes], unicode_errors="surrogateescape")
+    environment.apply(present)
     offset = _aligned(4 + nbytes)
     parts: list[memoryview] = []
     for place in places:
@@ -177,3 +188,177 @@ def read(descriptor: int) -> WorkerSetup:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_MOST_TRIALS = 20_000
+_TakesBuffer = Callable[[pickle.PickleBuffer], object]
+
+
+def dump_with_buffers(
+    item: Any, buffer: _TakesBuffer, redefined: set[str] | None = None
+) -> tuple[bytes, set[str]]:
+    """Pickles any object, with cloudpickle; returns the pickle, and the modules that loading it imports.
+
+    ``buffer`` is called with the buffer of each large array, which ``pickle.loads(.., buffers=..)`` takes
+    again. Dense CPU tensors count as arrays: torch's own pickling would copy them twice. With ``redefined``,
+    the pickle is one to compare: it leaves out how often this process has iterated datasets, and the set gets
+    the names of functions and classes of which the object has an earlier definition.
+    """
+    # In a process that multiprocessing spawned, the script has a name that no worker can import.
+    script = sys.modules.get("__mp_main__")
+    if script is not None:
+        cloudpickle.register_pickle_by_value(script)
+    stream = io.BytesIO()
+    pickler = _DatasetPickler(stream, buffer, redefined)
+    pickler.dump(item)
+    return stream.getvalue(), pickler.modules
+
+
+class _DatasetPickler(Pickler):
+    def __init__(self, stream: io.BytesIO, buffer: _TakesBuffer, redefined: set[str] | None) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffer)
+        self.modules: set[str] = set()
+        self._redefined = redefined
+
+    def reducer_override(self, item: Any) -> Any:
+        kind = type(item)
+        if kind is FunctionType or issubclass(kind, type):
+            if self._redefined is not None and _is_redefined(item):
+                self._redefined.add(item.__qualname__)
+            reduced = super().reducer_override(item)
+            module = getattr(item, "__module__", None)
+            if reduced is NotImplemented and isinstance(module, str):  # it is sent by its name
+                self.modules.add(module)
+            return reduced
+        if isinstance(item, ModuleType):
+            if sys.modules.get(item.__name__) is item:
+                self.modules.add(item.__name__)
+        elif self._redefined is not None and isinstance(item, TorchIterable) and "_epoch" in vars(item):
+            same = copy.copy(item)
+            vars(same).pop("_epoch")
+            vars(same).pop("_epoch_is_given", None)
+            return same.__reduce_ex__(5)
+        else:
+            if (reduced := reduced_tensor(item)) is not None:
+                self.modules.add("torch")
+                return reduced
+            if (reduced := _reduced_array(item)) is not None:
+                return reduced
+        return super().reducer_override(item)
+
+
+def _is_redefined(item: Any) -> bool:
+    """True if a function or class has been replaced, in its module or notebook, by one with other code."""
+    now: Any = sys.modules.get(item.__module__)
+    for name in item.__qualname__.split("."):
+        now = getattr(now, name, None)
+    named_so = type(now) is type(item) and now.__qualname__ == item.__qualname__
+    if not named_so or item.__qualname__ == "_":  # functions that singledispatch knows are all called so
+        return False
+    while now is not None:  # a decorator's wrapper has the name of the function in it
+        if now is item or _code_of(now) == _code_of(item):
+            return False
+        now = getattr(now, "__wrapped__", None)
+    return True
+
+
+def _code_of(item: Any) -> object:
+    if isinstance(item, FunctionType):
+        return item.__code__
+    return {name: value.__code__ for name, value in vars(item).items() if isinstance(value, FunctionType)}
+
+
+def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """How to pickle a tensor as an array, as ``__reduce__`` says it; ``None`` if that loses something."""
+    torch = sys.modules.get("torch")
+    if type(item) is not getattr(torch, "Tensor", None) or torch is None:
+        return None
+    dense = item.is_cpu and item.layout is torch.strided and not item.is_nested
+    if not dense or item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
+        return None
+    try:
+        if item.dtype is torch.bfloat16:
+            return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
+        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
+            return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
+        return _tensor, (item.numpy(), None)
+    except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
+        return None
+
+
+def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """How to pickle an array that NumPy would copy into the pickle: a mapped one, or one with gaps."""
+    kind = type(item)
+    if (kind is not np.ndarray and kind is not np.memmap) or item.dtype.hasobject:
+        return None
+    if kind is np.memmap:
+        return np.ndarray.view, (item.view(np.ndarray), np.memmap)
+    if item.flags.forc:  # contiguous
+        return None
+    return _array, (np.ascontiguousarray(item), item.flags.writeable)
+
+
+def _array(array: Any, writeable: bool) -> Any:
+    array.flags.writeable = writeable
+    return array
+
+
+def _tensor(array: Any, dtype: str | None) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+
+def find_unpicklable(setup: Any) -> str:
+    """The path to the innermost part that cannot be pickled: ``dataset[1]['lines'] is a generator``."""
+    path, culprit, visited = "", setup, {id(setup)}
+    while (inner := _unpicklable_part(culprit, visited)) is not None:
+        step, culprit = inner
+        path += step
+        visited.add(id(culprit))
+    what = getattr(culprit, "__qualname__", None) if isinstance(culprit, (FunctionType, MethodType)) else None
+    return f"{path.lstrip('.') or 'it'} is a {type(culprit).__qualname__}{f' ({what})' if what else ''}"
+
+
+def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:
+    for step, part in itertools.islice(_parts(item), _MOST_TRIALS):
+        if id(part) not in visited:
+            try:
+                dump_with_buffers(part, lambda buffer: None)
+            except Exception:
+                return step, part
+    return None
+
+
+def _parts(item: Any) -> Iterator[tuple[str, Any]]:
+    """The parts that an object's pickle probably contains, each with the step that leads there."""
+    if type(item).__module__.startswith("multiprocessing."):  # a Value is the user's, its parts are not
+        return
+    if isinstance(item, dict):
+        yield from ((f"[{key!r}]", value) for key, value in list(item.items()))
+    elif isinstance(item, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", value) for index, value in enumerate(list(item)))
+    elif isinstance(item, functools.partial):
+        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
+    elif isinstance(item, MethodType):
+        yield ".__self__", item.__self__
+    elif isinstance(item, FunctionType):
+        yield from _parts_of_function(item)
+    attributes = getattr(item, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(item, type):
+        yield from ((f".{name}", value) for name, value in list(attributes.items()))
+    for name in copyreg._slotnames(type(item)):  # type: ignore[attr-defined]  # as object.__reduce_ex__ does
+        if hasattr(item, name):
+            yield f".{name}", getattr(item, name)
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    try:
+        used = inspect.getclosurevars(function)
+    except ValueError:  # a variable that is not assigned yet
+        return
+    yield from ((f"'s variable {name}", value) for name, value in used.nonlocals.items())
+    for name, value in used.globals.items():
+        if not inspect.ismodule(value):
+            yield f"'s global {name}", value

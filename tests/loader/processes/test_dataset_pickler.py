@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpwds.loader.processes.dataset_pickler import find_unpicklable
+from mpwds.loader.processes.setup import find_unpicklable
 
 lock = threading.Lock()
 

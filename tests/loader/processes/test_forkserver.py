@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib
 import os
+import random
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 
 import psutil
 import pytest
+from hypothesis.internal import reflection
 
 import mpwds
 from mpwds.errors import WorkerDied
@@ -558,3 +560,8 @@ def test_warming_up_without_waiting_returns_while_modules_are_imported(tmp_path,
         assert loader.worker_pids == []
         go_on.touch()
         assert server_of(map(int, loader)) == forkserver.ready([]).pid
+
+
+def test_a_random_generator_of_an_installed_package_spoils_no_server():
+    assert any(type(value) is random.Random for value in vars(reflection).values())
+    assert forkserver.ready_and_safe([reflection.__name__]) is not None

@@ -3,28 +3,28 @@
 import os
 import sys
 
-from mpwds.loader.processes import parent_environment, processes
+from mpwds.loader.processes import environment, processes
 
 
 def test_a_process_adopts_all_of_it(monkeypatch, tmp_path):
-    before = parent_environment.current()
+    before = environment.current()
     monkeypatch.setenv("ONLY_HERE", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path])
-    there = parent_environment.current()
-    parent_environment.adopt(before)
-    assert parent_environment.current() == before
+    there = environment.current()
+    environment.apply(before)
+    assert environment.current() == before
     assert "ONLY_HERE" not in os.environ
-    parent_environment.adopt(there)
+    environment.apply(there)
     assert (os.environ["ONLY_HERE"], os.getcwd(), sys.path[0]) == ("1", str(tmp_path), "/nowhere")
 
 
 def test_numbers_of_threads_stay(monkeypatch):
     name = processes.THREAD_VARIABLES[0]
     monkeypatch.delenv(name, raising=False)
-    elsewhere = parent_environment.current()
+    elsewhere = environment.current()
     monkeypatch.setenv(name, "1")
-    parent_environment.adopt(elsewhere)
+    environment.apply(elsewhere)
     assert os.environ[name] == "1"
 
 
@@ -32,9 +32,9 @@ def test_a_folder_that_is_gone_is_no_trouble(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    there = parent_environment.current()
+    there = environment.current()
     folder.rmdir()
-    assert parent_environment.current().folder == ""
+    assert environment.current().folder == ""
     monkeypatch.chdir(tmp_path)
-    parent_environment.adopt(there)
+    environment.apply(there)
     assert os.getcwd() == str(tmp_path)
