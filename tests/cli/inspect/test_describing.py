@@ -4,6 +4,7 @@ import av
 import numpy as np
 import PIL.Image
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,9 @@ def video(kind, codec):
 
 
 PNG = file(lambda stream: PIL.Image.new("RGBA", (7, 5)).save(stream, "PNG"))
+WAV = file(
+    lambda stream: soundfile.write(stream, np.zeros((80, 2), np.int16), 8000, format="WAV", subtype="PCM_16")
+)
 NPY = file(lambda stream: np.save(stream, np.zeros((2, 3), np.float32)))
 
 
@@ -37,6 +41,7 @@ NPY = file(lambda stream: np.save(stream, np.zeros((2, 3), np.float32)))
     [
         ("png", PNG, ("PNG image, RGBA", (5, 7, 4), None)),
         ("seg.png", PNG, ("PNG image, RGBA", (5, 7, 4), None)),
+        ("wav", WAV, ("WAV sound, 8000 Hz", (2, 80), None)),
         ("npy", NPY, ("array of float32", (2, 3), None)),
         ("cls", b"-3", ("int", None, -3)),
         ("txt", "Häuser".encode(), ("text", (6,), None)),

@@ -225,6 +225,7 @@ class TestNothingIsOverwritten:
 
     def test_never_what_is_read(self, refused, two_shards):
         assert "cannot be written" in refused("merge", "in-0.tar", "in-1.tar", "in-0.tar", "--force")
+        assert "cannot be written" in refused("merge", "in-1.tar", "in-%d.tar", "--force")  # of its series
 
 
 def test_a_damaged_shard_is_an_error_that_names_the_place(refused, two_shards):
