@@ -541,3 +541,18 @@ def test_a_function_that_returns_no_iterator_is_named_with_what_it_returned(work
     expected = "is a function, .*forgetful, which must return an iterator .*, but it returned None"
     with mpwds.MultiLoader(forgetful, workers=workers) as loader, pytest.raises(TypeError, match=expected):
         list(loader)
+
+
+def test_a_class_of_a_function_keeps_what_the_program_has_assigned_since():
+    class Box:
+        opened = 0
+
+    def boxes():
+        yield Box()
+        yield Box()
+
+    with mpwds.MultiLoader(boxes, workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        Box.opened = 5
+        assert next(iterator).opened == 5

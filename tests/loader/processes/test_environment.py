@@ -1,7 +1,10 @@
 """The trainer's environment, adopted by a process that is not its child."""
 
 import os
+import subprocess
 import sys
+
+import pytest
 
 from mpwds.loader.processes import environment, processes
 
@@ -38,3 +41,10 @@ def test_a_folder_that_is_gone_is_no_trouble(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment.apply(there)
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize(("option", "expected"), [("-i", "True"), ("-q", "False")])
+def test_a_program_that_goes_on_in_a_prompt_is_interactive(option, expected):
+    program = "from mpwds.loader.processes.environment import is_interactive; print(is_interactive())"
+    run = subprocess.run([sys.executable, option, "-c", program], input="", capture_output=True, text=True)
+    assert run.stdout.split() == [expected]
