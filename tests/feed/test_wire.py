@@ -97,3 +97,9 @@ def test_names_cannot_forge_lines_of_a_log(name):
 def test_a_welcome_to_more_workers_than_any_server_has_is_refused():
     with pytest.raises(Malformed, match="welcome: workers must be 1 to 4096"):
         wire.unpack_reply(wire.pack(wire.WELCOME, **{**REPLIES[wire.WELCOME], "workers": 2**40}))
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", -1, 1 << 63, None])
+def test_a_number_is_whole_and_below_two_to_the_63(value):
+    with pytest.raises(wire.Malformed, match="ping: number must be a whole number"):
+        wire.unpack_command(wire.pack(wire.PING, number=value, acknowledged=[]))
