@@ -99,3 +99,8 @@ def test_texts_are_cut_short():
 
 def test_tokens_are_shown_as_numbers():
     assert pictures(np.arange(10).reshape(2, 5)).samples[1].text == "5, 6, 7, 8, 9"
+
+
+def test_a_batch_of_single_numbers_has_nothing_to_show():
+    shown = pictures({"label": np.arange(3), "weight": np.ones(3)})
+    assert (shown.kind, shown.samples, shown.total) == ("", (), 3)
