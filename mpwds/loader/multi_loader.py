@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @suggest_arguments
 class Rebatching(Composable):
-    """Base of loaders, and of pipelines behind them, for the stage that only they have."""
+    """Base of loaders, and of pipelines after them, for the stage that only they have."""
 
     def rebatched(
         self: Self,
@@ -104,7 +104,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     in it are writable views of shared memory, which is reused when no part of them is alive. A script needs
     no ``if __name__ == "__main__"`` guard, and the dataset may hold lambdas.
 
-    The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages behind the workers,
+    The methods named after stages (``unbatched``, ``shuffle``, ``map``, ...) add stages after the workers,
     which run in this process, on the CPU; ``rebatched`` is the fast way to shuffle and batch again. Where a
     program requires torch's loader, ``mpwds.DataLoader(loader, batch_size=None)`` delivers the same.
 
@@ -142,7 +142,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             ``"restart"`` it with a warning: a new process continues where it was, so every element comes
             once, in the same order if ``in_order``. Three deaths in a row before the same batch are an error.
         even: With several ranks (processes that train together), each gets the same number of batches in an
-            epoch, also behind stages. ``"drop"``: as many as the rank with the fewest has. ``"pad"``: as many
+            epoch, also after stages. ``"drop"``: as many as the rank with the fewest has. ``"pad"``: as many
             as the rank with the most has; the others deliver their last batch again. ``"wrap"``: the same,
             but the others iterate their part of the dataset once more, in another order. The last batch may
             be smaller on some ranks. Where the numbers are not known in advance, the ranks agree on them by
@@ -328,7 +328,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return self._group.pids
 
     def compose(self, *stages: Any) -> Any:
-        """The loader with stages behind it: see :meth:`mpwds.DataPipeline.compose`."""
+        """The loader with stages after it: see :meth:`mpwds.DataPipeline.compose`."""
         return LoaderPipeline(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
@@ -392,7 +392,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return self._statistics.stats(since)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last element delivered; when the loop has ended, the next epoch's start.
+        """The position after the last element delivered; when the loop has ended, the next epoch's start.
 
         Call it at any time between two ``next()``, also after ``break`` or an error.
 
@@ -520,10 +520,10 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
 
 class LoaderPipeline(Rebatching, DataPipeline):
-    """A loader with stages behind it, made by the methods of ``MultiLoader`` that are named after stages.
+    """A loader with stages after it, made by the methods of ``MultiLoader`` that are named after stages.
 
     Stages run in this process. Each ``iter()`` is the loader's next epoch, and ends an unfinished one of the
-    loader and of other pipelines behind it. ``set_epoch``, ``close`` and the end of a ``with`` block act on
+    loader and of other pipelines after it. ``set_epoch``, ``close`` and the end of a ``with`` block act on
     the loader, which the pipeline keeps alive. A pickled copy has its own loader.
 
     Attributes:
@@ -588,7 +588,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         return extended
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
+        """The position after the last element that was delivered: see :meth:`mpwds.MultiLoader.state_dict`.
 
         The dict also holds the stages' states, which name the batches and rows that stages hold: 10 bytes for
         each row of ``rebatched``'s pool, 25 for each of ``shuffle``.

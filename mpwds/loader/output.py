@@ -72,7 +72,7 @@ class DeviceIterator(Iterator[Any]):
     """The elements of an iterator, with their tensors copied to a device.
 
     Copies run on a side stream, while the device computes. A batch can be used at once on the stream that is
-    current when it is delivered. Errors and the end are raised behind the batches that came before them.
+    current when it is delivered. Errors and the end are raised after the batches that came before them.
 
     If the iterator has a method ``next_now``, as ``EpochIterator``, up to ``ahead`` batches are copied before
     they are asked for; they are not delivered once it is ``closed``.
@@ -131,7 +131,7 @@ class DeviceIterator(Iterator[Any]):
             return tensors[-1]
 
         # This drops the batch before, which the source may have held until now: the fences of its blocks
-        # then come behind its copies.
+        # then come after its copies.
         with self._stream.selected():
             self._original[:] = [batch]
             self._sent.append(_Sent(tree_map(batch, self._tensor, copied), tensors, self._stream.mark()))

@@ -1,4 +1,4 @@
-"""Stages behind a loader: the stream of the loader's batches, and the epoch of the stages.
+"""Stages after a loader: the stream of the loader's batches, and the epoch of the stages.
 
 Both resume exactly: stages name the rows that they hold, and the workers make the batches of these again. An
 epoch of which a stage has no state is replayed.
@@ -26,7 +26,7 @@ _TIME_EVERY_NS = 100_000
 
 
 class StagesIterator(Iterator[Any]):
-    """The elements of the last stage behind a loader, for one thread at a time, and timed.
+    """The elements of the last stage after a loader, for one thread at a time, and timed.
 
     Timing takes about a microsecond, more than small elements take. So an element is timed about every tenth
     of a millisecond, at random distances, and stands for those since the one before.
@@ -140,7 +140,7 @@ class LoaderStream:
 
 
 class StagesStream(Replayed):
-    """An epoch of the stages behind a loader, and how far it is.
+    """An epoch of the stages after a loader, and how far it is.
 
     Its state is the number of elements delivered, and the stages' state. If a stage has no state, or cannot
     load it, the epoch is replayed from its start, if the loader delivers in the ``same_order`` each time.
@@ -226,7 +226,7 @@ class StagesStream(Replayed):
 
 
 def _reduced_to_needed(state: Any) -> Any:
-    """The state of the last stage behind a loader, reduced to what resuming needs.
+    """The state of the last stage after a loader, reduced to what resuming needs.
 
     For each worker, only the last state before all batches that stages hold parts of is kept. Those batches
     are named, so that they can be fetched while the state is loaded.

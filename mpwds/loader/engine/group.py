@@ -98,7 +98,7 @@ class WorkerGroup:
         return self._copies.made
 
     def snapshots(self) -> dict[int, CounterSnapshot]:
-        """What all workers have counted since the group was made, also those that have ended."""
+        """Returns the counts of all workers since the group was made, also of those that have ended."""
         return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
 
     def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:

@@ -1,7 +1,7 @@
 """Messages between trainer and worker over one stream socket: an envelope and a payload.
 
 A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The end of
-the stream comes behind the last message, so a sender's death loses nothing that it sent. File descriptors
+the stream comes after the last message, so a sender's death loses nothing that it sent. File descriptors
 travel over a second socket pair.
 """
 

@@ -20,8 +20,8 @@ iterates its dataset and sends a ``batch`` for each element: small ones whole, i
 the number of a block that holds them. Before the first block of a memory segment comes a
 ``segment``, whose descriptor is handed over. Sequence numbers count an epoch's batches, from 0.
 
-*State.* A worker whose dataset is a pipeline with addresses sends its stream's state behind a batch with that
-batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most 1 % of
+*State.* A worker whose dataset is a pipeline with addresses sends the state of its stream after a batch with
+that batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most 1 % of
 its time. A string in that field says, once, why there is none. The trainer keeps for each worker the last
 state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
 
@@ -33,13 +33,13 @@ those it needs and drops the others that were delivered before (``loader.stages`
 
 *Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
 always. Then it starts a new process, with another channel, arena and status page. That gets a ``start`` of
-the running generation with the last state, and ``first`` behind the last batch received, so no batch is
+the running generation with the last state, and ``first`` after the last batch received, so no batch is
 delivered twice. Views of the dead worker's arena stay valid because they hold its mapping.
 
 *Tasks.* The workers of a ``DataLoader`` (``dataloader.task_worker``) do not iterate by themselves: each
 ``task`` names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching
 fails, by ``failed``, which carries the exception and ends nothing. Tasks are queued in the trainer while they
-do not fit into the channel, and sent behind the ``start`` they belong to; the next ``start`` or ``stop``
+do not fit into the channel, and sent after the ``start`` they belong to; the next ``start`` or ``stop``
 drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
 can be, sends ``end`` in place of an answer, and does not answer later tasks.
 

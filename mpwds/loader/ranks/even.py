@@ -31,7 +31,7 @@ def evened(
     delivered: int,
     timeout: float | None,
 ) -> EvenIterator:
-    """Begins an even epoch of a loader, or of the stages behind it, for each of several ranks.
+    """Begins an even epoch of a loader, or of the stages after it, for each of several ranks.
 
     ``start`` begins an epoch by its number. ``delivered`` is the number of batches of a resumed epoch that
     were delivered before, the same on all ranks.
@@ -123,7 +123,7 @@ class RankShard:
         return len(self._ahead)
 
     def next(self) -> Any:
-        """Its next batch, or a repeated one behind the last, which ``counted`` or looking ahead tells."""
+        """Its next batch, or a repeated one after the last, which ``counted`` or looking ahead tells."""
         if self.look_ahead(1) == 0:
             # When an epoch is resumed inside its padding, the last real batch is not known.
             return next(self._again) if self._last is None else copy.deepcopy(self._last)
@@ -204,7 +204,7 @@ class LengthConsensus:
         self._messages = 0
 
     def __call__(self, delivered: int) -> int:
-        """How many more batches every rank delivers before it calls again; 0 ends the epoch."""
+        """Returns how many more batches every rank delivers before it calls again; 0 ends the epoch."""
         try:
             ready = min(self._look_ahead(self._window + (self._even == "pad")), self._window)
         except Exception:
@@ -260,7 +260,7 @@ _REMEDIES = {
 
 
 def target_of(even: Even, counts: Sequence[int]) -> int:
-    """How many batches every rank delivers, given those of all ranks, or the smallest and largest number."""
+    """Returns the batches that every rank delivers, from the counts of all ranks or the extremes of these."""
     least, most = min(counts), max(counts)
     if least == 0 < most:
         if even != "drop":

@@ -222,7 +222,7 @@ def regrouped(stages: Sequence[Any]) -> list[Any]:
 class Regrouped(Filter):
     """Stage that replaces ``unbatched``, ``shuffle`` and ``batched``, and works as ``rebatched`` does.
 
-    A row that is a view of a batch keeps the whole batch in memory: behind a loader, a ``shuffle`` of rows
+    A row that is a view of a batch keeps the whole batch in memory: after a loader, a ``shuffle`` of rows
     would take five times their memory, copied out of the workers' blocks. Rows of arrays, tensors and lists
     of text are copied into a pool instead. If the first batch has other columns, and from the first batch
     that differs from those before it, the pool holds the samples that ``unbatched`` makes, and ``batched``

@@ -1,4 +1,4 @@
-"""How far an epoch has been delivered: the source of a loader's state, and where a new worker begins."""
+"""The progress of an epoch: the source of a loader's state, and of the position where a new worker begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEWEST_ONLY = 1
 
 
 class Position(NamedTuple):
-    """Where a worker begins in an epoch: it makes batches ``at`` to ``first`` and drops them."""
+    """Start position of a worker. The worker makes batches ``at`` to ``first - 1`` and discards them."""
 
     first: int = 0  # the number of the first batch that it sends
     state: bytes | None = None  # of its stream before batch ``at``, packed; None is the epoch's start
@@ -29,7 +29,7 @@ START = Position()
 
 @dataclass(eq=False)
 class WorkerProgress:
-    """How far one worker is in an epoch."""
+    """The progress of one worker in an epoch."""
 
     delivered: int = 0  # batches of this epoch that the program got
     states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
@@ -41,7 +41,7 @@ class WorkerProgress:
         self.received = self.delivered
 
     def keep(self, state: bytes | str) -> None:
-        """Keeps the packed state behind the last delivered batch, or the reason why there is none."""
+        """Keeps the packed state after the last delivered batch, or the reason why there is none."""
         if isinstance(state, str):
             self.stateless = state
             return
@@ -58,7 +58,7 @@ class WorkerProgress:
             del self.states[min(range(1, len(numbers) - 1), key=gap)]
 
     def position(self, first: int | None = None) -> Position:
-        """Where a worker begins in order to send batch ``first``, by default the next one to deliver."""
+        """The position of a worker that sends batch ``first`` next, by default the next one to deliver."""
         first = self.delivered if first is None else first
         for at, state in reversed(self.states):
             if at <= first:
@@ -79,7 +79,7 @@ class WorkerProgress:
 
 @dataclass(eq=False)
 class EpochProgress:
-    """How far an epoch has been delivered."""
+    """The progress of an epoch: what the program got of it."""
 
     epoch: int
     workers: list[WorkerProgress]
@@ -101,7 +101,7 @@ class EpochProgress:
             warn_of_empty_epoch()
 
     def take_ahead(self) -> None:
-        """Makes :meth:`mark_delivered` count batches, because steps behind the workers hold some."""
+        """Makes :meth:`mark_delivered` count batches, because steps after the workers hold some."""
         self._ahead = deque()
 
     def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
@@ -153,7 +153,7 @@ class EpochProgress:
         return sum(worker.delivered - worker.position().at for worker in self.workers)
 
     def positions(self) -> list[Position]:
-        """Where the workers begin in order to continue this epoch."""
+        """The positions of the workers that continue this epoch."""
         return [worker.position(worker.received) for worker in self.workers]
 
 

@@ -37,7 +37,7 @@ class Resumable(Protocol):
 
 
 class Epoch(Protocol):
-    """An epoch that has begun: of a loader's workers (``EpochProgress``), or of stages behind the loader."""
+    """An epoch that has begun: of a loader's workers (``EpochProgress``), or of stages after the loader."""
 
     epoch: int
     running: bool
@@ -59,10 +59,10 @@ class EpochOfStages(Epoch, Protocol):
 
 
 class LoaderPosition:
-    """The last epoch of a loader or of stages behind it, and a loaded state whose epoch has not begun yet.
+    """The last epoch of a loader or of stages after it, and a loaded state whose epoch has not begun yet.
 
     Methods take the loader rather than keep it: a loader that nothing else refers to ends its workers. With
-    ``stages``, the descriptions of the stages behind it, the position is theirs.
+    ``stages``, the descriptions of the stages after it, the position is theirs.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class LoaderPosition:
         return stream.elements()
 
     def delivered_before(self, epoch: int) -> int:
-        """How many elements of an epoch the program got before it begins here."""
+        """The number of an epoch's elements that the program got before it begins here."""
         loaded = self._loaded
         return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
@@ -109,7 +109,7 @@ class LoaderPosition:
             self.last = _nothing_begun()
 
     def state_dict(self, loader: Resumable, stages: list[str] | None = None) -> dict[str, Any]:
-        """The state behind the last element that the program got, or at the start of the next epoch."""
+        """The state after the last element that the program got, or at the start of the next epoch."""
         if self._loaded is not None and self._loaded["epoch"] == loader._epoch:
             return dict(self._loaded)
         last, epoch = self.last, loader._epoch

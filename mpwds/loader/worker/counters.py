@@ -106,7 +106,7 @@ class Counters(ctypes.Structure):
 
 
 class StatusPage:
-    """The worker's counters in shared memory, and behind them room for a dump of its stacks.
+    """The worker's counters in shared memory, and after them room for a dump of its stacks.
 
     ``descriptor`` is the page's segment, taken over; without it, a new one is made.
     """

@@ -156,7 +156,7 @@ class WorkerIterator(Iterator[Any]):
         return element
 
     def state(self, now: float) -> bytes | str | None:
-        """The packed state behind the last element, if it is due at ``now``; once, why there is none."""
+        """The packed state after the last element, if it is due at ``now``; once, why there is none."""
         if now < self._due or self._stream is None:
             return None
         try:

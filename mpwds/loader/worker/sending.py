@@ -113,7 +113,7 @@ class BatchSender:
         state: bytes | str | None = None,
         samples: int | None = None,
     ) -> None:
-        """Sends a batch, and the worker's state behind it; waits while all blocks are in use.
+        """Sends a batch, and the worker's state after it; waits while all blocks are in use.
 
         Raises ``EpochStopped`` if the trainer stops the epoch meanwhile. By default, the meter counts the
         samples.
