@@ -33,8 +33,8 @@ def all_ranks(here: Context) -> list[Context]:
 def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
     """Counts the elements that a loader of a dataset, from ``as_dataset``, delivers to a rank.
 
-    Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of what is
-    not a pipeline.
+    Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of a
+    dataset that is not a pipeline.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         if exact or not hasattr(dataset, "__len__"):
