@@ -22,8 +22,8 @@ the number of a block that holds them. Before the first block of a memory segmen
 
 *State.* A worker whose dataset is a pipeline with addresses sends the state of its stream after a batch with
 that batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most
-1 % of its time. A string in that field says, once, why there is none. The trainer keeps for each worker the last
-state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
+1 % of its time. A string in that field says, once, why there is none. The trainer keeps for each worker the
+last state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
 
 *Resume.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
 (``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The

@@ -79,3 +79,10 @@ def test_what_was_before_is_subtracted(both):
     since = trainer.read() - before
     assert (since.stages["map(f)"].time_ns, since.skipped) == (5, {"b": 1})
     assert (since + before).stages["map(f)"].time_ns == 15
+
+
+def test_a_name_that_is_cut_within_a_character_loses_that_one_only(both):
+    worker, trainer = both
+    for stage, name in enumerate(("", "writing", "ab" + "é" * 60, "a" + "é" * 60)):
+        worker.describe_stage(stage, name, storage=False)
+    assert list(trainer.read().stages) == ["ab" + "é" * 51, "a" + "é" * 51]
