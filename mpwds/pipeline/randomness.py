@@ -50,7 +50,7 @@ def seeded(context: Context) -> Call:
         random.seed(int.from_bytes(origin + pack(address), "little"))
         _latest_seed = random.getrandbits(64)
         if (numpy_random := sys.modules.get("numpy.random")) is not None:
-            _seed_numpy(numpy_random)
+            numpy_random.seed(_latest_seed & 0xFFFFFFFF)
         if (torch_random := sys.modules.get("torch.random")) is not None:
             _seed_torch(torch_random)
         return function(argument)

@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
@@ -176,7 +175,9 @@ def _is_unsafe_to_fork(descriptors: set[str], imported: set[str]) -> bool:
     """
     if len(os.listdir("/proc/self/task")) > 1 or len(_descriptors() - descriptors) > 0:
         return True
-    generators = random.Random, np.random.Generator, np.random.RandomState
+    generators: list[type] = [random.Random]
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:  # an import would slow workers
+        generators += [numpy_random.Generator, numpy_random.RandomState]
     return any(
         type(value) in generators
         for module in map(sys.modules.get, imported)
