@@ -557,3 +557,13 @@ def test_streams_have_weights_of_one_kind(tmp_path):
 def test_keeping_compressed_files_is_a_warning(tmp_path):
     with pytest.warns(RuntimeWarning, match="keep_zip"):
         streaming.StreamingDataset(local=write(tmp_path, range(3)), keep_zip=True)
+
+
+def test_a_position_counts_what_came_before_the_epoch_was_resumed(tmp_path):
+    with streaming.MDSWriter(columns={"x": "int"}, out=str(tmp_path)) as sink:
+        for number in range(10):
+            sink.write({"x": number})
+    dataset = streaming.StreamingDataset(local=str(tmp_path), batch_size=2)
+    dataset.load_state_dict(dataset.state_dict(4, True, 0))
+    assert dataset.state_dict(2, False, 0)["sample_in_epoch"] == 6
+    assert dataset.state_dict(2, True, 0)["sample_in_epoch"] == 2
