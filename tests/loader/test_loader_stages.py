@@ -282,3 +282,12 @@ def test_torchs_dataloader_takes_it_for_an_iterable_dataset(loader):
     assert [len(batch["label"]) for batch in torch.utils.data.DataLoader(pipeline, batch_size=None)] == [
         25
     ] * 4
+
+
+def test_an_epoch_of_stages_that_had_nothing_left_is_empty_with_a_warning():
+    pipeline = MultiLoader(range(8), workers=0, output="numpy").batched(2)
+    batches = iter(pipeline)
+    assert len([next(batches) for _ in range(4)]) == 4
+    pipeline.load_state_dict(pipeline.state_dict())
+    with pytest.warns(UserWarning, match="had nothing left"):
+        assert list(pipeline) == []
