@@ -18,7 +18,7 @@ from mpwds.pipeline.epochs import ONCE, Epochs, is_repetition
 from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.warn import warn
 
-VERSION = 3
+VERSION = 4
 
 _DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
 
