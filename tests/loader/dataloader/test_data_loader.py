@@ -50,6 +50,10 @@ def batches(dataset, **options):
     return program
 
 
+def calls_torchs(samples):
+    return torch.utils.data.default_collate([sample["tensor"] for sample in samples])
+
+
 @workers
 @pytest.mark.parametrize(
     "options",
@@ -63,8 +67,9 @@ def batches(dataset, **options):
         {"sampler": range(10, 2, -1), "batch_size": 3},
         {"batch_sampler": [[0], [3, 4, 5], (7, 8)]},
         {"batch_size": 5, "collate_fn": list},
+        {"batch_size": 4, "collate_fn": calls_torchs},
     ],
-    ids=str,
+    ids=lambda options: str(options).partition(" at 0x")[0],
 )
 def test_map_style_datasets_give_the_same_batches(num_workers, options):
     got, _ = same(batches(Squares(), num_workers=num_workers, **options))
@@ -278,14 +283,6 @@ def test_a_collate_function_may_return_anything(width):
     same(program)
 
 
-def returns_default(samples):
-    return torch.utils.data.default_collate([sample["tensor"] for sample in samples])
-
-
-def test_a_collate_function_may_call_torchs():
-    same(batches(Squares(), batch_size=4, num_workers=2, collate_fn=returns_default))
-
-
 def test_arrays_are_writable_and_their_holders_own():
     loader = DataLoader(Squares(8, 20_000), 2, num_workers=1)
     kept = []
@@ -295,11 +292,6 @@ def test_arrays_are_writable_and_their_holders_own():
     assert [batch["array"][:, 0, 0].tolist() for batch in kept] == [
         [1000 + i, 1001 + i] for i in range(0, 8, 2)
     ]
-
-
-def test_out_of_order_each_batch_comes_once():
-    loader = DataLoader(Numbers(100), 3, num_workers=2, in_order=False)
-    assert sorted(torch.cat(list(loader)).tolist()) == list(range(100))
 
 
 def test_large_batches_of_indices_reach_the_workers():
@@ -364,7 +356,7 @@ class Endless:
             yield from self.sampler
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@workers
 def test_a_subclass_may_keep_one_endless_iterator_and_make_it_anew(num_workers):
     def epochs(loader_class):
         class Infinite(loader_class):

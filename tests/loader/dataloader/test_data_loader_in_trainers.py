@@ -26,36 +26,31 @@ class Told(torch.utils.data.Dataset):
         self.epochs.append(epoch)
 
 
-class ToldSampler(torch.utils.data.Sampler):
-    def __init__(self):
-        self.epochs = []
-
+class ToldSampler(Told, torch.utils.data.Sampler):
     def __iter__(self):
         return iter(range(4))
 
-    def __len__(self):
-        return 4
 
-    set_epoch = Told.set_epoch
-
-
-def test_dataset_and_sampler_are_told_the_epoch_once():
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda sampler: {"sampler": sampler},
+        lambda sampler: {"batch_sampler": torch.utils.data.BatchSampler(sampler, 2, drop_last=False)},
+    ],
+    ids=["sampler", "in a batch sampler"],
+)
+def test_dataset_and_sampler_are_told_the_epoch_once(wrapped):
     dataset, sampler = Told(), ToldSampler()
-    mpwds.DataLoader(dataset, sampler=sampler).set_epoch(3)
+    mpwds.DataLoader(dataset, **wrapped(sampler)).set_epoch(3)
     assert (dataset.epochs, sampler.epochs) == ([3], [3])
 
 
-def test_a_sampler_inside_a_batch_sampler_is_told_too():
-    sampler = ToldSampler()
-    batches = torch.utils.data.BatchSampler(sampler, batch_size=2, drop_last=False)
-    mpwds.DataLoader([1, 2, 3, 4], batch_sampler=batches).set_epoch(5)
-    assert sampler.epochs == [5]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_pipeline_runs_the_epoch_it_is_told(num_workers):
+@pytest.mark.parametrize(
+    ("loader_class", "num_workers"), [(mpwds.DataLoader, 0), (mpwds.DataLoader, 2), (mpwds.WebLoader, 1)]
+)
+def test_a_pipeline_runs_the_epoch_it_is_told(loader_class, num_workers):
     pipeline = mpwds.DataPipeline(range(40)).shuffle(40)
-    loader = mpwds.DataLoader(pipeline, batch_size=None, num_workers=num_workers)
+    loader = loader_class(pipeline, batch_size=None, num_workers=num_workers)
 
     def epoch(number):
         loader.set_epoch(number)
@@ -88,22 +83,8 @@ def test_a_loader_is_an_iterable_dataset_to_torch():
     assert isinstance(mpwds.MultiLoader([1]), mpwds.MultiLoader)
 
 
-def test_a_loader_gets_no_workers_beyond_its_own():
-    with pytest.raises(ValueError, match="has workers of its own"):
-        mpwds.DataLoader(mpwds.MultiLoader([1, 2]), batch_size=None, num_workers=2)
+def test_a_loader_gets_no_workers_afterwards_either():
     loader = mpwds.DataLoader(mpwds.MultiLoader([1, 2]), batch_size=None)
     loader.num_workers = 2
     with pytest.raises(ValueError, match="has workers of its own"):
         iter(loader)
-
-
-def test_a_webloader_tells_its_dataset_the_epoch():
-    loader = mpwds.WebLoader(mpwds.DataPipeline(range(40)).shuffle(40), batch_size=None, num_workers=1)
-
-    def epoch(number):
-        loader.set_epoch(number)
-        return list(loader)
-
-    first, second = epoch(0), epoch(1)
-    assert first != second
-    assert epoch(0) == first

@@ -326,15 +326,6 @@ def test_the_state_of_another_division_among_ranks_is_refused(name, other):
         make(**{name: other}).load_state_dict(state)
 
 
-def test_a_web_loader_has_the_state_of_its_data_loader():
-    make = lambda: WebLoader(range(30), batch_size=4, shuffle=True, generator=seeded())  # noqa: E731  # short
-    whole = plain(make())
-    first, state = first_and_state(make(), 3)
-    loader = make()
-    loader.load_state_dict(state)
-    assert first + plain(loader) == whole
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stages_behind_a_web_loader_are_run_again(workers):
     def make():

@@ -16,7 +16,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
-from tests.loader.dataloader.data_loader_datasets import Counting, Numbers
+from tests.loader.dataloader.data_loader_datasets import Numbers
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
@@ -113,13 +113,6 @@ def test_workers_of_the_fork_server_have_what_a_fork_of_this_process_would_have(
     assert from_workers(look) == [["yes", None, str(tmp_path), str(tmp_path / "modules"), processors]] * 2
 
 
-class Endlessly(Numbers):
-    """No sample of it ever comes."""
-
-    def __getitem__(self, index):
-        threading.Event().wait()
-
-
 class Told(Numbers):
     """Tells a list which samples were fetched."""
 
@@ -205,49 +198,37 @@ def test_after_an_early_break_the_next_epoch_starts_at_its_beginning(persistent)
     loader.close()
 
 
-@pytest.mark.parametrize("context", [None, "fork"])
-def test_workers_end_with_their_iterator(context):
-    loader = DataLoader(Numbers(1000), num_workers=2, multiprocessing_context=context)
-    iterator = iter(loader)
-    next(iterator)
-    pids = iterator.worker_pids
-    assert [worker.pid for worker in iterator._workers] == pids
+ENDS = {
+    "the iterator is dropped": ({}, lambda held: held.pop("iterator")),
+    "an iterator of forks is": ({"multiprocessing_context": "fork"}, lambda held: held.pop("iterator")),
+    "the epoch is over": ({}, lambda held: list(held["iterator"])),
+    "a with block is left": ({}, lambda held: held["loader"].__exit__(None, None, None)),
+    "a loader that keeps them is closed": ({"persistent_workers": True}, lambda held: held["loader"].close()),
+    "torch's name for it is called": (
+        {"persistent_workers": True},
+        lambda held: held["loader"]._iterator._shutdown_workers(),
+    ),
+    "nobody holds a loader that keeps them": ({"persistent_workers": True}, lambda held: held.clear()),
+}
+
+
+@pytest.mark.parametrize(("options", "end"), ENDS.values(), ids=ENDS)
+def test_workers_end_when(options, end):
+    held = {"loader": DataLoader(Numbers(100), num_workers=2, **options)}
+    held["iterator"] = iter(held["loader"])
+    next(held["iterator"])
+    pids = held["iterator"].worker_pids
+    assert [worker.pid for worker in held["iterator"]._workers] == pids
     assert len(pids) == 2
-    del iterator
+    end(held)
     gc.collect()
     assert gone(pids)
-
-
-def test_workers_end_with_the_epoch():
-    iterator = iter(DataLoader(Numbers(4), num_workers=2))
-    next(iterator)
-    pids = iterator.worker_pids
-    list(iterator)
-    assert gone(pids)
-    assert next(iterator, "over") == "over"
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_end_when_the_loader_is_closed(persistent):
-    with DataLoader(Numbers(100), num_workers=2, persistent_workers=persistent) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        pids = iterator.worker_pids
-    assert gone(pids)
-    assert next(iterator, "over") == "over"
-
-
-def test_workers_end_by_the_name_that_torch_has_for_it():
-    loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True)
-    iterator = iter(loader)
-    next(iterator)
-    (worker,) = iterator.worker_pids
-    loader._iterator._shutdown_workers()
-    assert not psutil.pid_exists(worker)
+    if "iterator" in held:
+        assert next(held["iterator"], "over") == "over"
 
 
 def test_a_thread_that_waits_for_a_batch_when_the_loader_is_closed_is_at_the_end_of_its_iteration():
-    loader = DataLoader(Endlessly(), num_workers=1)
+    loader = DataLoader(Looks(lambda: threading.Event().wait()), num_workers=1)
     iterator = iter(loader)
     got, waits = [], threading.Event()
 
@@ -291,15 +272,6 @@ def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
     assert script(BACKGROUND).finish() == (0, "", "")
 
 
-def test_persistent_workers_end_with_the_loader_that_nobody_holds():
-    loader = DataLoader(Numbers(100), num_workers=1, persistent_workers=True)
-    next(iter(loader))
-    pids = loader._iterator.worker_pids
-    del loader
-    gc.collect()
-    assert gone(pids)
-
-
 def test_a_fork_of_this_process_cannot_take_batches_of_it():
     iterator = iter(DataLoader(Numbers(), num_workers=1))
     pid = os.fork()
@@ -323,7 +295,7 @@ class Locked(Numbers):
             return index, os.getppid() == self.trainer
 
 
-def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_said_once():
+def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_said_once_unless_asked_for():
     dataset = Locked()
     dataset.trainer = os.getpid()
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
@@ -336,6 +308,8 @@ def test_a_dataset_that_cannot_be_pickled_makes_the_workers_forks_and_that_is_sa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(loader) == got
+        asked_for = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+        assert list(asked_for) == got
 
 
 class Wrapping(torch.utils.data.Dataset):
@@ -385,14 +359,6 @@ def test_a_dataset_that_cannot_be_unpickled_is_an_error_where_cuda_is_in_use(mon
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RecursionError):
         iter(DataLoader(Wrapping(range(4)), num_workers=1))
-
-
-def test_forks_that_are_asked_for_are_not_warned_of():
-    dataset = Locked()
-    dataset.trainer = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))) == 4
 
 
 def test_a_dataset_that_cannot_be_pickled_is_an_error_where_cuda_is_in_use(monkeypatch):
@@ -487,10 +453,6 @@ def test_a_program_needs_no_main_guard_and_ends_with_nothing_left(script):
     started = script(PROGRAM)
     assert started.line() == "running"
     assert started.finish() == (0, "", "")
-
-
-def test_counting_datasets_are_iterated_by_torch_itself_without_workers():
-    assert list(DataLoader(Counting(3), None)) == [0, 1, 2]
 
 
 SPAWNED = """

@@ -22,30 +22,11 @@ def test_delivers_tensors_and_runs_further_stages_here(shards):
         assert [len(labels) for labels in rows] == [16, 16, 8]
 
 
-def test_each_epoch_of_a_shuffled_dataset_has_another_order(shards):
-    dataset = mpwds.WebDataset(shards, shardshuffle=True, seed=1).shuffle(10).decode().to_tuple("cls")
-    loader = WebLoader(dataset, batch_size=4, num_workers=2).unbatched()
-    first, second = ([int(label) for (label,) in loader] for _ in range(2))
-    assert sorted(first) == sorted(second) == list(range(40))
-    assert first != second
-
-
 def test_repeats_and_has_a_length(shards):
     loader = WebLoader(mpwds.WebDataset(shards).decode().to_tuple("cls"), batch_size=4, num_workers=2)
     assert len(list(loader.repeat(nepochs=2))) == 20
     assert len(list(loader.with_epoch(13))) == 13
     assert len(loader.with_length(10, silent=True)) == 10
-
-
-def test_draws_its_random_numbers_from_the_programs_generator():
-    def batches():
-        torch.manual_seed(4)
-        return [batch.tolist() for batch in WebLoader(range(20), batch_size=5, shuffle=True, num_workers=1)]
-
-    first = batches()
-    assert first == batches() != [list(range(start, start + 5)) for start in range(0, 20, 5)]
-    generator = torch.Generator().manual_seed(4)
-    assert len(list(WebLoader(range(20), generator=generator, shuffle=True))) == 20
 
 
 def test_closing_it_ends_its_workers():
@@ -61,8 +42,3 @@ def test_says_what_it_is():
         repr(WebLoader([1, 2], num_workers=2).unbatched())
         == "WebLoader([1, 2], num_workers=2)\n    .unbatched()"
     )
-
-
-def test_misuse_is_the_error_of_the_data_loader():
-    with pytest.raises(ValueError, match="num_workers option should be non-negative"):
-        WebLoader([1], num_workers=-1)
