@@ -69,7 +69,7 @@ class _Server:
 
     def run(self, idle_s: float) -> None:
         """Answers requests until the trainer is gone, or there was nothing to do for ``idle_s``."""
-        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        self._handle_signals()
         trainer = os.getppid()
         waiting = select.poll()
         waiting.register(self._connection, select.POLLIN)
@@ -80,6 +80,13 @@ class _Server:
                 busy_until = time.monotonic()
             elif self._statuses:
                 busy_until = time.monotonic()
+
+    def _handle_signals(self) -> None:
+        """Reaps workers on SIGCHLD and leaves other signals alone, whatever modules or the trainer have set."""
+        processes.leave_signals_to_trainer()
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        self._reap()  # workers that have ended before
 
     def _answer(self) -> None:
         number, descriptors, lost = processes.receive_fds(self._connection, _NUMBER_NBYTES, _MOST_DESCRIPTORS)
@@ -121,6 +128,7 @@ class _Server:
                     importlib.import_module(module)
             if not self._culprit and _is_unsafe_to_fork(descriptors, set(sys.modules) - before):
                 self._culprit = module
+        self._handle_signals()
         # The workers' collectors skip what all of them share: no pause of 80 ms, no private copies.
         gc.freeze()
         if not self._culprit:

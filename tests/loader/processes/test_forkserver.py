@@ -238,6 +238,29 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkey
     assert not server.is_gone
 
 
+def test_a_module_that_handles_signals_itself_keeps_no_worker_from_being_reaped(tmp_path, monkeypatch):
+    (tmp_path / "handles_signals.py").write_text(
+        f"import os, signal, sys\nif os.getpid() != {os.getpid()}:\n"
+        "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "    signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = forkserver.ready(["handles_signals"])
+    with mpwds.MultiLoader(Parent(2), workers=1) as loader:
+        assert server_of(map(int, loader)) == server.pid
+        os.kill(server.pid, signal.SIGUSR1)
+    assert forkserver.ready([]) is server
+
+
+def test_workers_of_a_process_that_blocks_sigchld_are_reaped():
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        with mpwds.MultiLoader(Parent(2), workers=1) as loader:
+            assert server_of(map(int, loader)) == forkserver.ready([]).pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 LOOKS_AROUND = """
 import os, sys
 
