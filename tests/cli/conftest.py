@@ -36,6 +36,18 @@ def run(capsys):
 
 
 @pytest.fixture
+def refused(run):
+    """Runs a command that must fail with this status; returns what it says."""
+
+    def refused(*arguments, status=1):
+        done = run(*arguments)
+        assert done.returncode == status, done
+        return done.stderr
+
+    return refused
+
+
+@pytest.fixture
 def run_limited(limited):
     """Runs ``mpwds`` where files grow to so many bytes and no further."""
     program = "import sys; from mpwds.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -22,7 +22,7 @@ def source(tmp_path, monkeypatch, write_shard):
     return "in.tar"
 
 
-@pytest.mark.parametrize("folder", ["my%20dir", "100%done"])
+@pytest.mark.parametrize("folder", ["my%20dir", "100%done/new"])
 @pytest.mark.parametrize(
     ("arguments", "name", "count"),
     [
@@ -32,6 +32,8 @@ def source(tmp_path, monkeypatch, write_shard):
         (("convert", "in.tar", "{}", "--maxcount", 2), "%d.msgpack", 2),
         (("create", "files", "{}", "--maxcount", 1), "x-%d.tar", 2),
         (("merge", "in.tar", "{}"), "60%.tar", 1),
+        (("shuffle", "in.tar", "{}", "--maxcount", 2), "%d.tar", 2),
+        (("sort", "in.tar", "{}"), "60%.tar", 1),
         (("convert", "in.tar", "{}"), "60%.tar", 1),
         (("convert", "in.tar", "{}"), "60%.msgpack", 1),
         (("create", "files", "{}"), "60%.tar", 1),
@@ -39,9 +41,10 @@ def source(tmp_path, monkeypatch, write_shard):
         (("index", "create", "in.tar", "-o", "{}"), "60%.json", 1),
     ],
 )
-def test_percent_signs_are_characters_like_others(run, source, write_files, folder, arguments, name, count):
+def test_percent_signs_are_characters_and_folders_are_made(
+    run, source, write_files, folder, arguments, name, count
+):
     write_files({"1.txt": b"", "2.txt": b""}, "files")
-    os.mkdir(folder)
     done = run(*(str(word).format(f"{folder}/{name}") for word in arguments))
     assert done.returncode == 0, done.stderr
     target = f"{folder}/{name}"
@@ -104,14 +107,22 @@ def test_a_file_that_appears_while_shards_are_made_stays(run, source, write_file
 
 @pytest.mark.parametrize(
     "words",
-    [("split", "in.tar", "{}", "--maxcount", 2), ("convert", "in.tar", "{}"), ("create", "files", "{}")],
+    [
+        ("split", "in.tar", "{}", "--maxcount", 2),
+        ("convert", "in.tar", "{}"),
+        ("create", "files", "{}"),
+        ("proc", "stages.py:stages", "in.tar", "{}", "-j", 1),
+    ],
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_older_shards_of_a_longer_series_are_named(run, source, write_files, words, options):
+def test_older_shards_of_a_longer_series_need_force_and_are_named(run, source, write_files, words, options):
     write_files({"1.txt": b"one"}, "files")
     for number in (7, 8):
         Path(f"out-{number}.tar").touch()
-    done = run(*(str(word).format("out-%d.tar") for word in words), "--force", *options)
+    words = [str(word).format("out-%d.tar") for word in words]
+    if words[0] != "proc":
+        assert run(*words, *options).returncode == 1
+    done = run(*words, "--force", *options)
     assert done.returncode == 0
     assert "out-7.tar and 1 more of the series are of an earlier run" in done.stderr
 
@@ -148,6 +159,10 @@ def test_splits_have_names_of_their_own(run, source, write_files, output, names)
         (("convert", "in.tar", "out.cbor", "--maxsize", "1MB"), 2, "limits mean nothing"),
         (("proc", "stages.py:stages", "in.tar", "out.tar", "--repeat", 2), 2, "2 are to be written"),
         (("split", "missing.tar", "out-%d.tar", "--maxcount", 1), 1, "missing.tar: No such file"),
+        (("split", "in.tar", "out-%d.tar"), 2, "say where to split"),
+        (("split", "in.tar", "out-%d.tar", "--maxsize", "big"), 2, "'big' is no size"),
+        (("merge", "no-*.tar", "out.tar"), 1, "no file matches no-*.tar"),
+        (("create", "files", "out.tar", "--maxsize", "1kB"), 2, "limits mean nothing"),
         (("repair", "stages.py", "-o", "out.tar"), 1, ""),
         (("repair", "stages.py", "--in-place"), 1, ""),
     ],

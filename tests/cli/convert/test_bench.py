@@ -3,11 +3,11 @@
 import json
 import signal
 import subprocess
-import time
 
 import pytest
 
 import mpwds
+from tests.cli.running import wait_until
 
 PIPELINE = """
 import pathlib, time
@@ -74,9 +74,7 @@ def test_ctrl_c_shows_what_was_measured_until_then(command, pipeline):
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (pipeline.parent / "has begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until((pipeline.parent / "has begun").exists, made)
     made.send_signal(signal.SIGINT)
     told = json.loads(made.communicate(timeout=60)[0])
     assert (made.returncode, told["stopped"]) == (130, True)

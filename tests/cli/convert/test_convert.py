@@ -15,6 +15,7 @@ import pytest
 import mpwds
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
+from tests.cli.convert.reading import read
 
 PEER = Path(__file__).parents[2] / "storage" / "mds" / "peer.py"
 
@@ -51,13 +52,6 @@ def shards(tmp_path):
         for each in SAMPLES:
             sink.write(each)
     return tmp_path / "x-{0..2}.tar"
-
-
-def read(*paths):
-    found = [each for path in paths for each in mpwds.WebDataset(str(path))]
-    return [
-        {name: each[name] for name in each if name not in ("__url__", "__local_path__")} for each in found
-    ]
 
 
 @pytest.mark.parametrize("to", ["mds", "mds1", "msgpack", "cbor"])

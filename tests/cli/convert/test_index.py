@@ -6,12 +6,12 @@ import json
 import signal
 import subprocess
 import threading
-import time
 
-import psutil
 import pytest
 
 import mpwds
+from tests.cli.running import wait_until
+from tests.loader.faults.processes import wait_until_gone
 
 
 @pytest.fixture
@@ -116,11 +116,6 @@ def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
     assert json.loads(shown.stdout)["__key__"] == "5"
 
 
-def test_the_folder_of_a_description_is_made(run, shards, tmp_path):
-    assert run("index", "create", shards, "-o", tmp_path / "new" / "x.json").returncode == 0
-    assert json.loads((tmp_path / "new" / "x.json").read_text())["shardlist"]
-
-
 def test_a_folder_stands_for_its_shards(run, shards, description, tmp_path):
     assert run("index", "create", ".", "-o", tmp_path / "x.json", "--name", "mine").returncode == 0
     assert (tmp_path / "x.json").read_text() == description.read_text()
@@ -136,14 +131,8 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
 def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard, tmp_path):
     slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > {tmp_path}/begun; exec sleep 600"
     made = subprocess.Popen([*command, "index", "create", slow, "-o", tmp_path / "x.json"])
-    while not (tmp_path / "begun").exists():
-        assert made.poll() is None
-        time.sleep(0.01)
+    wait_until((tmp_path / "begun").exists, made)
     made.send_signal(signal.SIGINT)
     assert made.wait(60) == 130
-    reader = int((tmp_path / "begun").read_text())
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(reader) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not psutil.pid_exists(reader)
+    wait_until_gone([int((tmp_path / "begun").read_text())])
     assert not (tmp_path / "x.json").exists()

@@ -52,11 +52,6 @@ def _pipeline(two_shards, monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "pipeline", raising=False)
 
 
-def test_the_folder_of_the_output_is_made(run):
-    assert run("proc", "pipeline.py:untouched", "in-0.tar", "new/out-%d.tar", "-j", 1).returncode == 0
-    assert Path("new/out-0.tar").exists()
-
-
 @pytest.fixture
 def web():
     """A web server that takes uploads."""
@@ -315,8 +310,3 @@ class TestChanges:
         assert "1 were complete before" in run(*words).stdout
         web.files["/in.tar"] = Path("in-1.tar").read_bytes()
         assert "with different inputs:" in run(*words).stderr
-
-
-def test_older_shards_of_a_longer_series_are_named(proc):
-    Path("out-7.tar").write_bytes(b"")
-    assert "out-7.tar of the series is of an earlier run" in proc("stages", "out-%d.tar", "--force").stderr

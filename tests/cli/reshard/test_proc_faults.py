@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import mpwds
+from tests.cli.running import wait_until
 
 PIPELINE = """
 import os, time
@@ -46,12 +46,6 @@ def expected(words):
 
 def written():
     return sorted(path.name for path in Path().glob("out-*.tar"))
-
-
-def wait_until(condition, process):
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.005)
 
 
 def begun(words, shards):
