@@ -140,31 +140,16 @@ def test_a_program_prints_the_same_with_either_import(tmp_path):
     assert printed[0] == printed[1]
 
 
-def test_the_module_is_found_in_every_way():
-    import mpwds.streaming
-    from mpwds.streaming import StreamingDataset
-
-    assert StreamingDataset is mpwds.streaming.StreamingDataset is streaming.StreamingDataset
-    with pytest.raises(AttributeError, match="there is only MDS here"):
-        streaming.JSONWriter  # looking the name up is what is tested
-
-
 @pytest.mark.parametrize("algorithm", ["naive", "py1s", "py2s", "py1b", "py1br", "py1e"])
-def test_shuffled_epochs_have_each_sample_once_in_another_order(tmp_path, algorithm):
-    ds = streaming.StreamingDataset(
-        local=write(tmp_path, range(100)), shuffle=True, shuffle_algo=algorithm, shuffle_block_size=30
-    )
+def test_shuffled_epochs_have_each_sample_once_in_the_order_of_their_seed(tmp_path, algorithm):
+    folder = write(tmp_path, range(100))
+    options = {"shuffle": True, "shuffle_algo": algorithm, "shuffle_block_size": 30}
+    ds = streaming.StreamingDataset(local=folder, **options)
     first, second = xs(ds), xs(ds)
     assert sorted(first) == sorted(second) == list(range(100))
-    assert len({tuple(first), tuple(second), tuple(range(100))}) == 3
-
-
-def test_seeds_give_orders(tmp_path):
-    folder = write(tmp_path, range(50))
-    one, same, other = (
-        xs(streaming.StreamingDataset(local=folder, shuffle=True, shuffle_seed=seed)) for seed in (1, 1, 2)
-    )
-    assert one == same != other
+    same, other = (streaming.StreamingDataset(local=folder, shuffle_seed=n, **options) for n in (9176, 2))
+    assert xs(same) == first
+    assert len({tuple(order) for order in (first, second, range(100), xs(other))}) == 4
 
 
 def test_samples_are_asked_for_in_all_ways(tmp_path):
@@ -181,15 +166,18 @@ def test_samples_are_asked_for_in_all_ways(tmp_path):
         ds["a"]  # getting it is what is tested
 
 
-@pytest.mark.parametrize("method", ["__getitem__", "get_item"])
-def test_a_subclass_changes_the_samples_of_epochs_too(tmp_path, method):
-    def changed(self, index):
-        return getattr(streaming.StreamingDataset, method)(self, index)["x"] * 10
+@pytest.mark.parametrize(
+    ("method", "options"), [("__getitem__", {}), ("get_item", {}), ("get_item", {"retry": 1})]
+)
+def test_a_subclass_changes_the_samples_of_epochs_too(tmp_path, method, options):
+    def changed(self, index, **given):
+        assert given in ({}, options)
+        return getattr(streaming.StreamingDataset, method)(self, index, **options)["x"] * 10
 
     kind = type("Tens", (streaming.StreamingDataset,), {method: changed})
     ds = kind(local=write(tmp_path, range(5)))
     assert list(ds) == [0, 10, 20, 30, 40]
-    assert ds[3] == 30
+    assert ds[3] == getattr(ds, method)(3, **options) == 30
 
 
 def test_workers_know_a_programs_own_encodings(tmp_path):
@@ -226,15 +214,6 @@ def test_an_encoding_that_is_put_in_place_of_another_is_used():
         assert encodings.mds_encode("zeros", None) == bytes(size)
         assert encodings.get_mds_encoded_size("zeros") == size
     del encodings._encodings["zeros"]
-
-
-def test_get_item_takes_retry_as_subclasses_pass_it_on(tmp_path):
-    class Tens(streaming.StreamingDataset):
-        def get_item(self, sample_id, retry=7):
-            return super().get_item(sample_id, retry)["x"] * 10
-
-    ds = Tens(local=write(tmp_path, range(5)))
-    assert (list(ds), ds[3], ds.get_item(3, retry=1)) == ([0, 10, 20, 30, 40], 30, 30)
 
 
 def test_streams_are_mixed(tmp_path):
@@ -452,7 +431,10 @@ def test_programs_import_from_base(tmp_path):
     from mpwds.streaming.base import StreamingDataset
     from mpwds.streaming.base.util import clean_stale_shared_memory, merge_index
 
+    assert mpwds.streaming is streaming
     assert StreamingDataset is streaming.base.StreamingDataset is streaming.StreamingDataset
+    with pytest.raises(AttributeError, match="there is only MDS here"):
+        streaming.JSONWriter  # looking the name up is what is tested
     assert clean_stale_shared_memory() is None
     for part in range(3):
         write(tmp_path / str(part), range(10 * part, 10 * part + 10), compression="gz", hashes=["sha1"])
@@ -513,45 +495,41 @@ def test_pickles_need_permission(tmp_path):
     assert streaming.StreamingDataset(local=str(tmp_path), allow_unsafe_types=True)[0] == {"x": {1}}
 
 
+def opened(*weights, **arguments):
+    """Opens a dataset, of a stream for each of the weights if there are any."""
+    if weights:
+        arguments["streams"] = [streaming.Stream(local="xy"[n], **each) for n, each in enumerate(weights)]
+    streaming.StreamingDataset(**arguments)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "message"),
     [
-        ({}, "either streams, or remote and local"),
-        ({"streams": [streaming.Stream(local="x")], "local": "x"}, "either streams, or remote and local"),
-        ({"local": "x", "batching_method": "stratified"}, "mpwds.RandomMix"),
-        ({"local": "x", "shuffle_algo": "py3"}, "one of naive, py1s"),
-        ({"local": "x", "stream_name": "mine"}, "no registry"),
-        ({"local": "x", "sampling_method": "fix"}, '"balanced" or "fixed"'),
-        ({"local": "x", "shuffle_seed": -1}, "must not be negative"),
-        ({"local": "x", "epoch_size": "many"}, "'100k'"),
-        ({"local": "x", "epoch_size": -5}, "cannot have -5 samples"),
-        ({"streams": [streaming.Stream(local="x", proportion=0)]}, "with the proportions"),
-        ({"local": "x", "cache_limit": "much"}, "'64mb'"),
-        ({"local": "y", "remote": "x", "cache_limit": 100}, "no room for the largest shard"),
-        ({"local": "x", "suffle": True}, "did you mean 'shuffle'"),
+        (lambda: opened(), "either streams, or remote and local"),
+        (lambda: opened({}, local="x"), "either streams, or remote and local"),
+        (lambda: opened(local="x", batching_method="stratified"), "mpwds.RandomMix"),
+        (lambda: opened(local="x", shuffle_algo="py3"), "one of naive, py1s"),
+        (lambda: opened(local="x", stream_name="mine"), "no registry"),
+        (lambda: opened(local="x", sampling_method="fix"), '"balanced" or "fixed"'),
+        (lambda: opened(local="x", shuffle_seed=-1), "must not be negative"),
+        (lambda: opened(local="x", epoch_size="many"), "'100k'"),
+        (lambda: opened(local="x", epoch_size=-5), "cannot have -5 samples"),
+        (lambda: opened({"proportion": 0}), "with the proportions"),
+        (lambda: opened(local="x", cache_limit="much"), "'64mb'"),
+        (lambda: opened(local="z", remote="x", cache_limit=100), "no room for the largest shard"),
+        (lambda: opened(local="x", suffle=True), "did you mean 'shuffle'"),
+        (lambda: opened({"repeat": 1, "choose": 1}), "one of proportion, repeat and choose"),
+        (lambda: opened({"proportion": -1}), "one of proportion, repeat and choose"),
+        (lambda: opened({"proportion": 1}, {}), "either all streams have a proportion"),
+        (lambda: opened({"repeat": 1}, epoch_size=5), "epoch_size is for streams with proportions"),
     ],
 )
-def test_what_is_not_offered_is_refused_with_a_reason(tmp_path, monkeypatch, arguments, message):
+def test_what_is_not_offered_is_refused_with_a_reason(tmp_path, monkeypatch, call, message):
     monkeypatch.chdir(tmp_path)
-    write("x", range(3))
+    for name in "xy":
+        write(name, range(3))
     with pytest.raises((ValueError, TypeError), match=message):
-        streaming.StreamingDataset(**arguments)
-
-
-@pytest.mark.parametrize("weights", [{"repeat": 1, "choose": 1}, {"proportion": -1}])
-def test_a_stream_has_one_weight(weights):
-    with pytest.raises(ValueError, match="one of proportion, repeat and choose"):
-        streaming.Stream(local="x", **weights)
-
-
-def test_streams_have_weights_of_one_kind(tmp_path):
-    one, other = write(tmp_path / "one", range(10)), write(tmp_path / "other", range(10))
-    with pytest.raises(ValueError, match="either all streams have a proportion"):
-        streaming.StreamingDataset(
-            streams=[streaming.Stream(local=one, proportion=1), streaming.Stream(local=other)]
-        )
-    with pytest.raises(ValueError, match="epoch_size is for streams with proportions"):
-        streaming.StreamingDataset(streams=[streaming.Stream(local=one, repeat=1)], epoch_size=5)
+        call()
 
 
 def test_keeping_compressed_files_is_a_warning(tmp_path):
@@ -560,10 +538,7 @@ def test_keeping_compressed_files_is_a_warning(tmp_path):
 
 
 def test_a_position_counts_what_came_before_the_epoch_was_resumed(tmp_path):
-    with streaming.MDSWriter(columns={"x": "int"}, out=str(tmp_path)) as sink:
-        for number in range(10):
-            sink.write({"x": number})
-    dataset = streaming.StreamingDataset(local=str(tmp_path), batch_size=2)
+    dataset = streaming.StreamingDataset(local=write(tmp_path, range(10)), batch_size=2)
     dataset.load_state_dict(dataset.state_dict(4, True, 0))
     assert dataset.state_dict(2, False, 0)["sample_in_epoch"] == 6
     assert dataset.state_dict(2, True, 0)["sample_in_epoch"] == 2

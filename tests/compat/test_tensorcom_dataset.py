@@ -105,29 +105,27 @@ def test_a_dataset_that_was_iterated_can_be_sent_to_another_process(folder, send
         assert repr(dataset) == f"TensorcomDataset('zpull+ipc://{folder}/s', length=1)"
 
 
-def test_a_wrong_url_is_an_error_at_once():
-    with pytest.raises(ValueError, match="'zsubb://localhost:1' is not a tensorcom URL"):
-        TensorcomDataset("zsubb://localhost:1")
+@pytest.mark.parametrize(
+    ("url", "length", "message"),
+    [
+        ("zsubb://localhost:1", 1, "'zsubb://localhost:1' is not a tensorcom URL"),
+        ("zsub://localhost:1", -1, "length must not be negative"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error_at_once(url, length, message):
+    with pytest.raises(ValueError, match=message):
+        TensorcomDataset(url, length=length)
 
 
-def test_a_negative_length_is_an_error():
-    with pytest.raises(ValueError, match="length must not be negative"):
-        TensorcomDataset("zsub://localhost:1", length=-1)
-
-
-def test_workers_of_multiloader_share_the_batches_of_a_sender(folder):
-    with sending(f"zrpush+ipc://{folder}/s"):
+@pytest.mark.parametrize("kind", ["torch", "mpwds"])
+def test_workers_share_the_batches_of_a_sender(folder, kind):
+    with sending(f"zrpush+ipc://{folder}/s"), contextlib.ExitStack() as stack:
         dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
-        with mpwds.MultiLoader(dataset, workers=2, start_method="fork") as loader:
-            assert len(loader) == len(set(labels(loader))) == 8
-
-
-def test_workers_of_torchs_loader_share_the_batches_of_a_sender(folder):
-    with sending(f"zrpush+ipc://{folder}/s"):
-        dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
-        loader = torch.utils.data.DataLoader(
-            dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"
-        )
+        if kind == "mpwds":
+            loader = stack.enter_context(mpwds.MultiLoader(dataset, workers=2, start_method="fork"))
+        else:
+            options = {"num_workers": 2, "multiprocessing_context": "fork"}
+            loader = torch.utils.data.DataLoader(dataset, batch_size=None, **options)
         assert len(loader) == len(set(labels(loader))) == 8
 
 

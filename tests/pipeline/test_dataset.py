@@ -203,12 +203,6 @@ def test_any_whole_number_is_a_seed(seed):
     assert numbers(dataset) == numbers(DataPipeline(dataset, seed=int(seed)))
 
 
-@pytest.mark.parametrize("seed", ["7", 1.5])
-def test_nothing_else_is_a_seed(seed):
-    with pytest.raises(TypeError, match="a dataset's seed must be a whole number"):
-        DataPipeline(range(9), seed=seed)
-
-
 def test_travels_to_other_processes_small_and_whole(shards):
     dataset = WebDataset(shards, seed=4).shuffle(5).decode().map(lambda sample: sample["cls"]).batched(4)
     sent = cloudpickle.dumps(dataset)
@@ -224,19 +218,6 @@ def test_a_dropped_iterator_closes_its_files(shards, open_shards):
     assert len(open_shards()) == 1
     del iterator
     assert open_shards() == []
-
-
-def test_what_is_no_source_or_stage_is_refused():
-    with pytest.raises(TypeError, match="a pipeline begins at"):
-        DataPipeline(3)
-    with pytest.raises(TypeError, match="a stage is"):
-        DataPipeline([], 3)
-    with pytest.raises(TypeError, match="a dict cannot be the source of a pipeline: write mpwds.WebDataset"):
-        DataPipeline({"datasets": []})
-    with pytest.raises(TypeError, match="it can only be the first part"):
-        DataPipeline([1], DataPipeline([2]))
-    with pytest.raises(ValueError, match="no shards"):
-        WebDataset([])
 
 
 def add_four(source):
@@ -262,6 +243,7 @@ def test_a_pipeline_is_made_of_whatever_webdataset_takes(parts):
 
 def test_stages_may_be_appended_one_by_one():
     dataset = DataPipeline()
+    assert repr(dataset) == "DataPipeline()"
     for part in (range(4), Shuffle(1), add_four):
         assert dataset.append(part) is None
     assert list(dataset) == [4, 5, 6, 7]
@@ -274,12 +256,6 @@ def test_the_list_of_parts_may_be_edited():
     del dataset.pipeline[1:]
     assert list(dataset) == [0, 1, 2]
     assert list(copy) == [8, 9, 10]
-
-
-def test_an_empty_pipeline_says_so():
-    with pytest.raises(ValueError, match="the pipeline is empty: append a source"):
-        list(DataPipeline())
-    assert repr(DataPipeline()) == "DataPipeline()"
 
 
 def test_webdatasets_test_of_shuffled_shards_runs():

@@ -86,8 +86,3 @@ def test_its_elements_cannot_be_fetched():
     stream = Generator(noisy_twice).stream(Source([1]))
     with pytest.raises(LookupError, match=r"compose\(noisy_twice\) gives elements without addresses"):
         stream.fetch(next(stream)[0])
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="a stage is an object with a method stream"):
-        Generator(3)

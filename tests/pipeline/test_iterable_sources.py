@@ -96,13 +96,3 @@ def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
     with pytest.raises(RuntimeError, match="cannot end a dataset") as caught:
         list(Iterated(numbers).stream())
     assert caught.value.__notes__ == ["in numbers, after 0 elements"]
-
-
-def test_an_iterator_which_has_one_epoch_only_is_refused():
-    with pytest.raises(TypeError, match="list_iterator can be iterated only once"):
-        Iterated(iter([1, 2]))
-
-
-def test_what_is_no_source_is_refused():
-    with pytest.raises(TypeError, match=r"a pipeline begins at .* got a int"):
-        Iterated(3)

@@ -235,28 +235,3 @@ def test_a_part_without_addresses_makes_the_mix_one_that_is_replayed():
     with pytest.warns(UserWarning, match="compose.iter. gives elements without addresses"):
         second.load_state_dict(first.state_dict())
     assert seen + [element for _, element in second] == list(mix)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"datasets": []}, "at least one dataset"),
-        ({"datasets": ["a"], "probs": [1, 2]}, "1 datasets are mixed, but 2 weights are given"),
-        ({"datasets": ["a"], "probs": [-1]}, "not negative and not all 0"),
-        ({"datasets": ["a"], "probs": [0]}, "not all 0"),
-        ({"datasets": ["a"], "probs": [float("nan")]}, "must be finite"),
-        (
-            {"datasets": ["a"], "stop": "sometime"},
-            "stop must be a number of elements or one of 'first_exhausted'",
-        ),
-        ({"datasets": ["a"], "stop": 0}, "at least 1 element"),
-    ],
-)
-def test_what_cannot_be_mixed_is_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        RandomMix(**arguments)
-
-
-def test_what_is_no_dataset_is_refused_at_once():
-    with pytest.raises(TypeError, match="a pipeline begins at"):
-        RoundRobin([3])

@@ -6,7 +6,7 @@ import cloudpickle
 import pytest
 import webdataset.filters
 
-from mpwds.pipeline.coercion import PipelineFilter, PipelineStage, pipelinefilter
+from mpwds.pipeline.coercion import PipelineStage, pipelinefilter
 from mpwds.pipeline.dataset import DataPipeline
 
 
@@ -81,8 +81,3 @@ def test_a_class_without_a_method_run_says_so():
         NotImplementedError, match=r"Nothing is a pipeline stage without a method run\(source\)"
     ):
         list(DataPipeline("abc", Nothing()))
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="pipelinefilter: expected a function of a source, got 3"):
-        PipelineFilter(3)

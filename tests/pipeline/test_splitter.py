@@ -147,11 +147,6 @@ def test_a_splitter_that_chooses_less_when_it_runs_again_cannot_be_restored():
         second.load_state_dict(first.state_dict())
 
 
-def test_what_a_splitter_yields_must_be_shards():
-    with pytest.raises(TypeError, match="a splitter must yield shards"):
-        list(Splitter(lambda shards: iter([1])).stream(Source(SHARDS)))
-
-
 def test_a_function_before_the_reader_of_shards_leaves_the_pipeline_addressable(shards):
     from mpwds.pipeline.sources.samples import tarfile_samples
 

@@ -123,11 +123,6 @@ def test_interrupted_epochs_give_a_part_each_and_the_last_one_everything_once(ne
     assert collect(stage, []) == list(range(n))
 
 
-def test_an_interrupted_epoch_is_not_served_as_whole(stage):
-    take(stage.stream(Source(range(50))), 40)
-    assert collect(stage, range(50)) == list(range(50))
-
-
 def test_an_interrupted_epoch_is_not_read_again_from_its_beginning(stage):
     take(stage.stream(Source(range(1000))), 990)
     Counted.given = 0

@@ -151,10 +151,3 @@ def test_names_are_taken_apart_as_webdataset_does(name):
 @pytest.mark.parametrize("sample", [None, {}, {"a": 1}, {"__bad__": True}, [1], {"__bad__": False}])
 def test_a_sample_is_valid_where_webdataset_says_so(sample):
     assert valid_sample(sample) == peer.valid_sample(sample)
-
-
-def test_what_is_no_shard_is_refused():
-    with pytest.raises(TypeError, match="a shard must be"):
-        list(url_opener([1]))
-    with pytest.raises(TypeError, match="put url_opener before it"):
-        list(tar_file_expander([{"url": "x.tar"}]))

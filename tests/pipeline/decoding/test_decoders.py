@@ -94,27 +94,75 @@ def test_the_sample_itself_is_not_changed():
     assert before == SAMPLE
 
 
-def test_the_longer_names_that_the_writer_knows_are_decoded_too():
-    sample = {"tenbin": encode_field("tenbin", np.arange(3)), "msgpack": encode_field("msgpack", [1])}
-    assert comparable(Decoder()(sample)) == comparable({"tenbin": [np.arange(3)], "msgpack": [1]})
+METADATA = {"__key__": b"a", "__cls": b"7", "__n__": 7, "__bad__": b"\xff"}
+PACKED = {"cls.gz": gzip.compress(b"7"), "cls": b"7"}
+SOME = {"cls": b"7", "json": b"1", "id": b"7"}
 
 
-def test_only_the_last_extension_counts_and_its_case_does_not():
-    assert Decoder()({"a.b.CLS": b"7", "cls.foo": b"7"}) == {"a.b.CLS": 7, "cls.foo": b"7"}
+def reverse(key, data):
+    return Continue(".cls", data[::-1]) if key == ".rev" else None
 
 
-@pytest.mark.parametrize("field", ["json", "mp", "cbor", "pyd"])
-def test_none_is_a_value(field):
-    assert Decoder(allow_pickle=True)({field: encode_field(field, None)}) == {field: None}
+SEVEN = {"cls": b"7"}
+DECODED = {
+    "only the last extension counts": (
+        Decoder(),
+        {"a.b.cls": b"7", "cls.foo": b""},
+        {"a.b.cls": 7, "cls.foo": b""},
+    ),
+    "the case of an extension does not count": (Decoder(), {"a.CLS": b"7"}, {"a.CLS": 7}),
+    "msgpack is a name of mp": (Decoder(), {"msgpack": encode_field("msgpack", [1])}, {"msgpack": [1]}),
+    "tenbin is a name of ten": (
+        Decoder(),
+        {"tenbin": encode_field("tenbin", np.arange(3))},
+        {"tenbin": [np.arange(3)]},
+    ),
+    **{
+        f"None is a value in {field}": (
+            Decoder(allow_pickle=True),
+            {field: encode_field(field, None)},
+            {field: None},
+        )
+        for field in ("json", "mp", "cbor", "pyd")
+    },
+    **{
+        f"JSON may be in {encoding}": (Decoder(), {"json": '["é"]'.encode(encoding)}, {"json": ["é"]})
+        for encoding in ("utf-8-sig", "utf-16", "utf-32-be")
+    },
+    "maps may have numbers for keys": (Decoder(), {"mp": encode_field("mp", {1: "a"})}, {"mp": {1: "a"}}),
+    "bytes of metadata become text": (Decoder(), METADATA, {**METADATA, "__key__": "a", "__cls": "7"}),
+    "a decoder may be called by name": (Decoder().decode, SEVEN, {"cls": 7}),
+    "only names fields in a string": (Decoder(only="cls json"), SOME, {"cls": 7, "json": 1, "id": b"7"}),
+    "only names fields in a list": (Decoder(only=["cls", "json"]), SOME, {"cls": 7, "json": 1, "id": b"7"}),
+    "the defaults of pre and post": (Decoder(), PACKED, {"cls.gz": 7, "cls": 7}),
+    "pre replaces its default": (Decoder(pre=[]), PACKED, {**PACKED, "cls": 7}),
+    "post replaces its default": (Decoder(post=[]), PACKED, {"cls.gz": b"7", "cls": b"7"}),
+    "the first result that is not None wins": (
+        Decoder(lambda *_: None, ("cls", lambda _: 1), ("cls", lambda _: 2)),
+        SEVEN,
+        {"cls": 1},
+    ),
+    "falsy results are results": (Decoder(handle_extension("cls", lambda _: 0)), SEVEN, {"cls": 0}),
+    "None leaves it to those that follow": (
+        Decoder(handle_extension("cls", lambda _: None)),
+        SEVEN,
+        {"cls": 7},
+    ),
+    "handlers may come in a list": (Decoder([handle_extension("cls", len), "rgb8"]), SEVEN, {"cls": 1}),
+    "a pair stands for handle_extension": (
+        Decoder(("a cls", len)),
+        {"a": b"12", **SOME},
+        {"a": 2, "cls": 1, "json": 1, "id": 7},
+    ),
+    "Continue hands on other data": (Decoder(reverse), {"rev": b"21"}, {"rev": 12}),
+    "Continue may be the last": (Decoder(reverse, post=[]), {"rev": b"21"}, {"rev": b"12"}),
+    "Continue holds anything": (Decoder(lambda key, data: Continue(".x", 5)), {"a": b"1"}, {"a": 5}),
+}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-be"])
-def test_json_may_be_in_other_encodings(encoding):
-    assert Decoder()({"json": '["é"]'.encode(encoding)}) == {"json": ["é"]}
-
-
-def test_messagepack_maps_may_have_numbers_for_keys():
-    assert Decoder()({"mp": encode_field("mp", {1: "a"})}) == {"mp": {1: "a"}}
+@pytest.mark.parametrize(("decode", "sample", "decoded"), DECODED.values(), ids=DECODED)
+def test_fields_are_decoded(decode, sample, decoded):
+    assert comparable(decode(sample)) == comparable(decoded)
 
 
 def test_a_program_may_add_to_the_table(monkeypatch):
@@ -163,16 +211,10 @@ def test_functions_of_others_get_bytes():
     def note(key, data):
         seen.append(type(data))
 
-    Decoder(note, handle_extension("x", type), ("y", type))(
-        {"cls": memoryview(b"7"), "bin": memoryview(b"8")}
-    )
-    assert seen == [bytes, bytes]
-    assert Decoder(handle_extension("x", type), ("y", type))(
-        {"x": memoryview(b"7"), "y": memoryview(b"7")}
-    ) == {
-        "x": bytes,
-        "y": bytes,
-    }
+    decode = Decoder(note, handle_extension("x", type), ("y", type))
+    views = {name: memoryview(b"7") for name in ("cls", "x", "y")}
+    assert decode(views) == {"cls": 7, "x": bytes, "y": bytes}
+    assert seen == [bytes] * 3
 
 
 def test_arrays_in_tenbin_share_the_views_memory():
@@ -190,16 +232,6 @@ def test_a_decoder_says_whether_it_takes_memoryviews():
 # ------------------------------------------------------------------------------------------- handlers
 
 
-def test_the_first_result_that_is_not_none_wins():
-    def skip(key, data):
-        return None
-
-    decode = Decoder(
-        skip, handle_extension("cls", lambda data: "first"), handle_extension("cls", lambda data: "second")
-    )
-    assert decode({"cls": b"7"}) == {"cls": "first"}
-
-
 def test_handlers_run_between_pre_and_post():
     order = []
 
@@ -208,25 +240,6 @@ def test_handlers_run_between_pre_and_post():
 
     Decoder(note("main"), pre=[note("pre")], post=[note("post")])({"a.b": b"1"})
     assert order == [("pre", ".a.b"), ("main", ".a.b"), ("post", ".a.b")]
-
-
-def test_pre_and_post_replace_the_defaults():
-    sample = {"cls.gz": gzip.compress(b"7"), "cls": b"7"}
-    assert Decoder()(sample) == {"cls.gz": 7, "cls": 7}
-    assert Decoder(pre=[])(sample) == {"cls.gz": sample["cls.gz"], "cls": 7}
-    assert Decoder(post=[])(sample) == {"cls.gz": b"7", "cls": b"7"}
-
-
-def test_continue_hands_other_data_to_the_handlers_that_follow():
-    def reverse(key, data):
-        return Continue(".cls", data[::-1]) if key == ".rev" else None
-
-    assert Decoder(reverse)({"rev": b"21"}) == {"rev": 12}
-    assert Decoder(reverse, post=[])({"rev": b"21"}) == {"rev": b"12"}
-
-
-def test_falsy_results_are_results():
-    assert Decoder(handle_extension("cls", lambda data: 0))({"cls": b"7"}) == {"cls": 0}
 
 
 @pytest.mark.parametrize(
@@ -240,39 +253,9 @@ def test_an_extension_with_dots_asks_for_all_of_its_parts(field, matches):
     assert (handler("." + field, b"abc") == 3) is matches
 
 
-def test_only_names_the_fields_to_decode():
-    for only in ("cls json", ["cls", "json"]):
-        assert Decoder(only=only)({"cls": b"7", "json": b"1", "id": b"7"}) == {
-            "cls": 7,
-            "json": 1,
-            "id": b"7",
-        }
-
-
-def test_metadata_is_passed_through_and_its_bytes_become_text():
-    sample = {"__key__": b"a", "__cls": b"7", "__n__": 7, "__bad__": b"\xff"}
-    assert Decoder()(sample) == {"__key__": "a", "__cls": "7", "__n__": 7, "__bad__": b"\xff"}
-
-
 def test_a_decoder_can_be_pickled():
     decode = pickle.loads(pickle.dumps(Decoder("rgb8", gzfilter, handle_extension("hex", len), only="cls")))
     assert decode({"cls": b"7", "id": b"7"}) == {"cls": 7, "id": b"7"}
-
-
-def test_handlers_may_come_in_a_list_as_webdatasets_do():
-    assert Decoder([handle_extension("cls", len), "rgb8"])({"cls": b"7"}) == {"cls": 1}
-
-
-def test_a_pair_stands_for_handle_extension():
-    assert Decoder(("a cls", len))({"a": b"12", "cls": b"3", "id": b"7"}) == {"a": 2, "cls": 1, "id": 7}
-
-
-def test_a_function_for_an_extension_may_leave_it_to_the_handlers_that_follow():
-    assert Decoder(handle_extension("cls", lambda data: None))({"cls": b"7"}) == {"cls": 7}
-
-
-def test_what_continue_holds_need_not_be_bytes():
-    assert Decoder(lambda key, data: Continue(".x", 5))({"a": b"1"}) == {"a": 5}
 
 
 def test_a_handler_that_continues_differently_each_time_is_asked_each_time():
@@ -364,10 +347,6 @@ def test_a_missing_package_is_an_import_error_that_names_the_extra(monkeypatch, 
     monkeypatch.setitem(sys.modules, f"{package}.Image", None)
     with pytest.raises(ImportError, match=f"pip install {advice}"):
         Decoder("rgb8", allow_pickle=True)({field: b"data"})
-
-
-def test_a_decoder_may_be_called_by_name():
-    assert Decoder().decode({"cls": b"7"}) == {"cls": 7}
 
 
 def test_a_sample_that_is_no_dict_is_a_type_error():

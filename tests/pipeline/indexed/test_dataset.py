@@ -41,14 +41,6 @@ def test_a_slice_is_a_dataset_of_those_samples(start, stop, step, again):
     assert list(part[again:]) == numbers[start:stop:step][again:]
 
 
-def test_what_is_no_index_is_refused():
-    for wrong in ("3", 1.0, None, [1, 2]):
-        with pytest.raises(
-            TypeError, match=r"whole number or a slice, got .*; select\(\[...\]\) takes several"
-        ):
-            mpwds.IndexedDataset(range(4))[wrong]
-
-
 class TestSelect:
     def test_takes_indices_in_any_order_and_more_than_once(self):
         chosen = mpwds.IndexedDataset(range(10, 20)).select([9, 0, -1, 0])
@@ -67,21 +59,6 @@ class TestSelect:
         even = mpwds.IndexedDataset(range(6)).select(lambda n: n % 2 == 0)
         assert list(even) == [0, 2, 4]
         assert not hasattr(even, "__getitem__")
-
-    @pytest.mark.parametrize(
-        ("wrong", "error", "message"),
-        [
-            ([0, 4], IndexError, "no sample 4 among 4 samples"),
-            ([-5], IndexError, "no sample -5"),
-            ([True], IndexError, "a mask of 1 booleans for 4 samples"),
-            ([0.5], TypeError, "select takes indices"),
-            (["a"], TypeError, "select takes indices"),
-            ([[0]], TypeError, "select takes indices"),
-        ],
-    )
-    def test_refuses_what_is_not_there(self, wrong, error, message):
-        with pytest.raises(error, match=message):
-            mpwds.IndexedDataset(range(4)).select(wrong)
 
 
 class TestStages:
@@ -234,16 +211,3 @@ def test_it_prints_without_fetching_or_failing(tar_shards, tmp_path, serve):
     assert web.requests == []
     assert len(dataset) == 11
     assert "11 samples in 3 shards" in repr(dataset)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"shuffle": True}, "shuffle must be one of 'global'"),
-        ({"shuffle": "chunked", "chunksize": 0}, "chunksize must be at least 1, got 0"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        mpwds.IndexedDataset(range(3), **arguments)

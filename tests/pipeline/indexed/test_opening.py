@@ -104,6 +104,12 @@ class TestSources:
         assert list(mpwds.IndexedDataset(mpwds.DataPipeline(first).map(str.upper))) == ["A0", "B0", "B1"]
 
 
+def test_mds_shards_are_not_read_by_ranges(tmp_path):
+    write_mds(tmp_path, 2)
+    with pytest.raises(ValueError, match="Its shards are fetched whole: leave out remote=True"):
+        mpwds.IndexedDataset(tmp_path, remote=True)
+
+
 class TestUrls:
     def test_copies_of_tar_shards_are_fetched_once(self, tar_shards, tmp_path, tmp_path_factory, serve):
         url, web = serve(tmp_path)
@@ -137,48 +143,3 @@ class TestUrls:
             url, _ = serve(tmp_path)
             assert classes(mpwds.IndexedDataset(f"{url}/{name}/", cache_dir=cache)) == list(range(5))
         assert len([path for path in cache.rglob("*") if path.suffix == ".mds"]) == 2
-
-
-class TestRefusals:
-    def test_of_stages_that_do_not_make_one_of_one(self, tar_shards):
-        with pytest.raises(
-            TypeError, match=r"shuffle\(100\) does not make one element of one.*shuffle=\"global\""
-        ):
-            mpwds.IndexedDataset(mpwds.WebDataset(tar_shards).shuffle(100).decode())
-
-    def test_of_selected_members(self, tar_shards):
-        with pytest.raises(TypeError, match="without select_files and rename_files"):
-            mpwds.IndexedDataset(mpwds.WebDataset(tar_shards, select_files=str.isascii))
-
-    def test_of_urls_without_a_place_for_copies(self):
-        with pytest.raises(ValueError, match="give a cache for copies, or remote=True"):
-            mpwds.IndexedDataset("https://host/x-{0..2}.tar")[0]
-
-    def test_of_ranges_of_mds_shards(self, tmp_path):
-        write_mds(tmp_path, 2)
-        with pytest.raises(ValueError, match="Its shards are fetched whole: leave out remote=True"):
-            mpwds.IndexedDataset(tmp_path, remote=True)
-
-    def test_of_repeated_pipelines(self):
-        with pytest.raises(TypeError, match=r"call repeat\(2\) behind it"):
-            mpwds.IndexedDataset(mpwds.DataPipeline(range(3)).repeat(2))
-
-    def test_of_shards_drawn_at_random(self, tar_shards):
-        with pytest.raises(TypeError, match="elements of ResampledShards.* have no numbers"):
-            mpwds.IndexedDataset(mpwds.WebDataset(tar_shards, resampled=True))
-
-    def test_of_specifications(self):
-        with pytest.raises(ValueError, match="train.yaml is a specification, which mpwds.WebDataset reads"):
-            mpwds.IndexedDataset("train.yaml")
-        with pytest.raises(TypeError, match="elements of a dict have no numbers"):
-            mpwds.IndexedDataset({"datasets": [{"shards": "x.tar"}]})
-
-    def test_of_what_can_only_be_iterated(self):
-        with pytest.raises(TypeError, match="elements of a generator have no numbers"):
-            mpwds.IndexedDataset(n for n in range(3))
-
-    def test_of_shards_that_are_not_there(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="x.tar"):
-            mpwds.IndexedDataset(tmp_path / "x.tar")[0]
-        with pytest.raises(ValueError, match="no shards in"):
-            mpwds.IndexedDataset(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpwds.errors import DecodeError, ShardError
+from mpwds.errors import DecodeError
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.indexed.samplers import ChunkedSampler
@@ -55,7 +55,7 @@ def shards(tmp_path):
 
 
 @pytest.fixture
-def make(shards, tmp_path):
+def make(shards):
     return lambda **options: ShardListDataset(shards, **options)
 
 
@@ -166,16 +166,6 @@ def test_compressed_fields_are_decompressed(tmp_path):
         sink.write({"__key__": "a", "json.gz": gzip.compress(b"[7]"), "bin.gz": gzip.compress(b"bytes")})
     sample = ShardListDataset([{"url": str(tmp_path / "x.tar"), "nsamples": 1}])[0]
     assert (sample[".json.gz"], sample[".bin.gz"].read()) == ([7], b"bytes")
-
-
-def test_two_members_of_one_name_are_an_error(tmp_path, add_member):
-    import tarfile
-
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        add_member(archive, "a.txt", b"1")
-        add_member(archive, "a.txt", b"2")
-    with pytest.raises(ShardError, match="sample 'a' has two members 'txt'"):
-        ShardListDataset([{"url": str(tmp_path / "x.tar"), "nsamples": 1}])[0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from collections import Counter
 from itertools import islice
 
 import cloudpickle
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,14 +96,6 @@ def test_has_webdatasets_attributes():
     assert (shards.urls, shards.nshards, shards.seed, shards.epoch) == (NAMES, 2, 7, -1)
     assert (shards.worker_seed, shards.deterministic) == (worker_seed, False)
     assert len(list(shards)) == 2
-
-
-def test_no_shards_are_an_error_at_once_or_when_one_is_drawn():
-    with pytest.raises(ValueError, match="no shards"):
-        ResampledShards([])
-    late = ResampledShards([], empty_check=False)
-    with pytest.raises(ValueError, match="no shards to draw from"):
-        next(iter(late))
 
 
 def test_no_more_than_max_urls_are_taken_from_an_iterable():

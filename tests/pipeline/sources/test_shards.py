@@ -73,12 +73,6 @@ def test_no_seed_is_seed_zero():
     assert urls(ShardList(NAMES, True)) == urls(ShardList(NAMES, True), seed=0)
 
 
-@pytest.mark.parametrize("kind", [ShardList, SimpleShardList])
-def test_no_shards_are_refused_at_once(kind):
-    with pytest.raises(ValueError, match="no shards"):
-        kind(())
-
-
 @pytest.mark.parametrize("name", ["nodesplitter", "splitter"])
 def test_a_function_may_slice_the_shards_it_divides(continues, name):
     shards = ShardList("{0..6}.tar", **{name: lambda shards: shards[1::2]})

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.server
+import importlib
 import io
 import multiprocessing
 import os
@@ -192,25 +193,23 @@ def test_what_a_killed_process_left_is_never_served(server, directory, start):
     assert contents(directory) == (["a.tar"], [])
 
 
-KILLED = """if True:
-    import importlib, os, sys
-    from mpwds.storage.caches.shard_cache import ShardCache
-
-    url, directory, module, function, when = sys.argv[1:]
+def _fetch_and_be_killed(url, directory, module, function, when):
     module = importlib.import_module(module)
     call = getattr(module, function)
+
     def killed(*arguments, **options):
         if when == "after":
             call(*arguments, **options)
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     ShardCache(directory, 1e9).prefetch(url + "?first")  # notes the directory's usage
     while len(os.listdir(directory)) < 2:
         pass
     setattr(module, function, killed)
     with ShardCache(directory, 1e9).open(url) as stream:
         stream.read()
-        import time; time.sleep(60)
-"""
+        time.sleep(60)
+
 
 POINTS = [
     ("os", "preadv", "before"),  # while it fetches
@@ -229,9 +228,11 @@ POINTS = [
 def test_wherever_the_fetching_process_is_killed_the_next_finds_all_in_order(
     server, directory, module, function, when
 ):
-    arguments = [sys.executable, "-c", KILLED, server.url(), directory, module, function, when]
-    process = subprocess.run(arguments, timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    arguments = (server.url(), directory, module, function, when)
+    process = multiprocessing.get_context("fork").Process(target=_fetch_and_be_killed, args=arguments)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     limit = 3.5 * len(server.body)
     for name in "ab":
         with ShardCache(directory, limit).open(server.url(name)) as stream:

@@ -47,6 +47,11 @@ def change_shard(folder, offset, data):
         file.write(data)
 
 
+def start_of(folder, sample):
+    at = 4 + 4 * sample
+    return int.from_bytes((folder / "shard.00000.mds").read_bytes()[at : at + 4], "little")
+
+
 def test_samples_are_read_as_they_were_written(tmp_path):
     shards = MDSShards(write(tmp_path, size_limit=500))
     assert len(shards.lengths) > 1
@@ -66,17 +71,15 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
 
 
 def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.storage.mds.shard_fetcher.most_open_files", lambda: 20)
-    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300), datasets=2)
-    assert len(shards.lengths) > 50
-    read(shards)
-    assert len(open_files(tmp_path)) == 10
-
-
-def test_files_stay_open_as_long_as_few_are(tmp_path):
-    shards = MDSShards(write(tmp_path, SAMPLES * 10, size_limit=300))
-    read(shards)
-    assert len(open_files(tmp_path)) == len(shards.lengths)
+    write(tmp_path, SAMPLES * 10, size_limit=300)
+    for limit in (None, 20):
+        if limit is not None:
+            monkeypatch.setattr("mpwds.storage.mds.shard_fetcher.most_open_files", lambda: 20)
+        shards = MDSShards(tmp_path, datasets=2)
+        assert len(shards.lengths) > 50
+        read(shards)
+        assert len(open_files(tmp_path)) == (10 if limit else len(shards.lengths))
+        shards.close()
 
 
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
@@ -128,39 +131,37 @@ def kill(writer):
     writer.communicate()
 
 
-def test_a_writer_that_is_killed_leaves_complete_shards_and_no_index(tmp_path):
+def test_the_complete_shards_of_a_killed_writer_do_not_become_part_of_another_dataset(tmp_path):
     kill(start_writer(tmp_path))
     sizes = {len(data) for name, data in files(tmp_path).items() if name.startswith("shard.")}
     assert len(sizes) == 1  # none is half written
     assert "index.json" not in files(tmp_path)
-
-
-def test_the_shards_of_a_killed_writer_do_not_become_part_of_another_dataset(tmp_path):
-    kill(start_writer(tmp_path))
     with pytest.raises(FileExistsError, match=r"holds files already .*, and nothing there is overwritten"):
         MDSWriter(columns=COLUMNS, out=tmp_path)
     assert read(MDSShards(write(tmp_path, exist_ok=True))) == SAMPLES
     assert sorted(files(tmp_path)) == ["index.json", "shard.00000.mds"]
 
 
-@pytest.mark.parametrize("exist_ok", [False, True])
-def test_a_folder_has_one_writer_at_a_time(tmp_path, exist_ok):
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
     folder = tmp_path / "dataset"
+    with start_writer(tmp_path / "other") as other:
+        for exist_ok in (False, True):
+            with pytest.raises(FileExistsError, match="another writer writes to"):
+                MDSWriter(columns=COLUMNS, out=tmp_path / "other", exist_ok=exist_ok)
+        kill(other)
+    assert read(MDSShards(write(tmp_path / "other", exist_ok=True))) == SAMPLES
     for begin in (
         lambda: MDSWriter(columns=COLUMNS, out=folder),
         lambda: StreamingDatasetWriter(folder, "x"),
     ):
         writer = begin()
         for out in (folder, (str(tmp_path / "staging"), str(folder))):  # which is empty so far
-            with pytest.raises(FileExistsError, match=rf"another writer writes to {folder}: .* merge the"):
-                MDSWriter(columns=COLUMNS, out=out, exist_ok=exist_ok)
+            for exist_ok in (False, True):
+                message = rf"another writer writes to {folder}: .* merge the"
+                with pytest.raises(FileExistsError, match=message):
+                    MDSWriter(columns=COLUMNS, out=out, exist_ok=exist_ok)
         writer.discard()
     assert read(MDSShards(write(folder))) == SAMPLES
-    other = start_writer(tmp_path / "other")
-    with pytest.raises(FileExistsError, match="another writer writes to"):
-        MDSWriter(columns=COLUMNS, out=tmp_path / "other", exist_ok=exist_ok)
-    kill(other)
-    assert read(MDSShards(write(tmp_path / "other", exist_ok=True))) == SAMPLES
 
 
 def test_a_writer_in_a_fork_does_not_end_its_parents_claim(tmp_path):
@@ -301,22 +302,18 @@ def test_damaged_offsets_are_errors_with_file_and_offset(tmp_path, sample, offse
 
 @pytest.mark.parametrize("size", [255, 14])  # of 15 bytes
 def test_damaged_sizes_are_errors_with_file_and_offset(tmp_path, size):
-    write(tmp_path)
-    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
+    start = start_of(write(tmp_path), 5)
     change_shard(tmp_path, start, bytes([size]))
-    with pytest.raises(
-        ShardError, match=f"damaged at offset {start}: the fields of sample 5 need {size + 12}"
-    ):
+    message = f"damaged at offset {start}: the fields of sample 5 need {size + 12}"
+    with pytest.raises(ShardError, match=message):
         MDSShards(tmp_path).read(0, 5)
 
 
 def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
-    write(tmp_path)
-    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[24:28], "little")
-    change_shard(tmp_path, start + 12, b"\xff")
-    with pytest.raises(
-        DecodeError, match=f"'text' of sample 5 of .*.mds, at offset {start + 12}.*utf-8"
-    ) as caught:
+    start = start_of(write(tmp_path), 5) + 12
+    change_shard(tmp_path, start, b"\xff")
+    message = f"'text' of sample 5 of .*.mds, at offset {start}.*utf-8"
+    with pytest.raises(DecodeError, match=message) as caught:
         MDSShards(tmp_path).read(0, 5)
     assert (caught.value.field, caught.value.url) == ("text", str(tmp_path / "shard.00000.mds"))
 
@@ -400,7 +397,7 @@ def test_large_samples_are_read_field_by_field_and_checked_as_well(tmp_path):
         MDSShards(tmp_path).read(0, 0)
     found = MDSShards(tmp_path, decode=False).read(0, 0)
     assert found == {**sample, "b": b"\x07", "d": sample["d"].encode()}
-    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[4:8], "little")
+    start = start_of(tmp_path, 0)
     change_shard(tmp_path, start, b"\xff")
     with pytest.raises(ShardError, match=f"damaged at offset {start}"):
         MDSShards(tmp_path).read(0, 0)

@@ -32,8 +32,11 @@ def read(web, **options):
         return stream.read()
 
 
-def test_reads_what_the_server_has(web):
-    assert read(web) == CONTENT
+@pytest.fixture
+def pauses(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
 
 
 def test_reads_in_pieces_of_any_size(web):
@@ -45,15 +48,12 @@ def test_reads_in_pieces_of_any_size(web):
     assert b"".join(pieces) + bytes(buffer[:count]) + rest == CONTENT
 
 
-@pytest.mark.parametrize("how", [{"chunked": True}, {"sends_length": False}])
-def test_reads_bodies_whose_length_is_not_announced(web, how):
+@pytest.mark.parametrize("content", [CONTENT, b""])
+@pytest.mark.parametrize("how", [{}, {"chunked": True}, {"sends_length": False}])
+def test_reads_bodies_whose_length_is_announced_or_not(web, how, content):
+    web.files["/x.tar"] = content
     web.plan = [how]
-    assert read(web) == CONTENT
-
-
-def test_an_empty_resource_reads_as_empty(web):
-    web.files["/x.tar"] = b""
-    assert read(web) == b""
+    assert read(web) == content
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -109,26 +109,30 @@ def test_whatever_breaks_each_byte_comes_once(web, faults, marks, offset):
         assert stream.read() == CONTENT[offset:]
 
 
-def test_a_server_that_sends_parts_only_needs_no_retries(web):
-    web.plan = [{"cut": 100_000}, {"part": 50_000}, {"part": 50_000}, {"part": 50_000}]
-    assert read(web, retries=Retries(tries=2, first_s=0.0)) == CONTENT
+@pytest.mark.parametrize(
+    ("plan", "tries"),
+    [
+        ([{"cut": 100_000}, *[{"part": 50_000}] * 3], 2),
+        ([{"cut": 80_000}] * 3, 2),
+        ([{"chunked": True, "cut": 0}, {"part": 1}], 4),
+        ([{"ranges": False, "cut": 100_000}, {"ranges": False, "cut": 200_000}, {"ranges": False}], 4),
+    ],
+    ids=[
+        "parts need no tries",
+        "progress makes tries count anew",
+        "a part after chunks is not taken for the end",
+        "without ranges it is read again up to the break",
+    ],
+)
+def test_goes_on_as_often_as_it_breaks(web, plan, tries):
+    web.plan = plan
+    assert read(web, retries=Retries(tries=tries, first_s=0.0)) == CONTENT
 
 
 def test_an_answer_in_chunks_that_lacks_its_last_line_is_complete_all_the_same(web, quick):
     web.plan = [{"chunked": True, "cut": 299_000}]
     assert read(web, retries=quick) == CONTENT
     assert web.asked("Range") == [None, "bytes=300000-"]
-
-
-def test_a_part_after_an_answer_in_chunks_is_not_taken_for_the_end(web, quick):
-    web.plan = [{"chunked": True, "cut": 0}, {"part": 1}]
-    assert read(web, retries=quick) == CONTENT
-
-
-def test_a_server_without_ranges_is_read_again_up_to_the_break(web, quick):
-    web.ranges = False
-    web.plan = [{"cut": 100_000}, {"cut": 200_000}]
-    assert read(web, retries=quick) == CONTENT
 
 
 @pytest.mark.parametrize("fault", [{"cut": 100_000}, {"part": 100_000}])
@@ -195,11 +199,6 @@ def test_a_passing_refusal_is_tried_again(web, quick, status):
     assert read(web, retries=quick) == CONTENT
 
 
-def test_progress_makes_tries_count_anew(web):
-    web.plan = [{"cut": 80_000}] * 3
-    assert read(web, retries=Retries(tries=2, first_s=0.0)) == CONTENT
-
-
 def test_gives_up_after_the_tries_it_was_given(web, quick):
     web.plan = [{"status": 503, "text": b"<p>too   busy"}] * 9
     with pytest.raises(
@@ -217,9 +216,7 @@ def test_what_a_server_says_does_nothing_to_a_terminal(web, quick):
 
 
 @pytest.mark.parametrize("wish", ["7", formatdate(0, usegmt=True)])
-def test_a_server_says_how_long_to_wait(web, monkeypatch, wish):
-    pauses = []
-    monkeypatch.setattr("time.sleep", pauses.append)
+def test_a_server_says_how_long_to_wait(web, pauses, wish):
     web.plan = [{"status": 429, "headers": {"Retry-After": wish}}]
     assert read(web, retries=Retries(first_s=0.0)) == CONTENT
     assert pauses == [7.0 if wish == "7" else 0.0]
@@ -275,13 +272,6 @@ def test_a_stream_knows_how_many_bytes_there_are_if_the_server_says_so(web, chun
     web.files["/x.tar"], web.chunked = bytes(1000), chunked
     with open_http(web.url()) as stream:
         assert stream_version(stream).size == (None if chunked else 1000)
-
-
-@pytest.fixture
-def pauses(monkeypatch):
-    pauses = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    return pauses
 
 
 @pytest.mark.parametrize("failure", ["refused", "unknown"])

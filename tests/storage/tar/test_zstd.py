@@ -70,8 +70,8 @@ def test_a_changed_checksum_is_an_error():
 
 
 def test_a_little_that_becomes_much_becomes_it_block_by_block():
-    data = zstandard.ZstdCompressor(level=19).compress(bytes(256 << 20))
-    assert len(data) < 20_000
+    data = zstandard.ZstdCompressor(level=19).compress(bytes(64 << 20))
+    assert len(data) < 5_000
     frame = zstd()
     tracemalloc.start()
     try:

@@ -1,9 +1,14 @@
-"""What stages refuse, at once or while they run, and why."""
+"""What pipelines and their parts refuse, at once or while they run, and why."""
 
 import numpy as np
 import pytest
 
-from mpwds.pipeline.dataset import DataPipeline
+import mpwds
+from mpwds import DataPipeline, IndexedDataset, RandomMix, RoundRobin, WebDataset
+from mpwds.extradatasets import MockDataset, ResizedDataset
+from mpwds.pipeline.coercion import Generator, PipelineFilter
+from mpwds.pipeline.iterable_sources import Iterated
+from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stages.batched import Batched, batched, bucketed
 from mpwds.pipeline.stages.decode import Decode, xdecode
 from mpwds.pipeline.stages.fields import (
@@ -20,6 +25,7 @@ from mpwds.pipeline.stages.select import Select, rsample, slice
 from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle
 from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, flatmap
 from mpwds.pipeline.stream import collect
+from mpwds.tariterators import tar_file_expander, url_opener
 
 PNGS = [{"a.png": 1, "b.png": 2}]
 
@@ -165,8 +171,146 @@ REFUSED = [
     (lambda: xdecode((3, len)), TypeError, "xdecode: expected a"),
 ]
 
+SEVERAL = "x-{0..2}.tar"
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_what_makes_no_sense_is_refused_with_a_reason(call, error, message):
+REFUSED_BY_PIPELINES = [
+    # sources
+    (lambda: Iterated(iter([1, 2])), TypeError, "list_iterator can be iterated only once"),
+    (lambda: Iterated(3), TypeError, r"a pipeline begins at .* got a int"),
+    (lambda: DataPipeline(3), TypeError, "a pipeline begins at"),
+    (
+        lambda: DataPipeline({}),
+        TypeError,
+        "a dict cannot be the source of a pipeline: write mpwds.W",
+    ),
+    (lambda: DataPipeline([1], DataPipeline([2])), TypeError, "it can only be the first part"),
+    (lambda: list(DataPipeline()), ValueError, "the pipeline is empty: append a source"),
+    (lambda: WebDataset(3), TypeError, "shards are given as a string or an iterable"),
+    (lambda: WebDataset([]), ValueError, "no shards"),
+    (lambda: mpwds.ShardList(()), ValueError, "no shards"),
+    (lambda: mpwds.SimpleShardList(()), ValueError, "no shards"),
+    (lambda: mpwds.ResampledShards([]), ValueError, "no shards"),
+    (lambda: next(iter(mpwds.ResampledShards([], empty_check=False))), ValueError, "no shards to draw from"),
+    (
+        lambda: WebDataset({"datasets": [{"shards": SEVERAL}]}, resampled=True),
+        ValueError,
+        "cannot be combined with a specification",
+    ),
+    (
+        lambda: WebDataset(mpwds.SimpleShardList(SEVERAL), resampled=True),
+        ValueError,
+        "needs the names of shards",
+    ),
+    (
+        lambda: mpwds.tarfile_to_samples(select_files="png"),
+        TypeError,
+        "select_files must be a function of a name, got 'png'",
+    ),
+    (lambda: list(url_opener([1])), TypeError, "a shard must be"),
+    (lambda: list(tar_file_expander([{"url": "x.tar"}])), TypeError, "put url_opener before it"),
+    *(
+        (lambda seed=seed: DataPipeline([], seed=seed), TypeError, "a dataset's seed must be a whole number")
+        for seed in ("7", 1.5)
+    ),
+    # stages of functions
+    (lambda: DataPipeline([], 3), TypeError, "a stage is"),
+    (lambda: Generator(3), TypeError, "a stage is an object with a method stream"),
+    (lambda: PipelineFilter(3), TypeError, "pipelinefilter: expected a function of a source, got 3"),
+    (lambda: list(Splitter(lambda urls: iter([1]))(["x.tar"])), TypeError, "a splitter must yield shards"),
+    # epochs
+    (lambda: DataPipeline("abc").with_epoch(0), ValueError, "number of elements must be at least 1, got 0"),
+    (lambda: DataPipeline("abc").repeat(nbatches=0), ValueError, "elements must be at least 1, got 0"),
+    *(
+        (
+            lambda method=method, given={name: value}: getattr(DataPipeline("abc"), method)(**given),
+            TypeError,
+            f"{method}: {name} must be a whole number, got {value!r}",
+        )
+        for method, name in (
+            ("with_epoch", "nsamples"),
+            ("with_epoch", "nbatches"),
+            ("repeat", "nepochs"),
+            ("with_length", "n"),
+        )
+        for value in (1.5, "3", None)
+    ),
+    (lambda: MockDataset("x", -1), ValueError, "must not be negative"),
+    (lambda: ResizedDataset(DataPipeline("abc")), TypeError, None),
+    # mixes
+    (lambda: RandomMix([]), ValueError, "at least one dataset"),
+    (lambda: RandomMix(["a"], [1, 2]), ValueError, "1 datasets are mixed, but 2 weights are given"),
+    (lambda: RandomMix(["a"], [-1]), ValueError, "not negative and not all 0"),
+    (lambda: RandomMix(["a"], [0]), ValueError, "not all 0"),
+    (lambda: RandomMix(["a"], [float("nan")]), ValueError, "must be finite"),
+    (
+        lambda: RandomMix(["a"], stop="never ever"),
+        ValueError,
+        "a number of elements or one of 'first_exhausted'",
+    ),
+    (lambda: RandomMix(["a"], stop=0), ValueError, "at least 1 element"),
+    (lambda: RoundRobin([3]), TypeError, "a pipeline begins at"),
+    # indexed datasets
+    (lambda: IndexedDataset(range(3), True), ValueError, "shuffle must be one of 'global'"),
+    (
+        lambda: IndexedDataset(range(3), "chunked", chunksize=0),
+        ValueError,
+        "chunksize must be at least 1, got",
+    ),
+    (lambda: IndexedDataset(range(3), threads=0), ValueError, "threads must be at least 1, got 0"),
+    *(
+        (
+            lambda wrong=wrong: IndexedDataset(range(4))[wrong],
+            TypeError,
+            r"whole number or a slice, got .*; select\(\[...\]\) takes several",
+        )
+        for wrong in ("3", 1.0, None, [1, 2])
+    ),
+    *(
+        (lambda wrong=wrong: IndexedDataset(range(4)).select(wrong), error, message)
+        for wrong, error, message in (
+            ([0, 4], IndexError, "no sample 4 among 4 samples"),
+            ([-5], IndexError, "no sample -5"),
+            ([True], IndexError, "a mask of 1 booleans for 4 samples"),
+            ([0.5], TypeError, "select takes indices"),
+            (["a"], TypeError, "select takes indices"),
+            ([[0]], TypeError, "select takes indices"),
+        )
+    ),
+    (
+        lambda: IndexedDataset(WebDataset(SEVERAL).shuffle(100).decode()),
+        TypeError,
+        r"shuffle\(100\) does not make one element of one.*shuffle=\"global\"",
+    ),
+    (
+        lambda: IndexedDataset(WebDataset(SEVERAL, select_files=str.isascii)),
+        TypeError,
+        "without select_files and rename_files",
+    ),
+    (
+        lambda: IndexedDataset(WebDataset(SEVERAL, resampled=True)),
+        TypeError,
+        "elements of ResampledShards.* have no numbers",
+    ),
+    (lambda: IndexedDataset(DataPipeline([3]).repeat(2)), TypeError, r"call repeat\(2\) behind it"),
+    (
+        lambda: IndexedDataset("https://host/x-{0..2}.tar")[0],
+        ValueError,
+        "give a cache for copies, or remote=True",
+    ),
+    (
+        lambda: IndexedDataset("train.yaml"),
+        ValueError,
+        "train.yaml is a specification, which mpwds.WebDataset reads",
+    ),
+    (lambda: IndexedDataset({"datasets": []}), TypeError, "elements of a dict have no numbers"),
+    (lambda: IndexedDataset(n for n in range(3)), TypeError, "elements of a generator have no numbers"),
+    (lambda: IndexedDataset("x.tar")[0], FileNotFoundError, "x.tar"),
+    (lambda: IndexedDataset("./"), ValueError, "no shards in"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), [*REFUSED, *REFUSED_BY_PIPELINES])
+def test_what_makes_no_sense_is_refused_with_a_reason(tmp_path, monkeypatch, call, error, message):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         call()
