@@ -16,7 +16,7 @@ import pytest
 import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
-from mpwds.loader.resume.state import described
+from mpwds.loader.resume.state import VERSION, described
 from mpwds.loader.worker import elements
 from tests.warned import files_of
 
@@ -288,6 +288,27 @@ def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
         plain(loader)
 
 
+class Unmeasured:
+    """Numbers of which it is not known how many there are."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        return iter(range(6))
+
+    def __len__(self):
+        raise self.error
+
+
+@pytest.mark.filterwarnings("ignore:.*is continued by running it again")
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError])
+def test_a_dataset_need_not_know_its_length(error):
+    loader = MultiLoader(Unmeasured(error), workers=0, output="numpy")
+    first, rest, _ = first_and_rest(loader, 2)
+    assert [*first, *rest] == plain(loader)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -392,7 +413,7 @@ def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
     ("change", "message"),
     [
         (lambda state: "state", "is the dict that state_dict.. gave, got 'state'"),
-        (lambda state: {**state, "version": 7}, "version 7, but this mpwds reads version 3"),
+        (lambda state: {**state, "version": 7}, f"version 7, but this mpwds reads version {VERSION}"),
         (lambda state: {**state, "kind": "DataLoader"}, "state of a DataLoader, loaded into a MultiLoader"),
         (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
         (lambda state: {**state, "turn": 2}, "turn=2, expected the index of a worker"),
