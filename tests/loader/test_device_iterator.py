@@ -181,6 +181,17 @@ def test_an_epoch_left_early_gives_its_blocks_back_and_the_next_one_is_whole(cud
     assert [int(batch[0]) for batch in batches] == list(range(20))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_were_copied_ahead_come_again_when_their_epoch_is_continued(cuda, workers):
+    with loader_on(cuda, numbers(10), workers, device="cuda") as loader:
+        batches = list(itertools.islice(loader, 3))
+        loader.load_state_dict(loader.state_dict())
+        batches += loader
+        assert loader.state_dict()["epoch"] == 1
+    cuda.run()
+    assert [int(batch[0]) for batch in batches] == list(range(10))
+
+
 def test_an_error_of_the_dataset_comes_behind_the_batches_before_it(cuda):
     def generate():
         yield from numbers(4)
