@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ def test_torch_knows_the_worker_and_computes_with_one_thread(start_method):
         return info.id, info.num_workers, callable(info.dataset), torch.get_num_threads()
 
     assert from_workers(look, start_method=start_method) == [(0, 2, True, 1), (1, 2, True, 1)]
+
+
+@start_methods
+def test_objects_that_refer_to_themselves_are_freed(start_method):
+    def look():
+        class Node:
+            pass
+
+        references = []
+        for _ in range(5000):
+            node = Node()
+            node.itself = node
+            references.append(weakref.ref(node))
+        return sum(reference() is None for reference in references)
+
+    assert min(from_workers(look, start_method=start_method)) > 0
 
 
 def test_torch_is_not_imported_unless_the_dataset_does():
