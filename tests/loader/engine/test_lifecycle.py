@@ -12,6 +12,7 @@ import pytest
 
 import mpwds
 from mpwds.loader.processes import forkserver
+from mpwds.sharedmem import segment
 from tests.open_files import descriptors
 
 start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
@@ -214,6 +215,21 @@ def test_needs_no_guard_and_takes_what_a_script_defines(script):
     status, output, errors = started.finish()
     assert (status, errors) == (0, "")
     assert output == "[(True, '2', [0, 1]), (True, '3', [0, 1, 2])] ['--option']\ncaught 6 6 is too large\n"
+
+
+def test_workers_for_which_there_is_no_shared_memory_leave_no_descriptor(monkeypatch):
+    def full(*_):
+        raise mpwds.SharedMemoryError("no memory")
+
+    loader = mpwds.MultiLoader([1, 2], workers=2, start_method="fork")
+    before = descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(segment, "commit", full)
+        with pytest.raises(mpwds.SharedMemoryError, match="no memory"):
+            iter(loader)
+    assert not descriptors() - before
+    assert len(list(loader)) == 2
+    loader.close()
 
 
 def test_hundred_epochs_and_loaders_leave_memory_and_descriptors_as_they_were():
