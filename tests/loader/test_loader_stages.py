@@ -1,6 +1,7 @@
 """Stages behind a MultiLoader, which run in the trainer."""
 
 import collections
+import itertools
 import os
 import pickle
 import signal
@@ -157,6 +158,13 @@ def test_with_epoch_goes_on_with_further_epochs_of_the_workers(loader):
     assert len(pipeline) == 6
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"), [({"nepochs": 2}, 32), ({"nbatches": 20}, 20), ({"nepochs": 2, "nbatches": 20}, 20)]
+)
+def test_a_loader_repeats_its_epochs_up_to_a_number_of_batches(loader, limits, count):
+    assert sum(1 for _ in itertools.islice(loader.repeat(**limits), 40)) == count
+
+
 def test_a_new_iteration_ends_the_one_before_of_any_pipeline(loader):
     batches = iter(loader.rebatched(10))
     next(batches)
@@ -248,6 +256,16 @@ def test_a_copy_has_a_loader_of_its_own():
     assert copy.loader is not pipeline.loader
     next(iter(copy))
     assert copy.loader._epoch == pipeline.loader._epoch + 1
+
+
+def test_a_pipeline_with_a_further_stage_has_a_position_of_its_own():
+    numbers = MultiLoader(range(8), workers=0, output="numpy").map(int)
+    assert list(itertools.islice(numbers, 3)) == [0, 1, 2]
+    pairs = numbers.batched(2)
+    assert pairs.state_dict()["delivered"] == 0
+    assert len(list(pairs)) == 4
+    numbers.load_state_dict(numbers.state_dict())
+    assert list(numbers) == [3, 4, 5, 6, 7]
 
 
 def test_it_prints_as_it_was_written():
