@@ -72,7 +72,7 @@ def test_batches_taken_ahead_come_again(workers, even, number):
         assert len(list(loader)) == number + len(others)
 
 
-@pytest.mark.parametrize("number", [0, 2, 5])
+@pytest.mark.parametrize("number", [0, 2, 5, 9])
 def test_so_do_those_of_stages_behind_the_workers(number):
     with unknown(workers=0, even="drop").rebatched(4, shuffle=8) as loader:
         first, state, others = left(loader, number)
