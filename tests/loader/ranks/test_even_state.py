@@ -81,6 +81,19 @@ def test_so_do_those_of_stages_behind_the_workers(number):
         assert rest(loader, state) == others
 
 
+def test_states_of_such_stages_follow_each_other():
+    def loader():
+        return unknown(workers=0, even="drop").rebatched(4, shuffle=8)
+
+    _, state, others = left(loader(), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is run again
+        (again := loader()).load_state_dict(state)
+        second, state, last = left(again, 3)
+    assert [*second, *last] == others
+    assert rest(loader(), state) == last
+
+
 @pytest.mark.parametrize("way", ["pad", "wrap"])
 @pytest.mark.parametrize("number", [3, 5, 6])
 def test_an_epoch_may_be_gone_on_with_where_batches_were_repeated(way, number, monkeypatch):
