@@ -150,12 +150,33 @@ def test_states_follow_each_other(kind):
     assert got == whole
 
 
+class Sharing(IterableDataset):
+    """A dataset whose state is a part of it, and not a copy."""
+
+    def __init__(self, count):
+        self.count, self.state = count, {"at": 0}
+
+    def __iter__(self):
+        part = own_part(self.count)
+        while self.state["at"] < len(part):
+            self.state["at"] += 1
+            yield part[self.state["at"] - 1]
+        self.state["at"] = 0
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(workers):
+@pytest.mark.parametrize("dataset", [Counting, Sharing])
+def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(dataset, workers):
     count = 1000 * workers + 20  # more than workers prepare ahead
-    with LOADERS["MultiLoader"](Counting(count), workers) as loader:
+    with LOADERS["MultiLoader"](dataset(count), workers) as loader:
         whole = plain(loader)
-    with LOADERS["MultiLoader"](Counting(count), workers) as loader:
+    with LOADERS["MultiLoader"](dataset(count), workers) as loader:
         taken(loader, 7)
         assert plain(loader) == whole
 
