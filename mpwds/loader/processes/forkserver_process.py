@@ -82,7 +82,7 @@ class _Server:
                 busy_until = time.monotonic()
 
     def _handle_signals(self) -> None:
-        """Reaps workers on SIGCHLD and leaves other signals alone, whatever modules or the trainer have set."""
+        """Reaps workers on SIGCHLD and leaves other signals alone, whatever modules or the trainer set."""
         processes.leave_signals_to_trainer()
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
