@@ -157,6 +157,7 @@ def test_splits_have_names_of_their_own(run, source, write_files, output, names)
         (("merge", "in.tar", "in.tar", "--force"), 2, "cannot be written as well"),
         (("create", "files", "%s.tar"), 2, "%s stands for the split"),
         (("convert", "in.tar", "out.cbor", "--maxsize", "1MB"), 2, "limits mean nothing"),
+        (("convert", "in.tar", "out.tar", "--maxcount", 3), 2, "limits mean nothing"),
         (("proc", "stages.py:stages", "in.tar", "out.tar", "--repeat", 2), 2, "2 are to be written"),
         (("split", "missing.tar", "out-%d.tar", "--maxcount", 1), 1, "missing.tar: No such file"),
         (("split", "in.tar", "out-%d.tar"), 2, "say where to split"),

@@ -53,11 +53,9 @@ def test_the_held_out_samples_may_have_shards_of_their_own(run, write_shard, pic
     assert "samples    40 to train on, 7 held out, 3 classes" in result.stdout
 
 
-def test_an_image_that_cannot_be_decoded_is_named(run, write_shard, pictures):
+def test_an_image_that_cannot_be_decoded_is_named(refused, write_shard, pictures):
     shard = write_shard("own.tar", *pictures(40), {"png": b"no image", "cls": 0})
-    result = run("demo", "--data", shard, "--size", 8)
-    assert result.returncode == 1
-    assert result.stderr == (
+    assert refused("demo", "--data", shard, "--size", 8) == (
         f'mpwds demo: error: field "png" of sample "0040" in {shard} cannot be decoded: '
         "UnidentifiedImageError: cannot identify image file (8 bytes)\n"
     )
@@ -90,27 +88,26 @@ def test_shards_that_nothing_can_be_learned_from_are_refused(case, write_shard, 
     assert output.out == ""
 
 
-def test_a_test_set_without_samples_is_refused(write_shard, capsys):
-    train, test = write_shard("own.tar", *two_classes(4)), write_shard("test.tar")
-    assert main(["demo", "--workers", "0", "--data", str(train), "--test", str(test)]) == 1
-    assert f"--test {test}: there are no samples in it" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "there are no samples in it"),
+        ([{"png": b"", "cls": 7}], "none of its 1 held-out samples has a label"),
+    ],
+)
+def test_a_test_set_without_samples_of_the_classes_is_refused(refused, write_shard, samples, message):
+    train, test = write_shard("own.tar", *two_classes(4)), write_shard("test.tar", *samples)
+    assert f"--test {test}: {message}" in refused("demo", "--workers", 0, "--data", train, "--test", test)
 
 
-def test_a_test_set_of_other_classes_is_refused(write_shard, capsys):
-    train, test = write_shard("own.tar", *two_classes(4)), write_shard("test.tar", {"png": b"", "cls": 7})
-    assert main(["demo", "--workers", "0", "--data", str(train), "--test", str(test)]) == 1
-    assert f"--test {test}: none of its 1 held-out samples has a label" in capsys.readouterr().err
-
-
-def test_a_missing_shard_is_named(write_shard, tmp_path, capsys):
+def test_a_missing_shard_is_named(refused, write_shard, tmp_path):
     write_shard("own-0.tar", *two_classes(2))
-    assert main(["demo", "--data", f"{tmp_path}/own-{{0..1}}.tar"]) == 1
-    assert capsys.readouterr().err == f"mpwds demo: error: {tmp_path}/own-1.tar: there is no such shard\n"
+    errors = refused("demo", "--data", f"{tmp_path}/own-{{0..1}}.tar")
+    assert errors == f"mpwds demo: error: {tmp_path}/own-1.tar: there is no such shard\n"
 
 
-def test_a_file_that_is_no_tar_is_named(tmp_path, capsys):
+def test_a_file_that_is_no_tar_is_named(refused, tmp_path):
     (tmp_path / "own.tar").write_text("all work and no play makes jack a dull boy\n" * 100)
-    assert main(["demo", "--workers", "0", "--data", f"{tmp_path}/own.tar"]) == 1
-    errors = capsys.readouterr().err
+    errors = refused("demo", "--workers", 0, "--data", f"{tmp_path}/own.tar")
     assert f"{tmp_path}/own.tar has checksum" in errors
     assert "not a tar file" in errors

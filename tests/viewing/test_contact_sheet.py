@@ -73,3 +73,9 @@ batches = st.recursive(
 @example(np.zeros((3, 4, 4), "complex64"))
 def test_whatever_a_sender_sends_can_be_drawn(batch):
     assert contact_sheet(batch, "").width == 880
+
+
+def test_two_bars_of_the_same_height_are_two():
+    sheet = np.asarray(contact_sheet(np.arange(64) % 2, ""))
+    bars = (sheet == (9, 105, 218)).all(-1).any(0).astype(int)
+    assert (np.diff(bars) == 1).sum() == 2

@@ -164,6 +164,7 @@ def test_a_sample_that_does_not_fit_is_an_error_and_leaves_no_index(run, tmp_pat
         (("--columns", "txt=cls:int,txt:str"), "would have one name"),
         (("--to", "zip"), "--to zip"),
         (("--maxsize", "0"), "is no size"),
+        (("--maxcount", "3"), "not for MDS"),
     ],
 )
 def test_a_wrong_argument_is_an_error(run, tmp_path, arguments, message):
@@ -249,20 +250,13 @@ def test_mosaicml_streaming_reads_what_is_converted(run, shards, tmp_path):
     assert np.array_equal(np.asarray(found[7]["jpg"]), np.asarray(pixels))
 
 
-def test_limits_need_a_series_of_tar_shards(run, shards, tmp_path):
-    assert "limits mean nothing" in run("convert", shards, tmp_path / "y.tar", "--maxcount", 3).stderr
-    assert "not for MDS" in run("convert", shards, tmp_path / "mds", "--maxcount", 3).stderr
-
-
-def test_tar_shards_do_not_go_into_the_mds_dataset_they_are_made_of(run, shards, tmp_path):
+def test_an_mds_dataset_may_be_named_by_its_index_and_gets_no_shards_that_are_made_of_it(
+    run, shards, tmp_path
+):
     assert run("convert", shards, tmp_path / "mds").returncode == 0
     before = sorted((tmp_path / "mds").iterdir())
     assert "choose another folder" in run("convert", tmp_path / "mds", tmp_path / "mds").stderr
     assert sorted((tmp_path / "mds").iterdir()) == before
-
-
-def test_an_mds_dataset_may_be_named_by_its_index(run, shards, tmp_path):
-    assert run("convert", shards, tmp_path / "mds").returncode == 0
     assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar").returncode == 0
     assert len(read(tmp_path / "y.tar")) == len(SAMPLES)
 

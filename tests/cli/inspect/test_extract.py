@@ -74,11 +74,3 @@ def test_a_file_that_cannot_be_finished_is_removed(tmp_path, monkeypatch):
     with Folder(str(tmp_path / "out")) as folder, pytest.raises(OSError, match="no space"):
         folder.write("a.txt", b"data")
     assert files_below(tmp_path / "out") == {}
-
-
-def test_a_full_disk_leaves_no_part_of_a_file(run_limited, tar, tmp_path):
-    shard = tar("x.tar", {"1.bin": bytes(2000)})
-    done = run_limited(1000, "extract", shard, "-o", tmp_path / "out")
-    assert done.returncode == 1
-    assert "File too large" in done.stderr
-    assert files_below(tmp_path / "out") == {}

@@ -51,8 +51,12 @@ def test_damage_is_shown_and_is_a_status(run, shard, flipped, entries):
 
 
 @pytest.mark.slow
-def test_several_processes_find_the_same(run, shards, nothing_left):
-    assert run("info", shards, "--json", "-j", "2").stdout == run("info", shards, "--json").stdout
+@pytest.mark.parametrize("words", [("info",), ("verify", "--decode")])
+def test_several_processes_find_the_same(run, shards, shard, flipped, nothing_left, words):
+    flipped(shard, 3)
+    alone = run(*words, shards, "--json").stdout
+    assert alone
+    assert run(*words, shards, "--json", "-j", "3").stdout == alone
 
 
 @pytest.mark.parametrize("command", ["info", "ls"])

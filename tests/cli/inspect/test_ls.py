@@ -102,17 +102,23 @@ def test_credentials_are_not_shown(run, shard):
     assert "secret" not in run("ls", f"pipe:cat {shard} # https://user:secret@host/").stdout
 
 
-@pytest.mark.parametrize("option", [("-n", "x"), ("-n", "3:y"), ("-w", "cls ="), ("-w", "import os")])
-def test_choices_that_make_no_sense_are_refused(run, shard, option):
-    result = run("ls", shard, *option)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        *((f"--number={number}", number) for number in ("-3", "-3:", ":-3", "5:2", "5:5", "x", "3:y")),
+        *((f"--where={text}", "") for text in ("cls =", "import os")),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused_in_one_line(refused, shard, option, named):
+    errors = refused("ls", shard, option, status=2)
+    assert named in errors
+    assert errors.count("\n") == 1
 
 
-def test_a_missing_shard_is_one_line(run, tmp_path):
-    result = run("ls", tmp_path / "no.tar")
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert "no.tar" in result.stderr
+def test_a_missing_shard_is_one_line(refused, tmp_path):
+    errors = refused("ls", tmp_path / "no.tar")
+    assert errors.count("\n") == 1
+    assert "no.tar" in errors
 
 
 def test_reads_standard_input_and_urls(command, shard):
@@ -141,13 +147,6 @@ def test_names_do_nothing_to_a_terminal(run, tar):
 def test_a_field_that_no_sample_has_is_named(run, shards, options, unknown):
     told = [f"no sample has a field {name!r}: there are cls, jpg, json, txt\n" for name in unknown]
     assert run("ls", shards, *options).stderr == "".join(told)
-
-
-@pytest.mark.parametrize("number", ["-3", "-3:", ":-3", "5:2", "5:5", "x"])
-def test_numbers_that_no_sample_can_have_are_an_error(run, shards, number):
-    result = run("ls", shards, f"--number={number}")
-    assert result.returncode == 2
-    assert number in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--number=99999", "--key=zzz", "--where=cls == 77"])

@@ -173,14 +173,6 @@ def test_the_table_shows_the_place(run, shard, flipped, entries, monkeypatch):
     assert "1 problem in 1 shard" in output
 
 
-@pytest.mark.slow
-def test_several_processes_find_the_same(run, shards, shard, flipped, nothing_left):
-    flipped(shard, 3)
-    alone = run("verify", shards, "--decode", "--json").stdout
-    assert alone
-    assert run("verify", shards, "--decode", "--json", "-j", "3").stdout == alone
-
-
 def test_compressed_shards_are_verified(problems, tmp_path):
     with mpwds.TarWriter(tmp_path / "x.tar.zst") as sink:
         sink.write({"__key__": "a", "txt": "text"})
