@@ -77,6 +77,13 @@ class ServerProcess:
         assert self.process.stdout.readline().decode().strip() == self.url, self.log
         return self
 
+    def start_again(self):
+        """Kills it if it runs, and waits until it is ready."""
+        if self.process.poll() is None:
+            self.kill()
+        self.start()
+        self.wait_until_ready()
+
     @property
     def pid(self):
         return self.process.pid

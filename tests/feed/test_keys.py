@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import stat
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from mpwds.feed import keys
 from mpwds.feed.status_client import StatusClient
 from tests.feed.faults.proxy import Proxy
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, served, turned_away
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,19 +30,16 @@ def folder(tmp_path):
     return tmp_path / "keys"
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+@pytest.fixture
+def strangers(folder, tmp_path):
+    """Keys of a trainer that knows the server's and is not known to it."""
+    keys.generate(tmp_path / "strangers")
+    shutil.copy(folder / "server.key", tmp_path / "strangers")
+    return tmp_path / "strangers"
 
 
 NO_MATCH = "do not match: copy the folder of keys from the server's machine to this one"
 NOT_KNOWN = "it does not know the key of this trainer: copy client.key into its folder of keys"
-
-
-def refused(url, because=NOT_KNOWN, **options):
-    turned_away(url, because, **options)
 
 
 # Files.
@@ -84,29 +81,24 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(
-    ("name", "mode", "message"),
+    ("name", "mode", "message", "uses"),
     [
-        (".", 0o777, "others can put keys into .*: `chmod go-w"),
-        (".", 0o1777, "others can put keys into .*: `chmod go-w"),
-        (".", 0o770, "others can put keys into .*: `chmod go-w"),
-        ("server.key_secret", 0o644, "server.key_secret can be read by others: `chmod 600"),
-        ("server.key_secret", 0o640, "server.key_secret can be read by others: `chmod 600"),
-        ("client.key_secret", 0o604, "client.key_secret can be read by others: `chmod 600"),
+        (".", 0o777, "others can put keys into .*: `chmod go-w", USES),
+        (".", 0o1777, "others can put keys into .*: `chmod go-w", USES),
+        (".", 0o770, "others can put keys into .*: `chmod go-w", USES),
+        ("server.key_secret", 0o644, "server.key_secret can be read by others: `chmod 600", USES),
+        ("server.key_secret", 0o640, "server.key_secret can be read by others: `chmod 600", USES),
+        ("client.key_secret", 0o604, "client.key_secret can be read by others: `chmod 600", USES),
+        ("client.key", 0o664, "others can write to .*client.key: `chmod 600", ["server"]),
+        ("server.key", 0o664, "others can write to .*server.key: `chmod 600", ["trainer"]),
     ],
 )
-def test_keys_that_others_can_read_or_replace_are_refused(folder, use, name, mode, message):
+def test_keys_that_others_can_read_or_replace_are_refused(folder, name, mode, message, uses):
     os.chmod(folder / name, mode)
-    with pytest.raises(SecurityError, match=message):
-        USES[use](folder)
-
-
-@pytest.mark.parametrize(("name", "use"), [("client.key", "server"), ("server.key", "trainer")])
-def test_a_public_key_that_others_can_replace_is_refused(folder, name, use):
-    os.chmod(folder / name, 0o664)
-    with pytest.raises(SecurityError, match=f"others can write to .*{name}: `chmod 600"):
-        USES[use](folder)
+    for use in uses:
+        with pytest.raises(SecurityError, match=message):
+            USES[use](folder)
 
 
 def test_a_folder_and_public_keys_that_others_can_read_serve(folder):
@@ -216,21 +208,20 @@ def test_batches_travel_encrypted_as_they_are(folder, dataset):
                 assert epoch_of(loader) == locally(dataset, 2)[0]
 
 
-def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, tmp_path):
-    strangers = tmp_path / "strangers"
-    keys.generate(strangers)
+def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, strangers, tmp_path):
     elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(strangers, elsewhere)
-    shutil.copy(folder / "server.key", strangers)
+    keys.generate(elsewhere)
     with ServerProcess(numbers(), workers=2, keys=folder) as server:
-        refused(server.url, NO_MATCH)
-        wait_for(lambda: "no key, a wrong one, not ZeroMQ" in server.log)
-        refused(server.url, NO_MATCH, keys=elsewhere)  # takes the server for another one
-        refused(server.url, keys=strangers)
+        turned_away(server.url, NO_MATCH)
+        wait_until(lambda: "no key, a wrong one, not ZeroMQ" in server.log, "its log")
+        turned_away(server.url, NO_MATCH, keys=elsewhere)  # takes the server for another one
+        turned_away(server.url, NOT_KNOWN, keys=strangers)
+        with StatusClient([server.url], timeout=PASSING_S) as inspector:
+            with pytest.raises(ServerLost, match="no answer"):
+                inspector.status()
         with StatusClient([server.url], folder) as inspector:
-            dropped = inspector.status()[0]["dropped"]
-            assert dropped.keys() == {"handshake"}
-            assert inspector.status()[0]["clients"] == []
+            now = inspector.status()[0]
+            assert (now["url"], now["dropped"].keys(), now["clients"]) == (server.url, {"handshake"}, [])
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 2)[0]
 
@@ -245,48 +236,31 @@ def test_keys_that_cannot_match_are_an_error_without_a_long_wait(folder, tmp_pat
             mpwds.RemoteLoader(server.url, **options)
 
 
-def test_an_unknown_key_is_logged_with_an_address(folder, tmp_path):
-    keys.generate(tmp_path / "strangers")
-    shutil.copy(folder / "server.key", tmp_path / "strangers")
+def test_an_unknown_key_is_logged_with_an_address(folder, strangers):
     with ServerProcess(numbers(), keys=folder) as server:
-        refused(server.url, keys=tmp_path / "strangers")
-        wait_for(lambda: "a client's key is not known (from 127.0.0.1)" in server.log)
-
-
-def test_monitoring_needs_keys_as_well(folder):
-    with ServerProcess(numbers(), keys=folder) as server:
-        with StatusClient([server.url], timeout=PASSING_S) as inspector:
-            with pytest.raises(ServerLost, match="no answer"):
-                inspector.status()
-        with StatusClient([server.url], folder) as inspector:
-            assert inspector.status()[0]["url"] == server.url
+        turned_away(server.url, NOT_KNOWN, keys=strangers)
+        wait_until(lambda: "a client's key is not known (from 127.0.0.1)" in server.log, "its log")
 
 
 @pytest.mark.slow
-def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folder, tmp_path):
-    trainer = tmp_path / "trainer"
-    keys.generate(trainer)
-    shutil.copy(folder / "server.key", trainer)
+def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folder, strangers):
     with ServerProcess(numbers(), workers=2, keys=folder) as server:
-        refused(server.url, keys=trainer)
-        shutil.copy(trainer / "client.key", folder / "client-2.key")
+        turned_away(server.url, NOT_KNOWN, keys=strangers)
+        shutil.copy(strangers / "client.key", folder / "client-2.key")
         (folder / "client-3.key").write_bytes(b"damaged")
-        for each in (trainer, folder):
+        for each in (strangers, folder):
             with mpwds.RemoteLoader(server.url, workers=1, keys=each, output="numpy") as loader:
                 assert len(epoch_of(loader)) == 24
         (folder / "client-2.key").unlink()
-        refused(server.url, keys=trainer)
+        turned_away(server.url, NOT_KNOWN, keys=strangers)
 
 
-def test_a_trainer_that_waits_is_served_once_its_key_is_there(folder, tmp_path):
-    trainer = tmp_path / "trainer"
-    keys.generate(trainer)
-    shutil.copy(folder / "server.key", trainer)
+def test_a_trainer_that_waits_is_served_once_its_key_is_there(folder, strangers):
     with ServerProcess(numbers(), keys=folder) as server:
         with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(mpwds.RemoteLoader, server.url, keys=trainer, output="numpy")
-            wait_for(lambda: "a client's key is not known" in server.log)
-            shutil.copy(trainer / "client.key", folder / "client-2.key")
+            waiting = pool.submit(mpwds.RemoteLoader, server.url, keys=strangers, output="numpy")
+            wait_until(lambda: "a client's key is not known" in server.log, "it to happen")
+            shutil.copy(strangers / "client.key", folder / "client-2.key")
             with waiting.result(120) as loader:
                 assert len(epoch_of(loader)) == 24
 
@@ -297,7 +271,7 @@ def test_other_programs_at_the_port_are_logged_and_do_no_harm(folder):
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"", bytes(1000)):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(said)
-        wait_for(lambda: "not ZeroMQ" in server.log)
+        wait_until(lambda: "not ZeroMQ" in server.log, "it to happen")
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 2)[0]
 
@@ -311,5 +285,5 @@ def test_a_server_comes_back_after_another_program_answered_in_its_place(folder)
             assert epoch_of(loader) == first
             proxy.answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
             proxy.break_connections()
-            wait_for(lambda: not proxy.answer)
+            wait_until(lambda: not proxy.answer, "it to happen")
             assert epoch_of(loader) == second

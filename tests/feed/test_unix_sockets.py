@@ -76,8 +76,7 @@ def test_the_files_of_a_killed_server_are_replaced_by_the_next_and_removed_at_it
     with ServerProcess(numbers(), f"ipc://{tmp_path}/feed") as server:
         server.kill()
         assert sorted(os.listdir(tmp_path)) == ["feed", "feed.memory"]
-        server.start()
-        server.wait_until_ready()
+        server.start_again()
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:
             assert sum(len(batch["number"]) for batch in loader) == 96
         server.stop()

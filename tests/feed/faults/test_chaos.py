@@ -58,8 +58,7 @@ class Chaos:
         else:
             assert server.stop() == 0
         self._ending.wait(self._dice.uniform(0, 2))
-        server.start()
-        server.wait_until_ready()
+        server.start_again()
 
     def _break(self, number):
         self._proxies[number].break_connections()

@@ -243,9 +243,7 @@ def test_a_server_that_is_started_again_goes_on_with_its_group():
             with lock:
                 if batch >= 20 and not killed:
                     killed.append(batch)
-                    server.kill()
-                    server.start()
-                    server.wait_until_ready()
+                    server.start_again()
 
         with warned():
             assert Members(server, 2, happen=kill).join() == [undisturbed(2)] * 2

@@ -33,19 +33,13 @@ def loader_of(*servers, **options):
     return mpwds.RemoteLoader([server.url for server in servers], **options)
 
 
-def start_again(server):
-    server.kill()
-    server.start()
-    server.wait_until_ready()
-
-
 # ---------------------------------------------------------------- on_server_loss="wait"
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again_goes_on_in_the_middle_of_an_epoch(memory):
     with ServerProcess(rows(), workers=2) as server, loader_of(server, **memory) as loader:
-        again = dict.fromkeys([1, 20, 21, 40], lambda: start_again(server))
+        again = dict.fromkeys([1, 20, 21, 40], server.start_again)
         with warned() as texts:
             assert [delivered(loader, at(again)), delivered(loader)] == undisturbed(2, epochs=2)
     assert 1 <= losses(texts, server.url) <= len(again)
@@ -56,7 +50,7 @@ def test_a_server_may_be_started_again_before_the_first_batch_and_between_epochs
     with ServerProcess(rows(), workers=2) as server, loader_of(server, **memory) as loader, warned():
         got = []
         for _ in range(3):
-            start_again(server)
+            server.start_again()
             got.append(delivered(loader))
         assert got == undisturbed(2, epochs=3)
 
@@ -70,8 +64,7 @@ def test_a_server_that_is_away_while_an_epoch_begins_is_waited_for():
         with warned() as texts:
             epoch.start()
             wait_until(lambda: loader._remote.servers.connections[0].warned, "the trainer to miss it")
-            server.start()
-            server.wait_until_ready()
+            server.start_again()
             epoch.join()
         assert batches == undisturbed(2)
     assert len(texts) == 2
@@ -144,8 +137,7 @@ def test_a_server_that_does_not_come_back_is_an_error_that_names_it():
         with warned(), pytest.raises(mpwds.ServerLost, match="did not come back within 3 s") as caught:
             delivered(loader, at({5: server.kill}))
         assert server.url in str(caught.value)
-        server.start()
-        server.wait_until_ready()
+        server.start_again()
         assert len(delivered(loader)) == len(undisturbed(2)[0])  # and the next epoch begins
 
 
@@ -174,7 +166,7 @@ def test_a_server_that_dies_during_a_step_that_holds_the_interpreter_lock_loses_
             for _ in range(3):
                 assert trainer.stdout.readline() == "holds the lock\n"
                 time.sleep(0.5)
-                start_again(server)
+                server.start_again()
             got = trainer.stdout.read().split()
         assert trainer.returncode == 0
     assert got == list(map(str, range(40_000)))
@@ -189,8 +181,7 @@ def test_a_loss_is_an_error_if_that_is_wanted():
         with pytest.raises(mpwds.ServerLost, match="in the middle of an epoch: continue from the last state"):
             delivered(loader, at({5: server.kill}))
         state = loader.state_dict()
-        server.start()
-        server.wait_until_ready()
+        server.start_again()
         loader.load_state_dict(state)
         got = sum(worker["delivered"] for worker in state["workers"])
         assert delivered(loader) == undisturbed(2)[0][got:]
@@ -206,8 +197,7 @@ def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
             expected = [as_wanted(epoch) for epoch in undisturbed(3, epochs=3)]
             assert as_wanted(delivered(loader, at({10: one.kill}))) == expected[0]
             assert as_wanted(delivered(loader)) == expected[1]  # on the server that is left
-            one.start()
-            one.wait_until_ready()
+            one.start_again()
             wait_until(lambda: loader._remote.servers.connections[0].is_up, "the trainer to see it")
             assert as_wanted(delivered(loader)) == expected[2]
             wait_for_status(one, lambda figures: len(assigned(figures)) == 2, "its workers to run again")
@@ -233,8 +223,7 @@ def test_parts_move_to_and_fro(memory):
             for epoch in range(4):
                 lost = (one, other)[epoch % 2]
                 assert delivered(loader, at({10: lost.kill})) == expected[epoch]
-                lost.start()
-                lost.wait_until_ready()
+                lost.start_again()
                 links = loader._remote.servers.connections
                 wait_until(lambda links=links: all(link.is_up for link in links), "both servers to be back")
 
@@ -253,8 +242,7 @@ def test_a_server_that_is_told_to_end_says_so_and_leaves_nothing(number, memory)
             wait_until(
                 lambda: loader._remote.servers.connections[0].why == "it has ended", "the trainer to hear it"
             )
-            server.start()
-            server.wait_until_ready()
+            server.start_again()
 
         with warned():
             assert delivered(loader, at({7: end})) == undisturbed(2)[0]
@@ -301,7 +289,7 @@ def test_a_server_that_is_started_twice_says_so_and_the_first_goes_on(scheme, tm
 def test_a_server_over_ipc_that_was_killed_can_be_started_again(tmp_path, memory):
     with ServerProcess(rows(), f"ipc://{tmp_path}/feed", workers=2) as server:
         with loader_of(server, **memory) as loader, warned():
-            assert delivered(loader, at({10: lambda: start_again(server)})) == undisturbed(2)[0]
+            assert delivered(loader, at({10: server.start_again})) == undisturbed(2)[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -83,9 +83,7 @@ def test_a_trainer_that_ends_after_its_server_has_restarted_says_nothing_wrong()
     with ServerProcess(rows(), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:
             next(iter(loader))
-            server.kill()
-            server.start()
-            server.wait_until_ready()
+            server.start_again()
             wait_until(lambda: clients_of(server) == 1, "the trainer to come back")
         wait_until(lambda: clients_of(server) == 0, "the server to hear that it left")
         assert "malformed" not in status(server)["dropped"]
@@ -219,9 +217,7 @@ def test_a_state_is_the_same_whether_a_server_died_or_not(memory):
                 for number in range(20):
                     bits(next(batches))
                     if disturb and number == 8:
-                        server.kill()
-                        server.start()
-                        server.wait_until_ready()
+                        server.start_again()
                 found = loader.state_dict()
         return found["turn"], [worker["delivered"] for worker in found["workers"]]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import run as run
+
 ROOT = Path(__file__).parents[3]
 
 

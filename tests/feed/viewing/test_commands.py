@@ -18,17 +18,6 @@ from mpwds.errors import ServerLost
 from tests.feed.viewing.statuses import reading, status, worker
 
 
-@pytest.fixture
-def run(capsys):
-    """Runs ``mpwds`` with these arguments in this process."""
-
-    def run(*arguments):
-        status = main(list(map(str, arguments)))
-        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
-
-    return run
-
-
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
@@ -166,6 +155,7 @@ def test_stat_hands_the_same_to_programs(run, live_feed):
     images, labels, keys = json.loads(run("stat", live_feed, "-n", 3, "--json").stdout)
     assert (images["dtype"], images["shape"], images["high"]) == ("uint8", [16, 3, 32, 32], 200)
     assert images["mean"] == pytest.approx(200 / 3)
+    assert images["std"] == pytest.approx(np.std([200, 0, 0]), rel=0.05)
     assert (labels["batches"], labels["elements"], labels["nans"]) == (3, 48, 0)
     assert keys["texts"][0].startswith("key ")
 
@@ -223,28 +213,14 @@ def test_servers_of_other_machines_need_keys(run):
     assert "keys" in result.stderr
 
 
-def test_keygen_makes_keys_that_only_the_owner_can_read(run, tmp_path):
-    result = run("keygen", tmp_path / "keys")
+def test_keygen_makes_keys_that_only_the_owner_can_read_and_keeps_those_that_exist(run, tmp_path):
+    result = run("keygen", tmp_path)
     assert result.returncode == 0
-    files = list((tmp_path / "keys").iterdir())
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(files) == 4
-    assert {modes.S_IMODE(os.stat(path).st_mode) for path in files} == {0o600}
+    assert {modes.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert all(path.name in result.stdout for path in files)
-
-
-def test_keygen_makes_keys_of_more_clients(run, tmp_path):
-    run("keygen", tmp_path / "keys")
-    run("keygen", tmp_path / "keys", "--client", "lab")
-    assert {path.stem for path in (tmp_path / "keys").iterdir()} == {"server", "client", "client-lab"}
-
-
-def test_keygen_keeps_keys_that_exist(run, tmp_path):
-    run("keygen", tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert "exist" in run("keygen", tmp_path).stdout
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_statistics_of_a_batch_are_those_of_its_values(run, live_feed):
-    (images, *_) = json.loads(run("stat", live_feed, "-n", 1, "--json").stdout)
-    assert images["std"] == pytest.approx(np.std([200, 0, 0]), rel=0.05)
+    run("keygen", tmp_path, "--client", "lab")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path in files} == files
+    assert {path.stem for path in tmp_path.iterdir()} == {"server", "client", "client-lab"}

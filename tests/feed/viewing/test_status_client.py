@@ -74,8 +74,7 @@ def test_a_server_that_is_killed_stays_as_lost_until_it_is_back():
             first.kill()
             assert set(watched.read().lost) == {first.url, second.url}
             for server in (first, second):
-                server.start()
-                server.wait_until_ready()
+                server.start_again()
             deadline = time.monotonic() + 60
             while (found := watched.read()).lost and time.monotonic() < deadline:
                 pass

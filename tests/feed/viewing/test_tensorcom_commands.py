@@ -1,27 +1,18 @@
 """``mpwds monitor``, ``stat`` and ``show`` on what tensorcom sends."""
 
 import json
-import subprocess
 import threading
 
 import numpy as np
 import pytest
 
 from mpwds.cli.feed.sources import TensorcomStatus
-from mpwds.cli.main import main
 from mpwds.tensorcom import Connection
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Runs ``mpwds`` with these arguments in this process."""
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-
-    def run(*arguments):
-        status = main(list(map(str, arguments)))
-        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
