@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 
+import numpy as np
 import torch
 
 import mpwds
@@ -206,6 +207,11 @@ class FakeAccess(CudaAccess):
 
     def runtime(self):
         return self._cuda
+
+
+def numbers(count, nbytes=80_000):
+    """Batches whose elements are all their number."""
+    return [np.full(nbytes // 8, number, np.int64) for number in range(count)]
 
 
 def loader_on(cuda, dataset, workers=1, **options):

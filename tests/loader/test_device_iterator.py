@@ -13,7 +13,7 @@ import mpwds
 from mpwds.loader.engine.epoch import NOT_YET
 from mpwds.loader.output import DeviceIterator
 from mpwds.pipeline.dataset import DataPipeline
-from tests.fake_cuda import FakeAccess, loader_on
+from tests.fake_cuda import FakeAccess, loader_on, numbers
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -22,11 +22,6 @@ Pair = collections.namedtuple("Pair", "left right")
 class Boxes:
     corners: torch.Tensor
     name: str
-
-
-def numbers(count, nbytes=80_000):
-    """Batches whose elements are all their number."""
-    return [np.full(nbytes // 8, number, np.int64) for number in range(count)]
 
 
 class Arrivals:

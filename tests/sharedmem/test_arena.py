@@ -9,17 +9,26 @@ from mpwds.sharedmem.arena import Arena
 from tests.open_files import descriptors
 
 
-def announced():
-    """An arena's announcements, and the function that takes them."""
-    layouts = []
-    return layouts, lambda layout, descriptor: layouts.append(layout)
+class Watched(Arena):
+    """An arena that notes its announcements."""
+
+    def __init__(self, blocks):
+        self.layouts, self.descriptors = [], []
+        super().__init__(blocks, self._note)
+
+    def _note(self, layout, descriptor):
+        self.layouts.append(layout)
+        self.descriptors.append(descriptor)
+
+    def memory_taken(self):
+        """By the blocks of its first segment."""
+        return os.fstat(self.descriptors[0]).st_blocks * 512 - 4096
 
 
 def test_blocks_have_the_size_of_the_first_batch_rounded_up_to_pages():
-    layouts, announce = announced()
-    block = Arena(3, announce).acquire(5000)
-    assert block.memory.nbytes == 8192
-    assert [(layout.blocks, layout.block_nbytes) for layout in layouts] == [(3, 8192)]
+    arena = Watched(3)
+    assert arena.acquire(5000).memory.nbytes == 8192
+    assert [(layout.blocks, layout.block_nbytes) for layout in arena.layouts] == [(3, 8192)]
 
 
 def test_hands_out_each_block_once_until_it_is_free_again():
@@ -32,48 +41,43 @@ def test_hands_out_each_block_once_until_it_is_free_again():
 
 
 def test_uses_few_blocks_while_few_are_in_use():
-    descriptors = []
-    arena = Arena(8, lambda layout, descriptor: descriptors.append(descriptor))
+    arena = Watched(8)
     for _ in range(20):
         arena.release(arena.acquire(1 << 20))
-    assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + (1 << 20)
+    assert arena.memory_taken() == 1 << 20
 
 
 def test_one_large_batch_makes_small_ones_after_it_take_no_more_memory_than_they_need():
-    descriptors = []
-    arena = Arena(4, lambda layout, descriptor: descriptors.append(descriptor))
+    arena = Watched(4)
     blocks = [arena.acquire(nbytes) for nbytes in (1 << 26, 100, 3 << 20, 5_000)]
     assert [block.memory.nbytes for block in blocks] == [1 << 26] * 4
-    assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + (1 << 26) + (1 << 20) + (3 << 20) + (1 << 20)
+    assert arena.memory_taken() == (1 << 26) + (1 << 20) + (3 << 20) + (1 << 20)
 
 
 def test_a_block_that_is_used_again_for_more_gets_the_memory_that_it_lacks():
-    descriptors = []
-    arena = Arena(2, lambda layout, descriptor: descriptors.append(descriptor))
+    arena = Watched(2)
     first = arena.acquire(8 << 20)
     for megabytes, most in [(1, 1), (3, 3), (2, 3), (6, 6), (8, 8)]:
         arena.release(arena.acquire(megabytes << 20))
-        assert os.fstat(descriptors[0]).st_blocks * 512 == 4096 + first.memory.nbytes + (most << 20)
+        assert arena.memory_taken() == first.memory.nbytes + (most << 20)
 
 
 def test_grows_by_a_new_segment_for_a_batch_that_does_not_fit_and_not_for_a_smaller_one():
-    layouts, announce = announced()
-    arena = Arena(2, announce)
+    arena = Watched(2)
     small = arena.acquire(4096)
     small.memory[:5] = b"small"
     large = arena.acquire(100_000)
     assert large.memory.nbytes >= 100_000
     assert arena.acquire(10).memory.nbytes == large.memory.nbytes
     assert bytes(small.memory[:5]) == b"small"
-    assert len(layouts) == 2
+    assert len(arena.layouts) == 2
 
 
 def test_a_little_growth_leaves_room_for_more():
-    layouts, announce = announced()
-    arena = Arena(2, announce)
+    arena = Watched(2)
     for nbytes in range(1 << 20, (1 << 20) + 200_000, 1000):
         arena.release(arena.acquire(nbytes))
-    assert len(layouts) == 2
+    assert len(arena.layouts) == 2
 
 
 def test_is_refused_memory_with_a_clear_error_and_works_on():

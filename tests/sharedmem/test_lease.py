@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 import threading
 
 import numpy as np
@@ -10,35 +9,7 @@ import pytest
 import torch
 
 from mpwds import interrupts
-from mpwds.sharedmem.arena import Arena, EventFd
-from mpwds.sharedmem.lease import LeasedArena
-
-
-class Pair:
-    """A producer's arena and the consumer's mapping of it, in one process."""
-
-    def __init__(self, blocks=2, nbytes=4096):
-        self.bell = EventFd()
-        self.consumer = None
-        self.producer = Arena(blocks, self._map)
-        self.nbytes = nbytes
-
-    def _map(self, layout, descriptor):
-        self.consumer = LeasedArena(layout, descriptor, self.bell)
-
-    def send(self, value):
-        block = self.producer.acquire(self.nbytes)
-        block.memory[:] = bytes([value]) * block.memory.nbytes
-        return self.consumer.lease(block.number)
-
-    def free(self):
-        """Blocks that the producer could take now."""
-        taken = []
-        while (block := self.producer.acquire(1)) is not None:
-            taken.append(block)
-        for block in taken:
-            self.producer.release(block)
-        return len(taken)
+from tests.sharedmem.pair import Pair, ctrl_c_in_hand_back
 
 
 @pytest.fixture
@@ -133,21 +104,9 @@ def test_a_fork_that_leases_does_not_hand_back_what_its_parent_holds(pair):
 
 
 def test_a_block_whose_finalizer_was_interrupted_is_reclaimed(pair):
-    def interrupt(*_):
-        sys.settrace(None)
-        raise KeyboardInterrupt
-
-    def interrupt_hand_back(frame, event, argument):
-        return interrupt if frame.f_code.co_name == "hand_back" else None
-
     array = numpy_view(pair.send(7))
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    sys.settrace(interrupt_hand_back)
-    try:
+    with ctrl_c_in_hand_back():
         del array
-    finally:
-        sys.settrace(None)
-        sys.unraisablehook = hook
     assert (pair.free(), pair.consumer.leased) == (1, 0)
     pair.consumer.reclaim()
     assert (pair.free(), pair.bell.clear()) == (2, True)
@@ -164,7 +123,6 @@ def test_a_lease_that_ended_does_not_undo_what_happened_to_its_block_since(pair)
 
 def test_a_ctrl_c_inside_a_finalizer_is_raised_later(pair):
     def interrupt(*_):
-        sys.settrace(None)
         raise KeyboardInterrupt
 
     array = numpy_view(pair.send(7))

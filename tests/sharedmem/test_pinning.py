@@ -1,6 +1,7 @@
 """Pinned memory: registered once, handed back behind a fence, unregistered before it is unmapped."""
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -13,43 +14,19 @@ import pytest
 import torch
 
 from mpwds.sharedmem import cuda as pinning
-from mpwds.sharedmem.arena import Arena, EventFd
 from mpwds.sharedmem.cuda import Pinning
-from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
+from mpwds.sharedmem.lease import CopiedBatches
 from tests.fake_cuda import FakeCuda, kept_to_the_rules
+from tests.sharedmem.pair import Pair, ctrl_c_in_hand_back
 from tests.warned import files_of
 
 
-class Pair:
-    """A producer's arena and the consumer's pinned mapping of it, in one process."""
-
-    def __init__(self, cuda, blocks=2, nbytes=4096):
-        self.bell = EventFd()
-        self.pinning = Pinning(lambda: cuda)
-        self.consumer = None
-        self.producer = Arena(blocks, self._map)
-        self.nbytes = nbytes
-
-    def _map(self, layout, descriptor):
-        self.consumer = LeasedArena(layout, descriptor, self.bell, self.pinning)
+class PinnedPair(Pair):
+    def __init__(self, cuda):
+        super().__init__(Pinning(lambda: cuda))
 
     def send(self, value):
-        block = self.producer.acquire(self.nbytes)
-        block.memory[:] = bytes([value]) * block.memory.nbytes
-        return torch.frombuffer(self.consumer.lease(block.number), dtype=torch.uint8)
-
-    def free(self):
-        """Blocks that the producer could take now."""
-        taken = []
-        while (block := self.producer.acquire(1)) is not None:
-            taken.append(block)
-        for block in taken:
-            self.producer.release(block)
-        return len(taken)
-
-    def close(self):
-        self.producer.close()
-        self.consumer = None
+        return torch.frombuffer(super().send(value), dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -60,7 +37,7 @@ def cuda():
 
 @pytest.fixture
 def pair(cuda):
-    made = Pair(cuda)
+    made = PinnedPair(cuda)
     yield made
     made.close()
 
@@ -85,12 +62,8 @@ def test_a_block_that_a_device_is_to_read_goes_back_when_it_has(cuda, pair):
     copy = cuda.copy(tensor)
     del tensor
     pair.consumer.reclaim()
-    assert (pair.free(), pair.consumer.leased, pair.consumer.pending_device_reads, pair.bell.clear()) == (
-        1,
-        0,
-        True,
-        False,
-    )
+    assert (pair.free(), pair.consumer.leased) == (1, 0)
+    assert (pair.consumer.pending_device_reads, pair.bell.clear()) == (True, False)
     cuda.run()
     pair.consumer.reclaim()
     assert (pair.free(), pair.consumer.pending_device_reads, pair.bell.clear()) == (2, False, True)
@@ -159,22 +132,10 @@ def test_a_block_whose_finalizer_was_interrupted_gets_a_fence_later(cuda, pair, 
         cuda.run()
         pair.consumer.reclaim()
 
-    def interrupt(*_):
-        sys.settrace(None)
-        raise KeyboardInterrupt
-
-    def interrupt_handing_back(frame, event, argument):
-        return interrupt if frame.f_code.co_name == "hand_back" else None
-
     tensor = pair.send(7)
     cuda.copy(tensor)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    sys.settrace(interrupt_handing_back)
-    try:
+    with ctrl_c_in_hand_back():
         del tensor
-    finally:
-        sys.settrace(None)
-        sys.unraisablehook = hook
     pair.consumer.reclaim()
     assert pair.free() == 1
     cuda.run()
@@ -233,7 +194,7 @@ def test_a_segment_that_a_device_still_reads_is_kept_until_it_has(cuda, pair, mo
     pair.close()
     del tensor
     assert len(cuda.registered) == 1
-    another = Pair(cuda)
+    another = PinnedPair(cuda)
     del another
     cuda.run()
     pinning._unpin_late()
@@ -256,11 +217,11 @@ def test_blocks_that_were_let_go_of_in_other_streams_keep_their_segment_too(cuda
 def test_memory_that_cannot_be_pinned_is_used_as_it_is_with_one_warning(cuda):
     cuda.refuses = "out of memory"
     with pytest.warns(RuntimeWarning, match=r"shared memory could not be pinned \(out of memory\)") as caught:
-        pair = Pair(cuda)
+        pair = PinnedPair(cuda)
         tensor = pair.send(7)
         pair.nbytes = 100_000
         larger = pair.send(8)
-    assert files_of(caught) == [__file__]
+    assert files_of(caught) == [inspect.getfile(Pair)]
     assert (set(tensor.tolist()), set(larger.tolist())) == ({7}, {8})
     del larger
     assert (pair.free(), "fence" in cuda.events) == (2, False)
@@ -304,8 +265,8 @@ def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
         atexit.register(lambda: print(cuda.events[-1], cuda.registered, cuda.violations))  # the last to run
         from tests.fake_cuda import FakeCuda
         cuda = FakeCuda()
-        from tests.sharedmem.test_pinning import Pair
-        pair = Pair(cuda)
+        from tests.sharedmem.test_pinning import PinnedPair
+        pair = PinnedPair(cuda)
         tensor = pair.send(7)
         cuda.run()
         sys.modules["keeps"] = tensor

@@ -1,5 +1,6 @@
 """Private copies: equal, writable, and made in memory that is used again."""
 
+import mmap
 import tracemalloc
 
 import numpy as np
@@ -82,8 +83,6 @@ def test_memory_that_is_too_small_is_not_reused():
 
 
 def test_no_memory_is_a_clear_error(monkeypatch):
-    import mmap
-
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 

@@ -2,14 +2,12 @@
 
 import errno
 import os
-import resource
-import subprocess
-import sys
 
 import pytest
 
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem import segment
+from tests.open_files import none_left
 
 
 def test_takes_no_memory_until_committed():
@@ -39,26 +37,11 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken():
     os.close(descriptor)
 
 
-def test_a_limit_of_the_system_is_a_clear_error():
-    program = (
-        "import resource; from mpwds.sharedmem import segment\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "segment.create(1 << 21)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def test_a_limit_of_the_system_is_a_clear_error(limited):
+    run = limited(1 << 20, "from mpwds.sharedmem import segment\nsegment.create(1 << 21)")
     assert "SharedMemoryError: the system refused 2.1 MB of shared memory (File too large)" in run.stderr
 
 
 def test_no_descriptor_left_is_a_clear_error():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
-    held = []
-    try:
-        with pytest.raises(SharedMemoryError, match="Too many open files"):
-            while True:
-                held.append(segment.create(4096))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in held:
-            os.close(descriptor)
+    with none_left(), pytest.raises(SharedMemoryError, match="Too many open files"):
+        segment.create(4096)

@@ -1,10 +1,8 @@
 """What a user sees when a dataset raises, a worker dies or is stuck; and that nothing stays behind."""
 
-import contextlib
 import multiprocessing
 import os
 import pickle
-import resource
 import signal
 import threading
 import time
@@ -15,6 +13,7 @@ import torch
 
 import mpwds
 from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
+from tests.open_files import none_left
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -126,19 +125,16 @@ def test_an_exception_keeps_type_text_and_what_of_it_can_be_pickled():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: OSError(2, "no such file", "x.tar"), lambda: b"\xff".decode("utf-8")]
+    ("fail", "kind", "attributes"),
+    [
+        (lambda: os.stat("x.tar"), FileNotFoundError, {"errno": 2, "filename": "x.tar"}),
+        (lambda: b"\xff".decode("utf-8"), UnicodeDecodeError, {"start": 0, "object": b"\xff"}),
+    ],
 )
-def test_exceptions_of_the_interpreter_keep_their_attributes(make):
-    def fail():
-        error = make()
-        raise error
-
-    with pytest.raises((OSError, UnicodeDecodeError)) as caught:
+def test_exceptions_of_the_interpreter_keep_their_attributes(fail, kind, attributes):
+    with pytest.raises(kind) as caught:
         run(mpwds.MultiLoader(numbers(fail), workers=1))
-    if isinstance(caught.value, OSError):
-        assert (caught.value.errno, caught.value.filename) == (2, "x.tar")
-    else:
-        assert (caught.value.start, caught.value.object) == (0, b"\xff")
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
@@ -205,20 +201,8 @@ def test_an_endless_timeout_is_none():
 def test_a_trainer_without_descriptors_for_a_workers_memory_is_a_clear_error():
     loader = mpwds.MultiLoader(numbers(nbytes=100_000), workers=1)
     iterator = iter(loader)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(map(int, os.listdir("/proc/self/fd")))
-    held = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.dup(0))
-        with pytest.raises(SharedMemoryError, match="no file descriptor left"):
-            next(iterator)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in held:
-            os.close(descriptor)
+    with none_left(), pytest.raises(SharedMemoryError, match="no file descriptor left"):
+        next(iterator)
 
 
 def test_a_batch_that_memory_cannot_hold_is_an_error_in_the_trainer():
@@ -264,14 +248,6 @@ def test_a_dataset_that_cannot_be_unpickled_in_the_worker_is_an_error(start_meth
     assert "in worker 0" in str(caught.value.__cause__)
 
 
-def test_a_batch_that_cannot_be_pickled_is_an_error_that_names_its_place():
-    def generate():
-        yield {"meta": [1, threading.Lock()]}
-
-    with pytest.raises(TypeError, match=r'batch\["meta"\]\[1\]'):
-        run(mpwds.MultiLoader(generate, workers=1))
-
-
 def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next():
     class Dataset:
         def set_epoch(self, epoch):
@@ -309,17 +285,21 @@ def test_the_loader_works_again_after_an_error():
 
 
 @pytest.mark.parametrize(
-    ("element", "place"),
+    ("element", "path", "place"),
     [
-        (lambda: {"__key__": "0017", "__url__": "x.tar", "lock": threading.Lock()}, 'sample "0017" of x.tar'),
-        (lambda: [threading.Lock()], "element 0"),
+        (
+            lambda lock: {"__key__": "0017", "__url__": "x.tar", "meta": [1, lock]},
+            r'batch\["meta"\]\[1\]',
+            'sample "0017" of x.tar',
+        ),
+        (lambda lock: [lock], r"batch\[0\]", "element 0"),
     ],
     ids=["sample", "other"],
 )
-def test_what_cannot_be_sent_is_named_with_its_element_and_worker(element, place):
+def test_what_cannot_be_sent_is_named_with_its_path_its_element_and_worker(element, path, place):
     def generate():
-        yield element()
+        yield element(threading.Lock())
 
-    with pytest.raises(TypeError, match="is a lock, which cannot be pickled") as caught:
+    with pytest.raises(TypeError, match=f"{path} is a lock, which cannot be pickled") as caught:
         run(mpwds.MultiLoader(generate, workers=1))
     assert caught.value.__notes__ == [f"in writing batches, on {place} that worker 0 made"]

@@ -1,13 +1,13 @@
 """The handover: descriptors reach the trainer, or the error says why not."""
 
 import os
-import resource
 import socket
 
 import pytest
 
 from mpwds.errors import MpwdsError, SharedMemoryError
 from mpwds.loader.messages.channel import give_descriptor, take_descriptor
+from tests.open_files import none_left
 
 
 @pytest.fixture
@@ -34,13 +34,8 @@ def test_descriptors_arrive_in_order_and_close_on_exec(ends):
 def test_no_descriptor_left_is_a_clear_error(ends):
     trainer, worker = ends
     give_descriptor(worker, 0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        with pytest.raises(SharedMemoryError, match=r"no file descriptor left .*ulimit -n"):
-            take_descriptor(trainer)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with none_left(), pytest.raises(SharedMemoryError, match=r"no file descriptor left .*ulimit -n"):
+        take_descriptor(trainer)
 
 
 def test_a_worker_that_is_gone_is_a_clear_error(ends):

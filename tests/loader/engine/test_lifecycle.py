@@ -3,7 +3,6 @@
 import gc
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import mpwds
 from mpwds.loader.processes import forkserver
 from mpwds.sharedmem import segment
+from tests.loader.faults.processes import runs, wait_until_gone
 from tests.open_files import descriptors
 
 start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
@@ -23,61 +23,47 @@ def endless():
         yield np.zeros(20_000)
 
 
-def runs(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE  # dead, and its new parent has not looked yet
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until_gone(processes, within_s):
-    deadline = time.monotonic() + within_s
-    while any(map(runs, processes)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not [process for process in processes if runs(process)]
-
-
-def running(loader):
-    return [psutil.Process(pid) for pid in loader.worker_pids]
-
-
 def test_workers_end_with_the_with_block():
     with mpwds.MultiLoader(endless, workers=2) as loader:
         next(iter(loader))
-        workers = running(loader)
-    wait_until_gone(workers, 0)
+        workers = loader.worker_pids
+    assert not any(map(runs, workers))
 
 
 def test_workers_end_when_the_loop_raises():
     with pytest.raises(ZeroDivisionError), mpwds.MultiLoader(endless, workers=2) as loader:
         for _ in loader:
-            workers = running(loader)
+            workers = loader.worker_pids
             1 / 0
-    wait_until_gone(workers, 0)
+    assert not any(map(runs, workers))
+
+
+def children():
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_workers_end_when_the_loop_over_a_loader_without_a_name_is_left():
     forkserver.ready([])
-    others = psutil.Process().children(recursive=True)
+    others = children()
     for number, _ in enumerate(mpwds.MultiLoader(endless, workers=2)):
-        workers = set(psutil.Process().children(recursive=True)) - set(others)
+        workers = children() - others
         if number == 3:
             break
     gc.collect()
     assert len(workers) == 2
-    wait_until_gone(workers, 60)
+    wait_until_gone(workers)
 
 
 def test_workers_end_when_loader_and_iterator_are_deleted():
     loader = mpwds.MultiLoader(endless, workers=2)
     iterator = iter(loader)
     next(iterator)
-    workers = running(loader)
+    workers = loader.worker_pids
     del loader
     next(iterator)
     del iterator
     gc.collect()
-    wait_until_gone(workers, 60)
+    wait_until_gone(workers)
 
 
 def test_the_dataset_is_closed_when_its_worker_ends(tmp_path):

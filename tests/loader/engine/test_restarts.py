@@ -1,6 +1,5 @@
 """Workers that die are started again: every batch comes once, in the order in which it would have come."""
 
-import collections
 import contextlib
 import os
 import random
@@ -16,6 +15,9 @@ from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
 from mpwds.loader.ranks import even
 from mpwds.loader.worker import elements
+from tests.loader.ranks.simulated_ranks import AlikeRanks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*A new process")
 
 LARGE = 5000
 """Numbers in an element that takes a block of shared memory."""
@@ -46,14 +48,8 @@ def _states_everywhere(monkeypatch):
 
 
 def loader_of(dataset, **options):
-    options = {
-        "workers": 2,
-        "start_method": "fork",
-        "output": "numpy",
-        "on_worker_death": "restart",
-        **options,
-    }
-    return MultiLoader(dataset, **options)
+    usual = {"workers": 2, "start_method": "fork", "output": "numpy", "on_worker_death": "restart"}
+    return MultiLoader(dataset, **{**usual, **options})
 
 
 def kill(pid):
@@ -69,7 +65,6 @@ def kill_if_there(pid):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("size", [1, LARGE])
 @pytest.mark.parametrize("state", [True, False])
@@ -126,7 +121,6 @@ def test_batches_of_the_dead_worker_that_are_held_stay_as_they_are():
         assert len(rest) == 37
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_workers_are_started_again_by_other_methods_too(start_method):
     dataset = numbers(60, LARGE)
@@ -143,7 +137,6 @@ def test_workers_are_started_again_by_other_methods_too(start_method):
         assert values(loader, disturb) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_a_worker_that_died_between_epochs_is_there_in_the_next():
     with loader_of(numbers(30)) as loader:
         first = values(loader)
@@ -169,14 +162,12 @@ def kills_itself(path):
     return DataPipeline(range(20)).map(element)
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_a_sample_that_kills_its_worker_twice_is_delivered_the_third_time(tmp_path):
     with loader_of(kills_itself(str(tmp_path / "twice"))) as loader:
         assert values(loader) == list(range(20))
         assert [worker.restarts for worker in loader.stats().workers] == [2, 0]
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_a_sample_that_kills_its_worker_each_time_is_an_error(tmp_path):
     got = []
     with loader_of(kills_itself(str(tmp_path / "always"))) as loader:
@@ -189,7 +180,6 @@ def test_a_sample_that_kills_its_worker_each_time_is_an_error(tmp_path):
     assert os.path.getsize(tmp_path / "always") == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_a_state_that_was_loaded_is_what_a_dead_worker_begins_from_too():
     dataset = numbers(60, LARGE)
     with loader_of(dataset) as loader:
@@ -204,7 +194,6 @@ def test_a_state_that_was_loaded_is_what_a_dead_worker_begins_from_too():
         assert first + [float(batch[0]) for batch in batches] == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_the_state_is_the_same_whether_a_worker_died_or_not():
     dataset = numbers(60, LARGE)
 
@@ -221,7 +210,6 @@ def test_the_state_is_the_same_whether_a_worker_died_or_not():
     assert state(True) == state(False)
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_stages_behind_the_loader_see_nothing_of_it():
     dataset = numbers(60, LARGE).batched(3)
     with loader_of(dataset) as loader:
@@ -236,23 +224,10 @@ def test_stages_behind_the_loader_see_nothing_of_it():
         assert got == expected
 
 
-class Alike:
-    """How ranks talk that all have what this one has."""
-
-    rank = 0
-
-    def begin_round(self):
-        return 1
-
-    def largest(self, numbers, timeout):
-        return numbers
-
-
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(even, "TorchRanks", Alike)
+    monkeypatch.setattr(even, "TorchRanks", AlikeRanks)
     dataset = numbers(120, LARGE).select(lambda array: True)  # so nobody knows how many there are
     with loader_of(dataset, even="drop") as loader:
         expected = values(loader)
@@ -265,24 +240,9 @@ def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(monkeyp
         assert values(loader, disturb) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*A new process")
 def test_statistics_count_what_the_dead_worker_did():
     with loader_of(numbers(60, LARGE)) as loader:
         values(loader, lambda number: kill(loader.worker_pids[0]) if number in (20, 40) else None)
         stats = loader.stats()
     assert [worker.restarts for worker in stats.workers] == [2, 0]
     assert sum(worker.batches for worker in stats.workers) == stats.batches == 60
-
-
-def test_without_it_a_death_is_an_error():
-    with loader_of(numbers(60, LARGE), on_worker_death="raise") as loader:
-        batches = iter(loader)
-        next(batches)
-        kill(loader.worker_pids[0])
-        with pytest.raises(WorkerDied):
-            collections.deque(batches, maxlen=0)
-
-
-def test_what_else_it_may_be_is_refused():
-    with pytest.raises(ValueError, match="on_worker_death must be one of 'raise', 'restart', got 'ignore'"):
-        MultiLoader(range(3), on_worker_death="ignore")

@@ -1,6 +1,7 @@
-"""Processes, looked at from outside."""
+"""Processes, looked at from outside, and threads of this one."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -68,3 +69,12 @@ def shared_memory_left():
     """Names in ``/dev/shm`` that a process of ours made which is gone."""
     names = [name for name in os.listdir("/dev/shm") if name.startswith("mpwds-")]
     return [name for name in names if not runs(int(name.split("-")[1]))]
+
+
+def in_threads(*functions):
+    """Calls each function in a thread of its own, and waits for them."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -13,6 +13,35 @@ from typing import NamedTuple
 
 from tests.loader.faults import processes
 
+PREAMBLE = """
+    import itertools, os, signal, subprocess, sys, threading, time
+    import numpy as np
+    import mpwds
+    from inside import nothing_left
+
+    numbers = [np.full(20_000, number) for number in range(12)]
+
+    def loader(dataset=numbers, workers=2):
+        if sys.argv[1] == "DataLoader":
+            return mpwds.DataLoader(dataset, None, num_workers=workers, collate_fn=lambda array: array)
+        return mpwds.MultiLoader(dataset, workers=workers, start_method=sys.argv[1], output="numpy")
+
+    def endless():
+        while True:
+            yield np.zeros(20_000)
+
+    def run(loading):
+        received = [int(array[-1]) for array in loading]
+        assert received == list(range(12)), received
+        return loading
+
+"""
+
+
+def with_loader(text):
+    """A program with ``loader()``, of the kind that its first argument says, and ``run(loader)``."""
+    return PREAMBLE + text
+
 
 class Outcome(NamedTuple):
     """How a program ended: its exit status (``-n``: signal ``n``), what it printed, what it complained of."""

@@ -5,26 +5,9 @@ import textwrap
 
 import pytest
 
+from tests.loader.faults.programs import with_loader
+
 pytestmark = pytest.mark.slow
-
-PROGRAM = """
-    import os, sys
-    import numpy as np
-    import mpwds
-    from inside import nothing_left
-
-    def loader(workers=2):
-        numbers = [np.full(20_000, number) for number in range(12)]
-        if sys.argv[1] == "DataLoader":
-            return mpwds.DataLoader(numbers, None, num_workers=workers, collate_fn=lambda array: array)
-        return mpwds.MultiLoader(numbers, workers=workers, start_method=sys.argv[1], output="numpy")
-
-    def run(loading):
-        received = [int(array[-1]) for array in loading]
-        assert received == list(range(12)), received
-        return loading
-
-"""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +23,7 @@ PROGRAM = """
 def test_closed_standard_streams_do_not_matter(program, start_method, closed, tmp_path):
     # The directory is not one of the program's own, for the file is left there.
     done = tmp_path / "done"
-    text = PROGRAM + f"    run(loader()).close()\n    open({str(done)!r}, 'w').close()\n"
+    text = with_loader(f"    run(loader()).close()\n    open({str(done)!r}, 'w').close()\n")
     status, output, errors = program(text, start_method, within=f"exec {closed}").finish()
     assert (status, output, errors) == (0, "", "")
     assert done.exists()
@@ -71,15 +54,13 @@ def test_a_dataset_whose_module_prints_does_without_standard_streams(program, tm
 
 
 def test_standard_streams_that_a_program_closes_itself_do_not_matter(program):
-    text = PROGRAM + "    sys.stdin.close(), sys.stdout.close()\n    run(loader()).close()\n"
+    text = with_loader("    sys.stdin.close(), sys.stdout.close()\n    run(loader()).close()\n")
     assert program(text, "fork").finish() == (0, "", "")
 
 
 def test_many_epochs_workers_and_loaders_do_with_256_descriptors(program):
-    text = (
-        PROGRAM
-        + """
-    run(loader(20)).close()
+    text = with_loader("""
+    run(loader(workers=20)).close()
     with nothing_left():
         loaders = [loader() for _ in range(5)]
         for _ in range(40):
@@ -87,31 +68,27 @@ def test_many_epochs_workers_and_loaders_do_with_256_descriptors(program):
                 run(loading)
         for loading in loaders:
             loading.close()
-"""
-    )
+""")
     assert program(text, "fork", within="ulimit -n 256").finish() == (0, "", "")
 
 
 def test_epochs_of_a_dataloader_do_with_256_descriptors(program):
-    text = PROGRAM + "    for _ in range(3):\n        run(loader(10))\n"
-    text = "import warnings\nwarnings.simplefilter('ignore')\n" + textwrap.dedent(
-        text
-    )  # of torch: many workers
-    assert program(text, "DataLoader", within="ulimit -n 256").finish() == (0, "", "")
+    text = with_loader("    for _ in range(3):\n        run(loader(workers=10))\n")
+    quiet = {"PYTHONWARNINGS": "ignore"}  # of torch: many workers
+    running = program(text, "DataLoader", within="ulimit -n 256", environment=quiet)
+    assert running.finish() == (0, "", "")
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader"])
 def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothing(program, start_method):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     import resource
     import warnings
     warnings.simplefilter("ignore")  # torch's: many workers
     run(loader()).close()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with nothing_left():
-        loading = loader(50)
+        loading = loader(workers=50)
         for most in range(8, 60, 13):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
             try:
@@ -124,16 +101,13 @@ def test_too_few_descriptors_to_start_workers_are_a_clear_error_and_leave_nothin
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         del loading
     run(loader()).close()
-"""
-    )
+""")
     assert program(text, start_method).finish() == (0, "", "")
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver", "DataLoader"])
 def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program, start_method):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     import gc, itertools, resource
 
     def descriptors():
@@ -158,28 +132,24 @@ def test_what_was_opened_for_workers_that_cannot_start_is_closed_at_once(program
         assert descriptors() <= before, (most, before, descriptors())
     assert most > before + 10
     loading.close()
-"""
-    )
+""")
     assert program(text, start_method).finish() == (0, "", "")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, who may have few processes")
 def test_too_few_processes_to_start_workers_are_a_clear_error_and_leave_nothing(program):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     import resource
     run(loader()).close()
     with nothing_left():
         resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))
         os.setresuid(54_321, 54_321, -1)
         try:
-            next(iter(loader(20)))
+            next(iter(loader(workers=20)))
         except OSError as error:
             print(error)
         os.setresuid(0, 0, -1)
-"""
-    )
+""")
     status, output, errors = program(text, "fork").finish()
     assert (status, errors) == (0, "")
     assert "20 workers cannot start; use fewer, or raise the limit of processes (ulimit -u" in output
@@ -187,9 +157,7 @@ def test_too_few_processes_to_start_workers_are_a_clear_error_and_leave_nothing(
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_a_trainer_that_closes_descriptors_not_its_own_gets_errors_and_no_hang(program, start_method):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     iterator = iter(loader())
     next(iterator)
     os.closerange(3, 1000)
@@ -199,16 +167,13 @@ def test_a_trainer_that_closes_descriptors_not_its_own_gets_errors_and_no_hang(p
     except (OSError, mpwds.MpwdsError):
         print("told")
     os._exit(0)
-"""
-    )
+""")
     status, output, errors = program(text, start_method).finish()
     assert (status, output, errors) == (0, "told\n", "")
 
 
 def test_a_worker_that_closes_descriptors_not_its_own_dies_and_that_is_told(program):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     class Closing:
         def __iter__(self):
             yield 1
@@ -219,17 +184,14 @@ def test_a_worker_that_closes_descriptors_not_its_own_dies_and_that_is_told(prog
         list(mpwds.MultiLoader(Closing(), workers=1, output="numpy"))
     except (OSError, mpwds.MpwdsError) as error:
         print("told")
-"""
-    )
+""")
     status, output, _ = program(text, "spawn").finish()
     assert (status, output) == (0, "told\n")
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "DataLoader"])
 def test_streams_that_were_redirected_by_dup2_are_those_of_the_workers(program, start_method, tmp_path):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     def speak(number):
         os.write(1, b"a worker\\n")
         return number
@@ -240,8 +202,7 @@ def test_streams_that_were_redirected_by_dup2_are_those_of_the_workers(program, 
         list(mpwds.DataLoader([1, 2], None, num_workers=2, collate_fn=speak))
     else:
         list(mpwds.MultiLoader(mpwds.DataPipeline([1, 2]).map(speak), workers=2, start_method=sys.argv[1]))
-"""
-    )
+""")
     said = tmp_path / "said"
     assert program(text, start_method, str(said)).finish() == (0, "", "")
     assert said.read_text() == "a worker\n" * 2

@@ -5,53 +5,25 @@ import signal
 import pytest
 
 from tests.loader.faults.processes import runs, wait_until_gone
+from tests.loader.faults.programs import with_loader
 
 pytestmark = pytest.mark.slow
-
-PROGRAM = """
-    import itertools, os, signal, subprocess, sys, threading, time
-    import numpy as np
-    import mpwds
-    from inside import nothing_left
-
-    numbers = [np.full(20_000, number) for number in range(12)]
-
-    def loader(dataset=numbers):
-        if sys.argv[1] == "DataLoader":
-            return mpwds.DataLoader(dataset, None, num_workers=2, collate_fn=lambda array: array)
-        return mpwds.MultiLoader(dataset, workers=2, start_method=sys.argv[1], output="numpy")
-
-    def endless():
-        while True:
-            yield np.zeros(20_000)
-
-    def run(loading):
-        received = [int(array[-1]) for array in loading]
-        assert received == list(range(12)), received
-        return loading
-
-"""
 
 
 @pytest.mark.parametrize("kind", ["spawn", "fork", "forkserver", "DataLoader"])
 def test_a_trainer_may_ignore_the_end_of_its_children(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with nothing_left():
         run(run(loader())).close()
     print("whole")
-"""
-    )
+""")
     assert program(text, kind).finish() == (0, "whole\n", "")
 
 
 @pytest.mark.parametrize("kind", ["fork", "forkserver", "DataLoader"])
 def test_a_trainer_may_reap_all_of_its_children_itself(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     def reap(*_):
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -63,16 +35,13 @@ def test_a_trainer_may_reap_all_of_its_children_itself(program, kind):
     with nothing_left():
         run(run(loader())).close()
     print("whole")
-"""
-    )
+""")
     assert program(text, kind).finish() == (0, "whole\n", "")
 
 
 @pytest.mark.parametrize("kind", ["spawn", "fork", "forkserver"])
 def test_a_worker_that_the_trainer_reaped_itself_is_gone_for_an_unknown_reason(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     def generate():
         yield 1
         os.kill(os.getpid(), signal.SIGKILL)
@@ -82,17 +51,14 @@ def test_a_worker_that_the_trainer_reaped_itself_is_gone_for_an_unknown_reason(p
         list(loader(generate))
     except mpwds.WorkerDied as error:
         print(error.exitcode)
-"""
-    )
+""")
     expected = "-9" if kind == "forkserver" else "None"
     assert program(text, kind).finish() == (0, f"{expected}\n", "")
 
 
 @pytest.mark.parametrize("kind", ["spawn", "DataLoader"])
 def test_programs_that_the_training_loop_starts_are_not_disturbed(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     statuses = []
     loading = loader()
     for number, array in enumerate(loading):
@@ -101,24 +67,20 @@ def test_programs_that_the_training_loop_starts_are_not_disturbed(program, kind)
         statuses.append(child.wait())
         assert subprocess.run(["cat"], input="words", capture_output=True, text=True).stdout == "words"
     print(statuses == list(range(12)))
-"""
-    )
+""")
     assert program(text, kind).finish() == (0, "True\n", "")
 
 
 @pytest.mark.parametrize("kind", ["spawn", "fork"])
 def test_a_program_that_outlives_its_trainer_keeps_no_worker_alive(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     loading = loader(endless)
     next(iter(loading))
     print(*loading.worker_pids, flush=True)
     child = subprocess.Popen(["sleep", "600"], close_fds=False, stdin=-3, stdout=-3, stderr=-3)
     print(child.pid, flush=True)
     time.sleep(600)
-"""
-    )
+""")
     running = program(text, kind)
     workers, child = map(int, running.line().split()), int(running.line())
     running.signal(signal.SIGKILL)
@@ -129,9 +91,7 @@ def test_a_program_that_outlives_its_trainer_keeps_no_worker_alive(program, kind
 
 @pytest.mark.parametrize("kind", ["spawn", "fork"])
 def test_a_trainer_may_be_a_daemon(program, kind, tmp_path):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -142,8 +102,7 @@ def test_a_trainer_may_be_a_daemon(program, kind, tmp_path):
         os.close(descriptor)
     run(loader()).close()
     open(sys.argv[2], "w").close()
-"""
-    )
+""")
     done = tmp_path / "done"
     assert program(text, kind, str(done)).finish() == (0, "", "")
     assert done.exists()
@@ -151,9 +110,7 @@ def test_a_trainer_may_be_a_daemon(program, kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["spawn", "fork", "DataLoader"])
 def test_an_exception_out_of_a_signals_handler_ends_the_iteration_and_its_workers(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     class Alarm(Exception):
         pass
 
@@ -185,16 +142,13 @@ def test_an_exception_out_of_a_signals_handler_ends_the_iteration_and_its_worker
             loading.close()
         del loading, iterator
     run(loader()).close()
-"""
-    )
+""")
     assert program(text, kind).finish() == (0, "rung\n", "")
 
 
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_signals_that_do_not_raise_disturb_nothing(program, kind):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     rung = []
     signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -203,15 +157,12 @@ def test_signals_that_do_not_raise_disturb_nothing(program, kind):
             run(loader()).close()
     signal.setitimer(signal.ITIMER_REAL, 0)
     print(len(rung) > 3)
-"""
-    )
+""")
     assert program(text, kind).finish() == (0, "True\n", "")
 
 
 def test_ctrl_c_that_python_swallows_in_a_users_finalizer_loses_no_block(program):
-    text = (
-        PROGRAM
-        + """
+    text = with_loader("""
     class Interrupting:
         def __init__(self, array):
             self.array = array
@@ -226,8 +177,7 @@ def test_ctrl_c_that_python_swallows_in_a_users_finalizer_loses_no_block(program
 
     with loader(endless) as loading:
         print(train(loading))
-"""
-    )
+""")
     status, output, errors = program(text, "fork").finish()
     assert (status, output) == (0, "went on\n")
     assert "mpwds" not in errors

@@ -17,17 +17,9 @@ from tests.loader.faults.misfortunes import (
     numbers_in,
     pids_of,
 )
-from tests.loader.faults.processes import runs, wait_until_gone
+from tests.loader.faults.processes import in_threads, runs, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
-
-
-def in_threads(*functions):
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("kind", [*CHEAP, "spawn"])
@@ -158,14 +150,6 @@ def test_workers_end_without_garbage_collection_where_there_are_no_cycles(kind):
     finally:
         gc.unfreeze()
         gc.enable()
-
-
-def test_a_structure_as_deep_as_the_recursion_limit_lets_through_arrives():
-    deep = []
-    for _ in range(80):
-        deep = [deep]
-    with mpwds.MultiLoader([deep], workers=1, start_method="fork") as loader:
-        assert list(loader) == [deep]
 
 
 @pytest.mark.parametrize("kind", ["fork", "DataLoader"])

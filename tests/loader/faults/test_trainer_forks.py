@@ -59,6 +59,8 @@ QUICK = ("iterates", "drops everything", "has a loader of its own")
         ),
         pytest.param("spawn", "exits", marks=pytest.mark.slow),
         pytest.param("spawn", "has a loader of its own", marks=pytest.mark.slow),
+        pytest.param("DataLoader", "fails", marks=pytest.mark.slow),
+        pytest.param("DataLoader", "has a loader of its own", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, start_method, child):
@@ -68,14 +70,3 @@ def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, sta
     assert complaint in errors
     assert bool(errors) is bool(complaint)
     assert (status, output) == (0, f"{1 if expected is None else expected} {list(range(LENGTH))}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("child", ["fails", "has a loader of its own"])
-def test_whatever_a_fork_of_a_trainer_with_a_dataloader_does_that_is_unharmed(program, child):
-    does, expected, complaint = CHILDREN[child]
-    text = PROGRAM.format(length=LENGTH, child=f"            {does}").replace("loading.close()\n", "\n", 1)
-    status, output, errors = program(text, "DataLoader").finish()
-    assert complaint in errors
-    assert bool(errors) is bool(complaint)
-    assert (status, output) == (0, f"{expected} {list(range(LENGTH))}\n")

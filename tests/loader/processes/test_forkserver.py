@@ -1,6 +1,7 @@
 """The fork server: one process that forks the workers of all loaders of this process."""
 
 import errno
+import functools
 import gc
 import importlib
 import os
@@ -20,7 +21,7 @@ from mpwds.errors import WorkerDied
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.processes import forkserver
 from tests.loader.dataloader.data_loader_datasets import Numbers
-from tests.loader.faults.processes import wait_until, wait_until_gone
+from tests.loader.faults.processes import in_threads, wait_until, wait_until_gone
 
 
 class Parent(Numbers):
@@ -36,6 +37,25 @@ def server_of(loader):
 @pytest.fixture(autouse=True)
 def _none_yet():
     forkserver.let_go()
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a user's module, which can then be imported here and in workers; returns its name."""
+
+    def write(name, text):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return name
+
+    return write
+
+
+def waits_for(path):
+    """The text of a module whose import takes until there is a file."""
+    return f"import os, time\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.01)\n"
 
 
 def children():
@@ -156,19 +176,13 @@ def test_loaders_in_several_threads_may_start_workers_at_once():
         for _ in range(2):
             got.append(list(DataLoader(Numbers(10), None, num_workers=2)))
 
-    threads = [threading.Thread(target=iterate) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(iterate, iterate)
     assert got == [list(range(10))] * 4
     assert not held.is_gone
 
 
 @pytest.mark.slow
-def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_worker_reaped(
-    tmp_path, monkeypatch
-):
+def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_worker_reaped(tmp_path, write):
     iterators = [iter(DataLoader(Numbers(), None, num_workers=1))]
     go_on = tmp_path / "go_on"
 
@@ -176,15 +190,10 @@ def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_wor
         go_on.touch()
         iterators.clear()
 
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "signals_and_waits.py").write_text(
-        "import os, signal, time\n"
-        f"os.kill({os.getpid()}, signal.SIGUSR1)\n"
-        f"while not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
-    )
+    signals = f"import os, signal\nos.kill({os.getpid()}, signal.SIGUSR1)\n"
     before = signal.signal(signal.SIGUSR1, drop)
     try:
-        forkserver.ready(["signals_and_waits"])
+        forkserver.ready([write("signals_and_waits", signals + waits_for(go_on))])
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not iterators
@@ -203,11 +212,7 @@ def test_several_threads_may_make_loaders_at_once():
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=make) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(make, make, make, make)
     assert not failed
 
 
@@ -231,10 +236,8 @@ def test_a_fork_of_the_process_makes_its_own():
     assert forkserver.ready([]) is held
 
 
-def test_a_module_that_cannot_be_imported_is_left_to_the_worker(tmp_path, monkeypatch):
-    (tmp_path / "imported_by_nobody_else.py").write_text("raise SystemExit(3)")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = forkserver.ready(["imported_by_nobody_else", "there_is_no_such_module"])
+def test_a_module_that_cannot_be_imported_is_left_to_the_worker(write):
+    server = forkserver.ready([write("exits", "raise SystemExit(3)"), "there_is_no_such_module"])
     assert not server.is_gone
 
 
@@ -264,75 +267,57 @@ def test_workers_of_a_process_that_blocks_sigchld_are_reaped():
 LOOKS_AROUND = """
 import os, sys
 
-import torch
-
 print("imported")
 found = [os.environ.get("A_NEW_VARIABLE"), os.getcwd(), sys.argv[1:], os.getpid()]
 
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1
-
+class Dataset(list):
     def __getitem__(self, index):
         return found, os.getppid()
 """
 
 
 @pytest.mark.slow
-def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(tmp_path, monkeypatch, capfd):
+def test_modules_find_around_them_what_this_process_has_now_and_print_nothing(
+    tmp_path, monkeypatch, capfd, write
+):
     forkserver.ready([])
-    (tmp_path / "looks_around.py").write_text(LOOKS_AROUND)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("A_NEW_VARIABLE", "yes")
     monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
     monkeypatch.chdir(tmp_path)
-    import looks_around
-
-    ((found, server),) = DataLoader(looks_around.Dataset(), None, num_workers=1)
+    looks_around = importlib.import_module(write("looks_around", LOOKS_AROUND))
+    ((found, server),) = DataLoader(looks_around.Dataset([0]), None, num_workers=1)
     assert found == ["yes", str(tmp_path), ["--root", "/data"], server]
     assert capfd.readouterr().out == "imported\n"
 
 
 @pytest.mark.slow
-def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(tmp_path, monkeypatch):
-    (tmp_path / "looks_around_early.py").write_text(LOOKS_AROUND)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_module_that_is_imported_as_its_loader_is_made_finds_the_arguments(monkeypatch, write):
     monkeypatch.setattr("sys.argv", ["train.py", "--root", "/data"])
-    import looks_around_early
-
-    loader = DataLoader(looks_around_early.Dataset(), None, num_workers=1)
+    looks_around = importlib.import_module(write("looks_around_early", LOOKS_AROUND))
+    loader = DataLoader(looks_around.Dataset([0]), None, num_workers=1)
     monkeypatch.setattr("sys.argv", ["set", "since"])
     ((found, _),) = loader
     assert found[2] == ["--root", "/data"]
 
 
 MAKES_A_LOADER = """
-import torch
-
 from mpwds.loader.dataloader.data_loader import DataLoader
 
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
+class Dataset(list):
+    pass
 
-    def __getitem__(self, index):
-        return index
-
-loader = DataLoader(Dataset(), None, num_workers=1)
+loader = DataLoader(Dataset(range(4)), None, num_workers=1)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", [None, "spawn"])
-def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_other_processes(
-    context, tmp_path, monkeypatch
-):
-    (tmp_path / f"makes_a_loader_{context}.py").write_text(MAKES_A_LOADER)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_other_processes(context, write):
     before = children()
-    module = importlib.import_module(f"makes_a_loader_{context}")
+    module = importlib.import_module(write(f"makes_a_loader_{context}", MAKES_A_LOADER))
     (server,) = children() - before
-    iterator = iter(DataLoader(module.Dataset(), None, num_workers=1, multiprocessing_context=context))
+    dataset = module.Dataset(range(4))
+    iterator = iter(DataLoader(dataset, None, num_workers=1, multiprocessing_context=context))
     assert next(iterator) == 0
     (worker,) = iterator.worker_pids
     assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {server, worker}
@@ -340,43 +325,32 @@ def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_othe
 
 
 ITERATES = """
-import torch
-
 from mpwds.loader.dataloader.data_loader import DataLoader
 
-context = {context!r}
+class Dataset(list):
+    pass
 
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return index
-
-total = sum(DataLoader(Dataset(), None, num_workers=1, multiprocessing_context=context))
+total = sum(DataLoader(Dataset(range(4)), None, num_workers=1, multiprocessing_context={context!r}))
 """
 
 
 @pytest.mark.slow
-def test_a_module_that_iterates_when_it_is_imported_has_workers_that_do_not_import_it(tmp_path, monkeypatch):
-    (tmp_path / "iterates.py").write_text(ITERATES.format(context=None))
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_module_that_iterates_when_it_is_imported_has_workers_that_do_not_import_it(write):
+    name = write("iterates", ITERATES.format(context=None))
     with pytest.warns(RuntimeWarning, match=r"module 'iterates' is still being imported, so .* forks"):
-        import iterates
+        iterates = importlib.import_module(name)
     assert iterates.total == 6
-    loader = DataLoader(iterates.Dataset(), None, num_workers=1)
+    loader = DataLoader(iterates.Dataset(range(4)), None, num_workers=1)
     assert list(loader) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_where_forks_are_not_wanted_that_is_an_error(context, tmp_path, monkeypatch):
-    package = tmp_path / f"iterating_{context}"
-    package.mkdir()
-    (package / "__init__.py").write_text(f"import {package.name}.inner")
-    (package / "inner.py").write_text(ITERATES.format(context=context))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RuntimeError, match=rf"module '{package.name}', which is still being imported"):
-        importlib.import_module(package.name)
+def test_where_forks_are_not_wanted_that_is_an_error(context, write):
+    package = f"iterating_{context}"
+    write(f"{package}/__init__", f"import {package}.inner")
+    write(f"{package}/inner", ITERATES.format(context=context))
+    with pytest.raises(RuntimeError, match=rf"module '{package}', which is still being imported"):
+        importlib.import_module(package)
 
 
 CLOSED = """
@@ -414,25 +388,18 @@ def test_each_of_several_threads_is_told_the_exit_status_of_its_own_workers():
                 list(DataLoader(Exits(status), num_workers=1))
             told.append(raised.value.exitcode - status)
 
-    threads = [threading.Thread(target=iterate, args=[status]) for status in (3, 4, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(iterate, status) for status in (3, 4, 5)))
     assert told == [0] * 30
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(tmp_path, monkeypatch):
+def test_workers_end_with_a_finalizer_while_another_thread_waits_for_the_server(tmp_path, write):
     go_on = tmp_path / "go_on"
-    (tmp_path / "takes_long.py").write_text(
-        f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    module = write("takes_long", waits_for(go_on))
     iterator = iter(DataLoader(Numbers(), num_workers=1))
     pids = iterator.worker_pids
     server = forkserver.ready([])
-    thread = threading.Thread(target=server.prepare, args=[["takes_long"]])
+    thread = threading.Thread(target=server.prepare, args=[[module]])
     thread.start()
     wait_until(server._lock.locked, "the thread to ask")
     del iterator
@@ -462,47 +429,37 @@ def test_a_request_may_be_longer_than_a_socket_holds():
 
 
 RELOADED = """
-import torch
-
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-
+class Dataset(list):
     def __getitem__(self, index):
         return {factor} * index
 """
 
 
 @pytest.mark.slow
-def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loaders_go_on(
-    tmp_path, monkeypatch
-):
-    path = tmp_path / "to_be_reloaded.py"
-    path.write_text(RELOADED.format(factor=10))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import to_be_reloaded
+def test_after_a_reload_new_workers_have_the_new_code_while_those_of_other_loaders_go_on(write):
+    module = importlib.import_module(write("to_be_reloaded", RELOADED.format(factor=10)))
 
-    older = iter(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1))
-    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 10]
-    path.write_text(RELOADED.format(factor=2000))
-    importlib.reload(to_be_reloaded)
-    assert list(DataLoader(to_be_reloaded.Dataset(), None, num_workers=1)) == [0, 2000]
+    def loader():
+        return DataLoader(module.Dataset([0, 0]), None, num_workers=1)
+
+    older = iter(loader())
+    assert list(loader()) == [0, 10]
+    write("to_be_reloaded", RELOADED.format(factor=2000))
+    importlib.reload(module)
+    assert list(loader()) == [0, 2000]
     assert list(older) == [0, 10]
 
 
 @pytest.mark.slow
-def test_a_file_that_is_edited_during_a_training_does_not_change_it(tmp_path, monkeypatch):
-    path = tmp_path / "to_be_edited.py"
-    path.write_text(RELOADED.format(factor=10))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import to_be_edited
-
-    loader = DataLoader(to_be_edited.Dataset(), None, num_workers=1)
+def test_a_file_that_is_edited_during_a_training_does_not_change_it(write):
+    module = importlib.import_module(write("to_be_edited", RELOADED.format(factor=10)))
+    loader = DataLoader(module.Dataset([0, 0]), None, num_workers=1)
     assert list(loader) == [0, 10]
-    path.write_text("this is not finished yet")
+    write("to_be_edited", "this is not finished yet")
     assert list(loader) == [0, 10]
 
 
+PARENTS = "import os\ndef parents():\n    yield os.getppid()\n"
 SPOILERS = {
     "starts_a_thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "opens_a_file": "file = open(__file__)",
@@ -511,15 +468,9 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("name", SPOILERS)
-def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_worker(
-    name, tmp_path, monkeypatch
-):
-    spoiling = f"if os.getpid() != {os.getpid()}:\n    {SPOILERS[name]}"
-    (tmp_path / f"{name}.py").write_text(
-        f"import os, random, threading\n{spoiling}\ndef parents():\n    yield os.getppid()"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    spoiler = importlib.import_module(name)
+def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_worker(name, write):
+    spoiling = f"import os, random, threading\nif os.getpid() != {os.getpid()}:\n    {SPOILERS[name]}\n"
+    spoiler = importlib.import_module(write(name, spoiling + PARENTS))
     for _ in range(2):  # it is known the second time
         with mpwds.MultiLoader(spoiler.parents, workers=2) as loader:
             assert server_of(map(int, loader)) == os.getpid()
@@ -527,15 +478,13 @@ def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_wor
         assert server_of(map(int, loader)) == forkserver.ready([]).pid
 
 
-def test_by_default_fresh_interpreters_take_over_where_the_server_dies(tmp_path, monkeypatch):
-    (tmp_path / "ends_the_server.py").write_text(
+def test_by_default_fresh_interpreters_take_over_where_the_server_dies(write):
+    ends = (
         "import os, sys\n"
         f"if os.getpid() != {os.getpid()} and 'mpwds.loader.processes.forkserver_process' in sys.modules:\n"
         "    os._exit(3)\n"
-        "def parents():\n    yield os.getppid()"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("ends_the_server")
+    module = importlib.import_module(write("ends_the_server", ends + PARENTS))
     with mpwds.MultiLoader(module.parents, workers=2) as loader:
         assert server_of(map(int, loader)) == os.getpid()
 
@@ -568,15 +517,10 @@ def test_new_workers_have_the_limits_and_the_umask_that_this_process_has_now():
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-def test_warming_up_without_waiting_returns_while_modules_are_imported(tmp_path, monkeypatch):
+def test_warming_up_without_waiting_returns_while_modules_are_imported(tmp_path, write):
     go_on = tmp_path / "go_on"
     go_on.touch()
-    (tmp_path / "imported_slowly.py").write_text(
-        f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
-        "def parents():\n    yield os.getppid()"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("imported_slowly")
+    module = importlib.import_module(write("imported_slowly", waits_for(go_on) + PARENTS))
     go_on.unlink()
     with mpwds.MultiLoader(module.parents, workers=1) as loader:
         loader.warm_up(wait=False)

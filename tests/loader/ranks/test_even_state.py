@@ -8,31 +8,16 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader.ranks import even
+from tests.loader.ranks.simulated_ranks import AlikeRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-
-
-class _LikeUs:
-    """How a rank talks whose other rank always says the same."""
-
-    rank = 0
-
-    def __init__(self):
-        self._talks = 0
-
-    def begin_round(self):
-        self._talks += 1
-        return self._talks
-
-    def largest(self, numbers, timeout):
-        return numbers
 
 
 @pytest.fixture(autouse=True)
 def _two_ranks(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(even, "TorchRanks", _LikeUs)
+    monkeypatch.setattr(even, "TorchRanks", AlikeRanks)
 
 
 def is_even(number):
