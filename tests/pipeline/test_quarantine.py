@@ -209,6 +209,13 @@ def test_a_copy_counts_for_itself_and_sees_the_file(path):
         handler(ValueError("bad"))
 
 
+def test_a_copy_counts_what_was_bad_before_it_was_made(path):
+    handler = quarantine(path, budget=1)
+    handler(ValueError("bad"))
+    with pytest.raises(QuarantineFull, match="2 bad samples"):
+        pickle.loads(pickle.dumps(handler))(ValueError("worse"))
+
+
 def spend(path, handler, number):
     random.seed(number)
     stage = map_dict(n=odd_are_bad, handler=handler)
