@@ -255,6 +255,15 @@ def test_splits_of_parquet_files_become_splits(run, tmp_path):
     assert len(read(tmp_path / "test-x-0.tar")) == 3
 
 
+def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
+    for split, labels in (("train", ["cat", "dog"]), ("test", ["ant", "dog"])):
+        pyarrow.parquet.write_table(pyarrow.table({"label": labels}), tmp_path / f"{split}.parquet")
+    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
+    assert [sample["cls"] for sample in read(tmp_path / "train-x-0.tar")] == [b"1", b"2"]
+    assert [sample["cls"] for sample in read(tmp_path / "test-x-0.tar")] == [b"0", b"2"]
+    assert json.loads((tmp_path / "classes.json").read_text()) == ["ant", "cat", "dog"]
+
+
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
 def test_rows_are_shuffled_among_all_shards(run, tmp_path, name):
     if name == "x.parquet":
