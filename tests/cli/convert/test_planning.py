@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.convert.writing import into_even_shards, into_shards, shuffled, split_in_two
+from mpwds.cli.convert.writing import (
+    Planned,
+    into_even_shards,
+    into_shards,
+    shuffled,
+    split_in_two,
+    write_shards,
+)
 from mpwds.storage.writing.tar_members import archive_bytes
 
 shares = st.floats(0.01, 0.99)
@@ -76,3 +83,14 @@ def test_even_shards_hold_each_sample_once_in_order(sizes):
     found = list(into_even_shards(range(len(sizes)), sizes.__getitem__))
     assert list(itertools.chain(*found)) == list(range(len(sizes)))
     assert all(found)
+
+
+def test_a_run_that_continues_lists_all_shards_in_their_order(tmp_path):
+    shards = [Planned(str(tmp_path / f"{n}.tar"), [{"__key__": "a", "txt": b"x"}], 1) for n in range(3)]
+    write_shards(shards[1:2], jobs=1)
+    written = write_shards(shards, jobs=1, done=[shards[1].url])
+    assert [(shard.url, shard.nbytes) for shard in written] == [
+        (shards[0].url, 1),
+        (shards[1].url, None),
+        (shards[2].url, 1),
+    ]
