@@ -1,5 +1,6 @@
 import random
 
+import pytest
 import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,8 +51,9 @@ def test_map_dict_leaves_the_sources_sample_unchanged():
     assert sample == {"cls": "7"}
 
 
-def test_applies_each_function_to_its_field_and_none_to_none():
-    assert collect(MapTuple((str.upper, None, int)), [("a", "b", "7")]) == [("A", "b", 7)]
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_applies_each_function_to_its_field_and_none_to_none(kind):
+    assert collect(MapTuple((str.upper, None, int)), [kind(("a", "b", "7"))]) == [("A", "b", 7)]
 
 
 def test_fields_without_a_function_stay():

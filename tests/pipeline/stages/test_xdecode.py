@@ -62,3 +62,7 @@ def test_pickles_need_permission_in_code():
 
 def test_a_decoder_of_ones_own_for_pickles_is_permission_enough():
     assert collect(xdecode(pyd=pickle.load), [{"pyd": pickle.dumps(1)}]) == [{"pyd": 1}]
+
+
+def test_a_pair_may_be_a_list():
+    assert collect(xdecode(["*.json", json.load]), [{"a.json": b"[1]"}]) == [{"a.json": [1]}]
