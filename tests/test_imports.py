@@ -11,17 +11,25 @@ import pytest
 from mpwds.imports import after_import
 
 
-def make_module(folder, name, text):
-    (folder / name).mkdir()
-    (folder / name / "__init__.py").write_text(text)
-    (folder / name / "data.txt").write_text("content")
-
-
-def test_acts_when_the_module_is_imported_and_leaves_it_as_it_is(tmp_path, monkeypatch):
-    make_module(
-        tmp_path, "watched_module", "import sys\nvalue = 1\nloader_inside = type(__loader__).__name__"
-    )
+@pytest.fixture
+def make_module(tmp_path, monkeypatch):
+    """Writes a package that can be imported until the test ends."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def make(name, text=""):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+        (tmp_path / name / "data.txt").write_text("content")
+        made.append(name)
+
+    yield make
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def test_acts_when_the_module_is_imported_and_leaves_it_as_it_is(make_module):
+    make_module("watched_module", "value = 1\nloader_inside = type(__loader__).__name__")
     seen = []
     finders = list(sys.meta_path)
     after_import("watched_module", lambda module: seen.append(module.value))
@@ -31,19 +39,16 @@ def test_acts_when_the_module_is_imported_and_leaves_it_as_it_is(tmp_path, monke
     assert sys.meta_path == finders
     assert module.loader_inside == type(module.__spec__.loader).__name__ == "SourceFileLoader"
     assert importlib.resources.files(module).joinpath("data.txt").read_text() == "content"
-    del sys.modules["watched_module"]
 
 
-def test_looking_for_the_module_without_importing_it_changes_nothing(tmp_path, monkeypatch):
-    make_module(tmp_path, "watched_and_found", "")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_looking_for_the_module_without_importing_it_changes_nothing(make_module):
+    make_module("watched_and_found")
     seen = []
     after_import("watched_and_found", lambda module: seen.append(module.__name__))
     assert importlib.util.find_spec("watched_and_found") is not None
     assert seen == []
     importlib.import_module("watched_and_found")
     assert seen == ["watched_and_found"]
-    del sys.modules["watched_and_found"]
 
 
 def test_acts_at_once_on_a_module_that_is_there():
@@ -52,15 +57,13 @@ def test_acts_at_once_on_a_module_that_is_there():
     assert seen == [subprocess]
 
 
-def test_a_later_action_replaces_one_that_waits(tmp_path, monkeypatch):
-    make_module(tmp_path, "watched_twice", "")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_later_action_replaces_one_that_waits(make_module):
+    make_module("watched_twice")
     seen = []
     after_import("watched_twice", lambda module: seen.append("first"))
     after_import("watched_twice", lambda module: seen.append("second"))
     importlib.import_module("watched_twice")
     assert seen == ["second"]
-    del sys.modules["watched_twice"]
 
 
 def test_a_module_that_does_not_exist_stays_an_import_error():

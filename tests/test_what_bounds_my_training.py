@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +30,14 @@ def folder(tmp_path_factory):
         small.resize((512, 512)).save(stream, "jpeg")
         images.append(stream.getvalue())
     for shard in range(4):
-        with tarfile.open(path / f"train-{shard}.tar", "w") as archive:
+        with mpwds.TarWriter(path / f"train-{shard}.tar") as sink:
             for number in range(100):
-                for field, data in (("jpg", images[number % 8]), ("cls", b"7")):
-                    member = tarfile.TarInfo(f"{shard}{number:03}.{field}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
+                sink.write({"__key__": f"{shard}{number:03}", "jpg": images[number % 8], "cls": b"7"})
     return path
 
 
 def run(block, folder):
     """What a block of the page leaves behind, and what it printed."""
-    import time
-
     names = {"mpwds": mpwds, "time": time, "folder": folder, "shards": f"{folder}/train-{{0..3}}.tar"}
     if "dataset =" not in block:
         names["dataset"] = mpwds.DataPipeline([(0, 0)] * 104)

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
-from io import BytesIO
+import urllib.request
 
 import numpy as np
 import pytest
@@ -60,26 +59,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def dataset_of(folder):
-    names = {}
-    exec(PIPELINE, names)
-    return names["dataset"]
-
-
-def images_in(folder):
-    for label, name in enumerate(["cat", "dog"]):
-        (folder / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = np.full((40, 60, 3), 100 * label + number, np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-
-
 def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
+    exec(PIPELINE, names := {})
     url = f"tcp://127.0.0.1:{free_port()}"
     with serving(folder, "pipeline.py:dataset", "--bind", url, "--workers", 2) as (process, said):
         assert f"at {url} with 2 workers" in said
         with mpwds.RemoteLoader(url, output="numpy") as loader:
-            assert [plain(batch) for batch in loader] == locally(dataset_of(folder), 2)[0]
+            assert [plain(batch) for batch in loader] == locally(names["dataset"], 2)[0]
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=120)
         assert (process.returncode, rest) == (0, "ended\n")
@@ -92,8 +78,6 @@ def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
 
 
 def test_keys_and_metrics(folder):
-    import urllib.request
-
     keys.generate(folder / "keys")
     url = f"tcp://127.0.0.1:{free_port()}"
     with serving(folder, "pipeline.py:dataset", "--bind", url, "--keys", "keys", "--metrics", 0) as (_, said):
@@ -121,21 +105,13 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
         (["pipeline.py:dataset", "--batch-size", "2"], 2, "--batch-size belongs to --images and --shards"),
         (["pipeline.py:dataset", "--metrics", "99999"], 2, "less than or equal to 65535"),
+        (["pipeline.py:dataset", "--tensorcom", "zpub://0.0.0.0:1"], 2, "can be reached from other machines"),
         (
-            ["pipeline.py:dataset", "--tensorcom", "zpub://127.0.0.1:1", "--keys", "k"],
+            ["pipeline.py:double", "--tensorcom", "zpub://127.0.0.1:1", "--keys", "k"],
             2,
             "--keys means nothing",
         ),
-        (
-            ["pipeline.py:dataset", "--tensorcom", "zpub://0.0.0.0:1"],
-            2,
-            "can be reached from other machines",
-        ),
-        (
-            ["pipeline.py:dataset", "--tensorcom", "zpush://host:1"],
-            2,
-            "say --insecure",
-        ),
+        (["pipeline.py:dataset", "--tensorcom", "zpush://host:1"], 2, "say --insecure"),
     ],
 )
 def test_a_wrong_argument_is_one_line(folder, monkeypatch, run, arguments, status, message):
@@ -166,7 +142,11 @@ def test_a_second_server_on_one_port_says_so(folder):
 
 
 def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
-    images_in(tmp_path / "train")
+    for label, name in enumerate(["cat", "dog"]):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.full((40, 60, 3), 100 * label + number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "train" / name / f"{number}.png")
     url = f"tcp://127.0.0.1:{free_port()}"
     options = ["--images", "train", "--bind", url, "--workers", 1, "--size", 32, "--batch-size", 6]
     with serving(tmp_path, *options), mpwds.RemoteLoader(url) as loader:
@@ -179,17 +159,11 @@ def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
     assert ((pixels * 255).round().int() // 100).tolist() == labels.tolist()
 
 
-def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path):
+def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path, write_shard):
     import tensorcom
 
     for number in range(4):
-        with tarfile.open(tmp_path / f"train-{number}.tar", "w") as shard:
-            buffer = BytesIO()
-            Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(buffer, "png")
-            for name, data in (("png", buffer.getvalue()), ("cls", str(number).encode())):
-                member = tarfile.TarInfo(f"{number}.{name}")
-                member.size = len(data)
-                shard.addfile(member, BytesIO(data))
+        write_shard(f"train-{number}.tar", {"png": np.full((20, 20, 3), number, np.uint8), "cls": number})
     port = free_port()
     receiver = tensorcom.Connection(f"zpull://127.0.0.1:{port}")
     context = receiver.context  # which close() forgets

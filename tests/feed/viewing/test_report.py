@@ -23,6 +23,9 @@ def test_rates_are_about_the_time_between_two_readings():
     assert (found.seconds, found.batches, found.batches_per_s) == (10, 200, 20)
     assert (found.samples_per_s, found.bytes_per_s) == (20 * 64, 20e6)
     assert [each.batches_per_s for each in found.workers] == [10, 10]
+    assert (found.queued_bytes, found.window_bytes) == (1_000_000, 4_000_000)
+    assert found.verdict == "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
+    assert between([], [reading(10, batches=50)]).batches_per_s == 5  # a worker that came in between
 
 
 def test_without_an_earlier_reading_they_are_about_all_the_time():
@@ -50,10 +53,6 @@ def test_two_clients_of_one_process_have_their_own_rates():
     assert [each.batches_per_s for each in found] == [2, 10]
 
 
-def test_a_worker_that_came_in_between_counts():
-    assert between([], [reading(10, batches=50)]).batches_per_s == 5
-
-
 def test_stages_have_their_share_of_the_workers_time():
     stages = {stage.name: stage for stage in between(*BUSY).stages}
     assert stages["decode('rgb8')"].share == pytest.approx(0.7)
@@ -61,26 +60,11 @@ def test_stages_have_their_share_of_the_workers_time():
     assert stages["tarfile_to_samples()"].storage
 
 
-def test_clients_have_their_own_rates():
+def test_clients_have_their_own_rates_since_they_came():
     (found,) = between(*BUSY, [client(batches=500)], [client(batches=600)]).clients
     assert (found.batches_per_s, found.bytes_per_s, found.silent_s) == (10, 10e6, 0.2)
-
-
-def test_a_new_client_counts_since_it_came():
-    (found,) = between(*BUSY, [], [client(batches=20, connected_s=2.0)]).clients
-    assert found.batches_per_s == 10
-
-
-def test_bytes_under_way_are_added_up():
-    found = between(*BUSY)
-    assert (found.queued_bytes, found.window_bytes) == (1_000_000, 4_000_000)
-
-
-def test_busy_workers_are_the_bound_and_the_verdict_names_the_stage():
-    assert (
-        between(*BUSY).verdict
-        == "stage decode('rgb8') takes 70% of worker time: add workers or make it faster"
-    )
+    (new,) = between(*BUSY, [], [client(batches=20, connected_s=2.0)]).clients
+    assert new.batches_per_s == 10
 
 
 def test_workers_that_wait_are_not():
@@ -173,6 +157,8 @@ def test_the_waiting_share_is_the_one_that_the_verdict_names():
 def test_workers_that_a_trainer_has_just_got_are_not_taken_for_waiting():
     found = between([], [reading(2, batches=20)] * 2)
     assert (found.waiting_share, found.verdict[:27]) == (0, "stage decode('rgb8') takes ")
+    before_that = worker(0, reading(10, batches=100, assigned_ns=9_900_000_000))  # and was busy already
+    assert feed_report(None, [status(10, [before_that])]).workers[0].waiting_share == 0
 
 
 def with_a_lost_server(now, last=None, seconds=12.0):
@@ -211,11 +197,6 @@ def test_workers_that_wait_are_not_said_to_wait_for_trainers_while_a_server_is_l
     assert found.servers[0].verdict == wait
     idle = [reading(50, batches=10)], [reading(50, batches=10)]
     assert with_a_lost_server(idle).verdict.endswith("; the trainers that are connected may wait for it")
-
-
-def test_a_worker_that_was_busy_since_just_before_it_was_assigned_does_not_wait():
-    found = feed_report(None, [status(10, [worker(0, reading(10, batches=100, assigned_ns=9_900_000_000))])])
-    assert found.workers[0].waiting_share == 0
 
 
 def test_a_slow_worker_is_not_said_to_be_started_again_if_that_was_before_the_readings():
@@ -277,9 +258,6 @@ def test_servers_on_one_machine_share_its_processors():
 def test_json_can_hold_them():
     counters = reading(100, batches=1000, skipped={"decode: DecodeError": 2})
     found = feed_report(None, [status(100, [worker(0, counters)], dropped={"replayed": 3})])
-    assert json.loads(json.dumps(found.as_dict()))["dropped"] == {"replayed": 3}
-    assert json.loads(json.dumps(found.as_dict()))["skipped"] == {"decode: DecodeError": 2}
-    assert (
-        json.loads(json.dumps(found.as_dict()))["workers"][0]["stats"]["shard"]
-        == "s3://data/train-000017.tar"
-    )
+    told = json.loads(json.dumps(found.as_dict()))
+    assert (told["dropped"], told["skipped"]) == ({"replayed": 3}, {"decode: DecodeError": 2})
+    assert told["workers"][0]["stats"]["shard"] == "s3://data/train-000017.tar"
