@@ -120,14 +120,19 @@ class _Server:
         """
         environment.apply(present)
         descriptors = _descriptors()
+        failed: list[str] = []
         for module in modules:
             before = set(sys.modules)
             if module not in before:
-                # A worker that needs a module that fails reports the error.
-                with contextlib.suppress(BaseException):
+                try:
                     importlib.import_module(module)
+                except BaseException:  # a worker that needs the module reports the error
+                    if set(sys.modules) - before:
+                        failed.append(module)
             if not self._culprit and _is_unsafe_to_fork(descriptors, set(sys.modules) - before):
                 self._culprit = module
+        if not self._culprit:  # a fork would repeat only a part of such an import, and may fail otherwise
+            self._culprit = next((module for module in failed if module not in sys.modules), "")
         self._handle_signals()
         # The workers' collectors skip what all of them share: no pause of 80 ms, no private copies.
         gc.freeze()

@@ -102,12 +102,12 @@ class ForkServerOrSpawn(FromForkServer):
     _find_server = staticmethod(forkserver.ready_and_safe)
 
     def prepare(self, wait: bool) -> bool:
+        self._server = None
         if processes.holds_lifeline() or forkserver.is_unsafe(self._pickled.modules):
             return True
         try:
             return super().prepare(wait)
         except (OSError, MpwdsError):  # fresh interpreters start, or tell why not
-            self._server = None
             return True
 
 

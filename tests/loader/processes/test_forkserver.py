@@ -478,6 +478,18 @@ def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_wor
         assert server_of(map(int, loader)) == forkserver.ready([]).pid
 
 
+def test_by_default_a_module_that_fails_in_other_processes_is_reported_with_its_own_error(write):
+    write("a_registry", "registered = []")
+    fails = (
+        "from a_registry import registered\n"
+        "if registered:\n    raise KeyError('registered already')\nregistered.append('a name')\n"
+        f"import os\nif os.getpid() != {os.getpid()}:\n    raise ValueError('its own error')\n"
+    )
+    module = importlib.import_module(write("registers_and_fails", fails + PARENTS))
+    with mpwds.MultiLoader(module.parents, workers=1) as loader, pytest.raises(ValueError, match="its own"):
+        list(loader)
+
+
 def test_by_default_fresh_interpreters_take_over_where_the_server_dies(write):
     ends = (
         "import os, sys\n"
