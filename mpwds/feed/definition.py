@@ -27,7 +27,7 @@ def define(dataset: Any) -> dict[str, Any]:
         "seed": dataset._seed if is_pipeline else None,
         "length": dataset._length if is_pipeline else None,
         "in_any_order": takes_any_order(dataset),
-        "unaddressed": dataset.non_resumable_part if is_pipeline else f"a {type(dataset).__name__}",
+        "unaddressed": dataset.non_resumable_part if is_pipeline else None,
         "fingerprint": fingerprint(dataset),
     }
 

@@ -13,6 +13,7 @@ import pytest
 import mpwds
 from mpwds.feed.server import worker_relay
 from mpwds.loader.processes.forkserver import ServerGone
+from mpwds.loader.worker import elements
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
 from tests.warned import files_of
 
@@ -106,6 +107,63 @@ def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(there):
                 other.load_state_dict(state)
                 assert begun + epoch_of(other) == whole[0]
                 assert epoch_of(other) == whole[1]
+
+
+class Count:
+    """Counts; its state holds where it is in a list, or in something else."""
+
+    def __init__(self, holding=list):
+        self.at, self.holding = 0, holding
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 12:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+    def state_dict(self):
+        return {"at": self.holding([self.at])}
+
+    def load_state_dict(self, state):
+        [self.at] = state["at"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (lambda: Count(set), "the pipeline's state holds objects that only pickle can send"),
+        (mpwds.DataPipeline(range(1, 13)).compose(iter), r"compose\(iter\) gives elements without addresses"),
+    ],
+    ids=["only for pickle", "without state"],
+)
+def test_where_no_state_can_be_sent_the_epoch_is_run_again_and_a_warning_says_why(
+    monkeypatch, dataset, reason
+):
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
+    with served(dataset, workers=1, start_method="fork") as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            begun = list(itertools.islice(loader, 5))
+            state = loader.state_dict()
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            loader.load_state_dict(state)
+            with pytest.warns(UserWarning, match=f"{reason}: the epoch is continued by running it again"):
+                assert begun + list(loader) == list(range(1, 13))
+
+
+def test_a_dataset_with_a_state_of_its_own_is_continued_without_a_warning():
+    with served(lambda: Count(), workers=1, start_method="fork") as server:
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            begun = list(itertools.islice(loader, 5))
+            state = loader.state_dict()
+        assert state["workers"][0]["states"]
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.load_state_dict(state)
+            assert begun + list(loader) == list(range(1, 13))
 
 
 def test_a_resume_that_fails_leaves_the_loaded_state(tmp_path):
