@@ -180,8 +180,9 @@ def test_nothing_is_served_or_asked_off_loopback_without_keys(url):
     for use in (lambda: mpwds.Server(numbers(), url), lambda: StatusClient([url])):
         with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
             use()
-    with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
-        mpwds.RemoteLoader(url)
+    for urls in (url, ["tcp://127.0.0.1:7880", url]):
+        with pytest.raises(SecurityError, match="can be reached from other machines: pass keys="):
+            mpwds.RemoteLoader(urls, server_timeout=1.0)
 
 
 def test_a_url_with_a_second_host_is_no_way_around():

@@ -169,6 +169,11 @@ def test_the_verdict_advises_for_what_takes_the_time(figures, said):
     assert not ends or figures.verdict.endswith(said[:-1])
 
 
+def test_nothing_stands_in_place_of_stages_that_are_not_known():
+    at_first = stats(replace(worker(batches=0), stages=()), batches=0)
+    assert all(str(at_first).splitlines())
+
+
 def test_what_can_be_gained_is_no_more_than_the_trainer_waits():
     said = "the trainer waits 14% of the time, and no more can be gained; stage map(crop) takes 70%"
     assert stats(waited_s=1.4).verdict.startswith(said)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -131,7 +132,10 @@ def test_the_cookie_opens_the_page_again_and_its_data(page, cookie):
     assert ask(page, "/../etc/passwd", **cookie)[0] == 404
 
 
-@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "10.0.0.1:{port}", "x:y", ""])
+HOSTS = ["example.org", "example.org:{port}", "127.example.org", "10.0.0.1:{port}", "x:y", ""]
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_a_name_that_another_site_points_here_is_refused(page, host):
     assert ask(page, path_of(page), Host=host.format(port=page.port))[0] == 403
     assert ask(page, path_of(page), Host="localhost:9000")[0] == 200  # through a tunnel
@@ -141,6 +145,16 @@ def test_a_name_that_another_site_points_here_is_refused(page, host):
 def test_nothing_but_get_is_answered(page, cookie, method):
     found, headers, _ = ask(page, "/", method, **cookie)
     assert (found, headers["Allow"]) == (405, "GET")
+
+
+def test_the_body_of_a_request_that_is_refused_is_not_taken_for_the_next_one(page, cookie):
+    host = f"Host: 127.0.0.1:{page.port}\r\n"
+    hidden = f"GET /icon.svg HTTP/1.1\r\n{host}Cookie: {cookie['Cookie']}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", page.port), timeout=60) as connection:
+        request = f"POST / HTTP/1.1\r\n{host}Content-Length: {len(hidden)}\r\n\r\n{hidden}"
+        connection.sendall(request.encode())
+        with connection.makefile("rb") as answers:
+            assert answers.read().count(b"HTTP/1.1 ") == 1
 
 
 def test_the_policy_lets_only_its_own_script_and_style_run(page, cookie):

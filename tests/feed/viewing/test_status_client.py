@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+import mpwds
 from mpwds.errors import ServerLost
 from mpwds.feed import status_client
 from mpwds.feed.status_client import StatusClient
@@ -121,6 +122,17 @@ def test_servers_that_do_not_answer_are_silent_and_the_others_are_told_of():
                 assert [status["capacity"] for status in client.status()] == [2]
                 return
     raise AssertionError("the server did not answer")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_batch_that_came_too_late_for_one_question_answers_no_later_one():
+    with served(numbers()) as server, StatusClient([server.url]) as client:
+        with pytest.raises(ServerLost):
+            client.peek(0.2)
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            list(loader)
+        with pytest.raises(ServerLost):  # nobody reads any more
+            client.peek(0.5)
 
 
 @pytest.mark.parametrize("ask", [StatusClient.status, StatusClient.peek])
