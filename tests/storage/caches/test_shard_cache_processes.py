@@ -18,7 +18,7 @@ import time
 import pytest
 
 from mpwds.storage.caches import fetch as cache_fetch
-from mpwds.storage.caches.directory import files_in, locked_usage
+from mpwds.storage.caches.directory import CacheEntry, files_in, locked_usage
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.http import pools
 
@@ -301,6 +301,32 @@ def test_one_that_is_stopped_is_not_waited_for_for_ever(server, directory, start
         assert stream.read() == server.body
     fetching.send_signal(signal.SIGCONT)
     assert finish(fetching) == server.digest
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_that_goes_on_slowly_is_waited_for(server, directory, start, monkeypatch):
+    fetching = begin_fetching(server, start)
+    entry = CacheEntry.of(directory, server.url())
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            if self.now < 5 * cache_fetch.patience_s:
+                self.now += 0.9 * cache_fetch.patience_s
+                os.utime(entry.partial, (self.now, self.now))  # as if some bytes had come
+            else:
+                server.gate.set()
+                time.sleep(seconds)
+
+    monkeypatch.setattr(cache_fetch, "time", Clock())
+    with ShardCache(directory).open(server.url()) as stream:
+        assert stream.read() == server.body
+    assert finish(fetching) == server.digest
+    assert server.requests == ["/a.tar"]
 
 
 def test_processes_together_keep_the_size_and_read_everything(server, directory, start):

@@ -156,12 +156,17 @@ def test_a_stream_that_is_dropped_ends_its_command(nothing_left):
 
 def test_what_a_finished_command_left_in_the_background_goes_on(tmp_path):
     os.mkfifo(tmp_path / "go")
-    with open_pipe(
-        f"pipe:(read x < {tmp_path}/go; echo done > {tmp_path}/go) > /dev/null 2>&1 & echo data"
-    ) as stream:
-        assert stream.read() == b"data\n"
-    (tmp_path / "go").write_text("x\n")
-    assert (tmp_path / "go").read_text() == "done\n"
+    with (
+        open(tmp_path / "go", "r+b", buffering=0) as go,
+        open_pipe(
+            f"pipe:(read x < {tmp_path}/go; echo > {tmp_path}/done) > /dev/null 2>&1 & echo $!"
+        ) as stream,
+    ):
+        in_background = pid_said_by(stream)
+        assert stream.read() == b""
+        go.write(b"x\n")
+        assert ends(in_background)
+    assert (tmp_path / "done").exists()
 
 
 def test_a_command_that_stops_reading_is_an_error(nothing_left):

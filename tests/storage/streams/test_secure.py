@@ -156,6 +156,7 @@ def test_a_url_in_a_file_adds_no_words_to_the_command_that_the_environment_makes
         "s3://data/=pipe:rclone cat remote:",
         r"s3://(\w+)/(.*)=pipe:rclone --\1 cat \2",
         r"s3://data/(?P<path>[^/]*)=pipe:rclone cat \g<path>",
+        r"s3://data/(v\d+/)?=pipe:rclone cat \1",
         "s3://data/?versions=1&x==pipe:rclone cat ",
     ],
 )

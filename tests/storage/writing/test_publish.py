@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from mpwds.storage.writing.destinations import (
+    OwnedStream,
     PendingFile,
     open_destination,
     remove_partial,
@@ -197,6 +198,26 @@ def test_what_a_full_disk_cuts_off_is_discarded_and_named(tmp_path, limited):
 def test_pieces_are_written_whole_and_published(tmp_path):
     write_whole(open_destination(tmp_path / "x"), b"one, ", b"", b"two")
     assert (tmp_path / "x").read_bytes() == b"one, two"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_an_error_or_an_interrupt_cuts_off_is_discarded(error):
+    class Upload:
+        became = "open"
+
+        def write(self, data):
+            raise error
+
+        def close(self):
+            self.became = "complete"
+
+        def discard(self):
+            self.became = "discarded"
+
+    upload = Upload()
+    with pytest.raises(error):
+        write_whole(open_destination(OwnedStream(upload, "s3://b/x")), b"data")
+    assert upload.became == "discarded"
 
 
 def test_a_stream_that_does_not_say_what_it_took_has_taken_it():
