@@ -98,9 +98,9 @@ class IndexedDataset(DataPipeline):
         from mpwds.pipeline.sources.formats import CacheConfig
 
         cache = CacheConfig(cache_dir, cache_size, remote)
-        shards, called, stages, seed_of_source = open_source(source, cache)
+        shards, called, stages, seed_of_source, chosen = open_source(source, cache)
         super().__init__(seed=seed_of_source if seed is None else seed)
-        self.pipeline = [IndexedSamples(shards, shuffle, chunksize, threads=threads), *stages]
+        self.pipeline = [IndexedSamples(shards, shuffle, chunksize, chosen, threads), *stages]
         shown = options(
             shuffle=(shuffle, False),
             chunksize=(chunksize, 2000),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.filter import MapStage
+from mpwds.pipeline.indexed.orders import Numbers
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, CacheConfig, find_format, tar_shards
 from mpwds.pipeline.stream import Stage
@@ -18,12 +19,13 @@ from mpwds.storage.streams.urls import is_named
 
 
 class Opened(NamedTuple):
-    """Shards, how their source prints, the stages behind them, and the pipeline's seed if it has one."""
+    """Shards, how their source prints, the stages behind them, and what the source chose, if it did."""
 
     shards: IndexedShards
     called: str
     stages: Sequence[Stage] = ()
     seed: int | None = None
+    chosen: range | Numbers | None = None
 
 
 def open_source(source: Any, cache: CacheConfig) -> Opened:
@@ -50,7 +52,7 @@ def _named(name: str, cache: CacheConfig) -> IndexedShards:
 
 
 def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
-    from mpwds.pipeline.iterable_sources import Indexed
+    from mpwds.pipeline.iterable_sources import Indexed, iterates_itself
     from mpwds.pipeline.sources.samples import TarSamples
     from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
     from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
@@ -60,10 +62,13 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
     dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
     if pipeline._epochs != ONCE:
         raise TypeError(f"IndexedDataset: call {pipeline._epochs} behind it, not in its source")
+    if iterates_itself(pipeline):
+        raise TypeError(f"IndexedDataset: the elements of {type(pipeline).__name__} have no numbers")
     origin, *stages = pipeline.parts
     before: Sequence[Stage] = ()
+    chosen: range | Numbers | None = None
     if isinstance(origin, DataPipeline):
-        shards, called, before, _ = _of_pipeline(origin, cache)
+        shards, called, before, _, chosen = _of_pipeline(origin, cache)
     elif isinstance(origin, (ShardList, SimpleShardList)):
         while stages and isinstance(stages[0], dealing):
             del stages[0]
@@ -76,9 +81,10 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
         shards = tar_shards(origin.urls, cache, copies=reader.cache)
         called = listed(origin._given)
     elif isinstance(origin, IndexedSamples):
-        shards, called, _, _ = open_source(origin.shards, cache)
+        shards, called, *_ = open_source(origin.shards, cache)
+        chosen = origin.chosen
     elif isinstance(origin, Indexed):
-        shards, called, _, _ = open_source(origin.elements, cache)
+        shards, called, *_ = open_source(origin.elements, cache)
     else:
         raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
     obstacle = next((stage for stage in stages if not isinstance(stage, MapStage)), None)
@@ -87,7 +93,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
             f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "
             'behind the IndexedDataset, and shuffle="global" chooses an order, for example'
         )
-    return Opened(shards, called, (*before, *stages), pipeline._seed)
+    return Opened(shards, called, (*before, *stages), pipeline._seed, chosen)
 
 
 class ElementsAsShard:

@@ -149,7 +149,8 @@ class PartitionedDataset(IndexedDataset):
     @property
     def parts(self) -> tuple[Any, ...]:
         source, *stages = super().parts
-        source = replace(source, chosen=self._chosen)
+        changed = {"chosen": self._chosen} if source.chosen is None else {"drawn": None}
+        source = replace(source, **changed)
         if not self._is_changed:
             return source, *stages
         return replace(source, shards=_Numbers(source.shards)), _Items(self.__getitem__)
@@ -165,6 +166,14 @@ class PartitionedDataset(IndexedDataset):
         if isinstance(extended, PartitionedDataset):
             return extended
         return DataPipeline(self).compose(*stages, **keywords)  # our parts and epochs are not a pipeline's
+
+    def _with(self, source: IndexedSamples) -> Any:
+        if self._is_changed:
+            raise TypeError(
+                f"{type(self).__name__} changes ds[i], which takes numbers of all samples: "
+                "torch.utils.data.Subset(ds, indices) has some of them"
+            )
+        return super()._with(source)
 
     def _numbered(self, context: Context) -> Context:
         if not context.run:

@@ -249,6 +249,20 @@ class Shard:
         pass
 
 
+def test_some_samples_of_a_dataset_are_its_epochs(old_folder):
+    for part, expected in [
+        (old(old_folder)[100:], [100, 101, 102]),
+        (old(old_folder).select([5, 3]), [5, 3]),
+    ]:
+        assert (len(part), part[0]["uid"]) == (len(expected), expected[0])
+        assert [sample["uid"] for sample in part] == expected
+        assert [sample["uid"] for sample in mpwds.IndexedDataset(part)] == expected
+    with pytest.raises(
+        TypeError, match=r"Numbers changes ds\[i\], .* torch.utils.data.Subset\(ds, indices\)"
+    ):
+        numbers(old_folder)[100:]
+
+
 def test_the_length_is_that_of_the_rank(old_folder, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

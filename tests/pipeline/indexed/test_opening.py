@@ -103,6 +103,30 @@ class TestSources:
         assert list(mpwds.IndexedDataset(first)) == ["a0", "b0", "b1"]
         assert list(mpwds.IndexedDataset(mpwds.DataPipeline(first).map(str.upper))) == ["A0", "B0", "B1"]
 
+    def test_a_pipeline_of_a_dataset_with_epochs_of_its_own(self, tmp_path):
+        write_mds(tmp_path, 1)
+        first = mpwds.StreamingDataset(None, str(tmp_path), False, {"cls": int}).map(lambda row: row["cls"])
+        dataset = mpwds.IndexedDataset(mpwds.DataPipeline(first).map(lambda number: 2 * number))
+        assert list(dataset) == [0, 2, 4, 6, 8]
+
+    def test_the_samples_that_another_dataset_chose(self):
+        whole = mpwds.IndexedDataset(Letters(1, 2))
+        for part in (whole[:0:-1], whole.select([2, 1])):
+            named = part.map(lambda sample: sample["__key__"])
+            assert list(mpwds.IndexedDataset(named)) == ["b1", "b0"]
+            shuffled = mpwds.IndexedDataset(named, "global")
+            assert (len(shuffled), sorted(shuffled), shuffled[0]) == (2, ["b0", "b1"], "b1")
+
+
+def test_a_pipeline_that_iterates_itself_has_no_numbers():
+    class Negated(mpwds.DataPipeline):
+        def __iter__(self):
+            return (-element for element in super().__iter__())
+
+    for pipeline in (Negated(range(3)), mpwds.DataPipeline(Negated(range(3))).map(abs)):
+        with pytest.raises(TypeError, match="the elements of Negated have no numbers"):
+            mpwds.IndexedDataset(pipeline)
+
 
 def test_mds_shards_are_not_read_by_ranges(tmp_path):
     write_mds(tmp_path, 2)

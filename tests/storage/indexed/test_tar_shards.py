@@ -205,21 +205,24 @@ def test_carried_offsets_that_point_elsewhere_are_an_error_with_the_place(two, w
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "first"),
     [
-        ["0.txt", "0.cls", "1.txt", "2.txt"],  # a member more
-        ["0.txt", "1.txt", "1.cls", "2.txt"],
-        ["0.txt", "1.txt", "2.txt", "3.txt"],  # the padding took up another sample
+        (["0.txt", "0.cls", "1.txt", "2.txt"], 0),  # a member more
+        (["0.txt", "1.txt", "1.cls", "2.txt"], 1),
+        (["0.txt", "1.txt", "2.txt", "3.txt"], 2),  # the padding took up another sample
     ],
 )
-def test_an_epoch_by_the_offsets_of_another_shard_of_the_same_size_is_an_error(tmp_path, names):
-    path = write_tar(tmp_path / "x.tar", [("0.txt", b"x"), ("1.txt", b"x"), ("2.txt", b"x" * 600)])
+def test_the_first_sample_that_offsets_of_another_shard_of_the_same_size_miss_is_an_error(
+    tmp_path, names, first
+):
+    contents = [("0.txt", b"x"), ("1.txt", b"x"), ("2.txt", b"x" * 600)]
+    path = write_tar(tmp_path / "x.tar", contents, format=tarfile.USTAR_FORMAT)
     carried = [{"offsets": describe_shard(path, offsets=True)["offsets"]}]
-    write_tar(path, [(name, b"x") for name in names])
+    write_tar(path, [(name, b"x") for name in names], format=tarfile.USTAR_FORMAT)
     shards = TarShards([path], described=carried)
+    assert [shards.read(0, n)["txt"] for n in range(first)] == [b"x"] * first
     with pytest.raises(ShardError, match="the offsets of .*x.tar are of another shard"):
-        for n in range(3):
-            shards.read(0, n)
+        shards.read(0, first)
 
 
 def test_a_shard_that_ends_between_two_members_may_be_cut_off(two):
