@@ -79,9 +79,7 @@ def test_several_may_write_at_the_same_time(digits, tmp_path):
     assert digests(tmp_path / "new") == digests(digits)
 
 
-def test_the_bytes_are_the_same_on_every_run_also_in_a_folder_called_what_a_pattern_could_mean(
-    digits, tmp_path
-):
+def test_the_bytes_are_the_same_in_a_folder_called_what_a_pattern_could_mean(digits, tmp_path):
     directory = tmp_path / "50%d {1..2}::x"
     assert ensure_digits(directory)
     assert digests(directory) == digests(digits)

@@ -3,18 +3,13 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
-import soundfile
 
 import mpwds
 from mpwds.cli.inspect.selection import make_choice
 from mpwds.cli.inspect.shards import shards_of
 from mpwds.cli.inspect.sheet import make_sheet
 from tests.cli.inspect.test_describing import video
-
-
-def sound():
-    soundfile.write(stream := io.BytesIO(), np.sin(np.arange(4000) / 9), 8000, format="WAV")
-    return stream.getvalue()
+from tests.cli.inspect.test_verify import sound
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ def test_classes_are_shown_by_the_names_that_lie_beside_the_shards(sheet, tar, n
 
 
 def test_sound_and_text_are_shown_too(sheet, write_shard):
-    shard = write_shard("x.tar", *({"wav": sound(), "txt": f"text {number}"} for number in range(30)))
+    shard = write_shard("x.tar", *({"wav": sound("WAV"), "txt": f"text {number}"} for number in range(30)))
     kinds = {title.split()[0]: shown for title, shown in sheet(shard).sections}
     assert kinds["wav"].kind == "waveform"
     assert kinds["txt"].samples[0].text == "text 0"

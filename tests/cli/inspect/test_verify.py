@@ -1,6 +1,5 @@
 import gzip
 import hashlib
-import io
 import json
 
 import numpy as np
@@ -10,6 +9,7 @@ import soundfile
 
 import mpwds
 from mpwds.cli.inspect.checking import check_checksums
+from tests.cli.inspect.test_describing import file
 
 
 @pytest.fixture
@@ -68,27 +68,23 @@ def test_a_field_that_only_some_samples_have_is_none(problems, write_shard):
     assert problems(shard) == []
 
 
+NOISE = np.random.default_rng(0)
+
+
 def saved(image_format):
-    pixels = np.random.default_rng(0).integers(0, 255, (20, 20, 3), np.uint8)
-    PIL.Image.fromarray(pixels).save(stream := io.BytesIO(), image_format)
-    return stream.getvalue()
+    image = PIL.Image.fromarray(NOISE.integers(0, 255, (20, 20, 3), np.uint8))
+    return file(lambda stream: image.save(stream, image_format))
 
 
 def sound(audio_format):
-    waveform = np.random.default_rng(0).uniform(-1, 1, 4000)
-    soundfile.write(stream := io.BytesIO(), waveform, 8000, format=audio_format)
-    return stream.getvalue()
-
-
-def arrays():
-    np.savez_compressed(stream := io.BytesIO(), a=np.arange(1000))
-    return stream.getvalue()
+    waveform = NOISE.uniform(-1, 1, 4000)
+    return file(lambda stream: soundfile.write(stream, waveform, 8000, format=audio_format))
 
 
 FILES = {
     "png": saved("PNG"),
     "json.gz": gzip.compress(b'{"a": [1, 2, 3]}' * 50),
-    "npz": arrays(),
+    "npz": file(lambda stream: np.savez_compressed(stream, a=np.arange(1000))),
     "ogg": sound("OGG"),
 }
 

@@ -26,7 +26,6 @@ def short():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_state_at_every_position_continues_exactly(memory, short):
     whole, following = short
     with ServerProcess(rows(batches=SHORT), workers=2) as server:

@@ -84,3 +84,24 @@ def status(time_s, workers, clients=None, **more):
         "dropped": {},
         **more,
     }
+
+
+def answering(answers):
+    """A class in the place of ``StatusClient``: it returns an answer after the other, and raises errors."""
+
+    class StatusClient:
+        silent = ()
+
+        def __init__(self, urls, folder, *, insecure):
+            self.timeouts = []
+
+        def status(self, timeout):
+            self.timeouts.append(timeout)
+            answer = next(answers)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        def close(self): ...
+
+    return StatusClient

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mpwds.cli.main import main
 from mpwds.errors import ServerLost
-from tests.feed.viewing.statuses import reading, status, worker
+from tests.feed.viewing.statuses import answering, reading, status, worker
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +59,7 @@ def test_monitor_goes_on_until_it_is_interrupted(live_feed, as_json):
 def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys):
     before, after = (status(seconds, [worker(0, reading(seconds, batches=seconds))]) for seconds in (1, 2))
     readings = iter([[before], ServerLost("no answer from tcp://cpu1:7880"), [after], KeyboardInterrupt()])
-
-    class StatusClient:
-        silent = ()
-
-        def __init__(self, urls, folder, *, insecure): ...
-
-        def status(self, timeout):
-            found = next(readings)
-            if isinstance(found, list):
-                return found
-            raise found
-
-        def close(self): ...
-
-    monkeypatch.setattr("mpwds.feed.status_client.StatusClient", StatusClient)
+    monkeypatch.setattr("mpwds.feed.status_client.StatusClient", answering(readings))
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["monitor", "tcp://cpu1:7880", "--interval", "0.1"]) == 130
     shown = capsys.readouterr().out

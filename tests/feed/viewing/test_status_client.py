@@ -8,7 +8,7 @@ from mpwds.errors import ServerLost
 from mpwds.feed import status_client
 from mpwds.feed.status_client import StatusClient
 from tests.feed.serving import ServerProcess, free_port, numbers, served
-from tests.feed.viewing.statuses import reading, status, worker
+from tests.feed.viewing.statuses import answering, reading, status, worker
 
 URLS = ["tcp://cpu1:7880", "tcp://cpu2:7880"]
 
@@ -16,20 +16,8 @@ URLS = ["tcp://cpu1:7880", "tcp://cpu2:7880"]
 @pytest.fixture
 def watched(monkeypatch):
     """Watches a server that sends one batch each second, decoded in this share of the time."""
-    moments = iter(range(1, 100))
-
-    class StatusClient:
-        def __init__(self, urls, folder, *, insecure):
-            self.timeouts = []
-
-        def status(self, timeout):
-            self.timeouts.append(timeout)
-            seconds = next(moments)
-            return [status(seconds, [worker(0, reading(seconds, batches=seconds))])]
-
-        def close(self): ...
-
-    monkeypatch.setattr(status_client, "StatusClient", StatusClient)
+    answers = ([status(s, [worker(0, reading(s, batches=s))])] for s in range(1, 100))
+    monkeypatch.setattr(status_client, "StatusClient", answering(answers))
     return status_client.FeedStatus(["tcp://cpu1:7880"])
 
 
@@ -44,18 +32,14 @@ def test_figures_and_verdicts_are_those_of_the_last_ten_readings(watched):
 
 
 def test_a_server_that_was_silent_counts_from_its_own_oldest_reading(monkeypatch):
-    readings = iter([[100], [100], [110, 100], [120, 110]])
-
-    class StatusClient:
-        def __init__(self, urls, folder, *, insecure): ...
-
-        def status(self, timeout):
-            return [
-                status(seconds, [worker(0, reading(seconds, batches=seconds))], server=url, url=url)
-                for url, seconds in zip(URLS, next(readings), strict=False)
-            ]
-
-    monkeypatch.setattr(status_client, "StatusClient", StatusClient)
+    answers = (
+        [
+            status(seconds, [worker(0, reading(seconds, batches=seconds))], server=url, url=url)
+            for url, seconds in zip(URLS, each, strict=False)
+        ]
+        for each in ([100], [100], [110, 100], [120, 110])
+    )
+    monkeypatch.setattr(status_client, "StatusClient", answering(answers))
     watched = status_client.FeedStatus(URLS)
     found = [watched.read() for _ in range(4)]
     assert [server.batches for server in found[-1].servers] == [20, 10]
