@@ -4,7 +4,9 @@ Shards are small local copies with the same fields; short functions stand for to
 """
 
 import io
+import itertools
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -120,16 +122,17 @@ def test_dataset_reads_a_pipe_and_applies_functions_to_tuples(openimages):
         assert (image.shape, image.dtype, type(data)) == ((3, 24, 24), torch.float32, list)
 
 
-def test_dataset_with_a_length_that_batches_in_a_dataloader(openimages):
+def test_dataset_in_a_dataloader_that_batches_or_does_so_itself_with_a_length(openimages):
+    def pipeline(dataset):
+        decoded = dataset.shuffle(100).decode("pil").to_tuple("jpg;png", "json")
+        return decoded.map_tuple(preproc, identity)
+
+    dataloader = torch.utils.data.DataLoader(pipeline(wds.Dataset(openimages)), num_workers=2, batch_size=4)
+    images, targets = next(iter(dataloader))
+    assert images.shape == (4, 3, 24, 24)
+    assert len(targets[0]["ImageID"]) == 4
     bs = 4
-    dataset = (
-        wds.Dataset(openimages, length=int(1e9) // bs)
-        .shuffle(100)
-        .decode("pil")
-        .to_tuple("jpg;png", "json")
-        .map_tuple(preproc, identity)
-        .batched(bs)
-    )
+    dataset = pipeline(wds.Dataset(openimages, length=int(1e9) // bs)).batched(bs)
     dataloader = torch.utils.data.DataLoader(dataset, num_workers=2, batch_size=None)
     images, _ = next(iter(dataloader))
     assert images.shape == (4, 3, 24, 24)
@@ -211,7 +214,7 @@ def add_noise(source, noise=0.01):
         yield inputs, targets
 
 
-def test_the_pipeline_of_processors(openimages):
+def test_processors_behind_processors_and_behind_methods(openimages):
     dataset = wds.ShardList(
         openimages, splitter=wds.split_by_worker, nodesplitter=wds.split_by_node, shuffle=False
     )
@@ -221,9 +224,11 @@ def test_the_pipeline_of_processors(openimages):
     dataset = wds.Processor(dataset, wds.shuffle, 100)
     dataset = wds.Processor(dataset, wds.decode, wds.imagehandler("torchrgb"))
     dataset = wds.Processor(dataset, wds.to_tuple, "png;jpg;jpeg", "json")
-    noisy_dataset = wds.Processor(dataset, add_noise, noise=0.02)
-    assert next(iter(noisy_dataset))[0].shape == (3, 40, 48)
-    assert len(list(noisy_dataset)) == 32
+    behind_methods = wds.WebDataset(openimages).shuffle(100).decode("torchrgb")
+    for each in (dataset, behind_methods.to_tuple("png;jpg;jpeg", "json")):
+        noisy_dataset = wds.Processor(each, add_noise, noise=0.02)
+        assert next(iter(noisy_dataset))[0].shape == (3, 40, 48)
+        assert len(list(noisy_dataset)) == 32
 
 
 class SqlDataset(torch.utils.data.IterableDataset):
@@ -266,6 +271,8 @@ def test_webdataset_is_an_iterable_dataset_with_methods(publaynet):
     dataset = dataset.map(preprocess)
     image, label = next(iter(dataset))
     assert (image.shape, label in range(5)) == ((40, 48, 3), True)
+    patches = dataset.flatmap(lambda sample: get_patches([sample]))
+    assert [patch.shape for patch, _ in patches] == [(16, 16, 3)] * 4 * 32
     dataset = dataset.compose(get_patches).shuffle(10000)
     patch, _ = next(iter(dataset))
     assert patch.shape == (16, 16, 3)
@@ -536,3 +543,12 @@ def test_a_sample_stored_as_one_messagepack_member(tmp_path):
             writer.write({"__key__": f"{number}", "mp": {"text": f"number {number}", "value": number}})
     dataset = wds.WebDataset(str(tmp_path / "small.tgz")).decode().map(lambda sample: sample["mp"])
     assert [sample["value"] for sample in dataset] == [0, 1, 2]
+
+
+def test_shardwriter_numbers_its_shards(tmp_path):
+    with wds.ShardWriter(str(tmp_path / "out-%06d.tar"), maxcount=2) as sink:
+        for number in range(5):
+            sink.write({"__key__": f"{number:04d}", "cls": number})
+    assert sorted(os.listdir(tmp_path)) == [f"out-{number:06d}.tar" for number in range(3)]
+    dataset = wds.WebDataset(str(tmp_path / "out-{000000..000002}.tar")).decode().to_tuple("cls")
+    assert list(itertools.chain(*dataset)) == list(range(5))
