@@ -148,7 +148,11 @@ class _Server:
             for own, stream in zip(OUTPUT_STREAMS, (output, errors), strict=True):
                 os.dup2(stream, own)
                 os.close(stream)
-            worker.main(index, setup, *ends)
+            try:
+                worker.main(index, setup, *ends)
+            finally:
+                if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
+                    multiprocessing._exit_function()  # ends its processes, as at an interpreter's exit
 
         processes.close_on_fork(status)  # workers must not hold it: its end tells that this process is gone
         try:

@@ -4,6 +4,7 @@ import errno
 import functools
 import gc
 import importlib
+import multiprocessing
 import os
 import random
 import resource
@@ -499,6 +500,18 @@ def test_by_default_fresh_interpreters_take_over_where_the_server_dies(write):
     module = importlib.import_module(write("ends_the_server", ends + PARENTS))
     with mpwds.MultiLoader(module.parents, workers=2) as loader:
         assert server_of(map(int, loader)) == os.getpid()
+
+
+@pytest.mark.parametrize("start_method", [None, pytest.param("spawn", marks=pytest.mark.slow)])
+def test_daemons_that_a_dataset_starts_by_multiprocessing_end_with_its_worker(start_method):
+    def pids():
+        daemon = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,), daemon=True)
+        daemon.start()
+        yield daemon.pid
+
+    with mpwds.MultiLoader(pids, workers=1, start_method=start_method) as loader:
+        (pid,) = map(int, loader)
+    wait_until_gone([pid])
 
 
 def test_by_default_a_worker_starts_its_own_workers_itself():
