@@ -44,18 +44,12 @@ def test_a_program_changes_one_import(folder):
     assert mpwds.Connection is tensorcom.Connection is tensorcom.zcom.Connection
 
 
-def test_a_dataset_begins_at_a_connection(pair):
+@pytest.mark.parametrize("begin", [mpwds.DataPipeline, lambda c: mpwds.Processor(c, mpwds.utils.identity)])
+def test_a_dataset_or_a_processor_begins_at_a_connection(pair, begin):
     sender, receiver = pair(receiver_total=8)
     sender.serve([a_batch()] * 2)
-    rows = mpwds.DataPipeline(receiver).unbatched().shuffle(5).batched(4)
+    rows = begin(receiver).unbatched().shuffle(5).batched(4)
     assert sorted(label for _, labels in rows for label in labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_processor_begins_at_a_connection(pair):
-    sender, receiver = pair(receiver_total=4)
-    sender.send(a_batch())
-    source = mpwds.Processor(receiver, mpwds.utils.identity)
-    assert [labels.tolist() for _, labels in source.unbatched().batched(3)] == [[0, 1, 2], [3]]
 
 
 def test_batches_of_one_sender_arrive_in_order(pair):
@@ -64,18 +58,13 @@ def test_batches_of_one_sender_arrive_in_order(pair):
     assert [int(batch[0][0]) for batch in receiver] == [*range(50)]
 
 
-def test_the_receiver_may_be_restarted(folder):
-    with ours(f"zpush+ipc://{folder}/s") as sender:
+@pytest.mark.parametrize("kinds", [("zpush", "zpull"), ("zpull", "zpush")], ids=["receiver", "sender"])
+def test_either_end_may_be_restarted(folder, kinds):
+    stays, restarted = (f"{kind}+ipc://{folder}/s" for kind in kinds)
+    with ours(stays) as one:
         for number in range(3):
-            sender.send([np.array([number], "int32")])
-            with ours(f"zpull+ipc://{folder}/s") as receiver:
-                assert receiver.recv()[0][0] == number
-
-
-def test_the_sender_may_be_restarted(folder):
-    with ours(f"zpull+ipc://{folder}/s") as receiver:
-        for number in range(3):
-            with ours(f"zpush+ipc://{folder}/s") as sender:
+            with ours(restarted) as other:
+                sender, receiver = (one, other) if kinds[0] == "zpush" else (other, one)
                 sender.send([np.array([number], "int32")])
                 assert receiver.recv()[0][0] == number
 

@@ -23,34 +23,6 @@ class Pair:
 IMAGES, LABELS = np.zeros((5, 2, 2)), list(range(5))
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        IMAGES,
-        LABELS,
-        (IMAGES, LABELS),
-        [IMAGES, LABELS],
-        {"image": IMAGES, "label": LABELS},
-        {"image": {"left": IMAGES, "right": IMAGES}, "label": LABELS},
-        (IMAGES, None),
-        Pair(IMAGES, LABELS),
-        [(np.zeros(3), 1)] * 5,
-        [{"__key__": "a"}] * 5,
-        ["a"] * 5,
-    ],
-)
-def test_a_batch_counts_its_rows(batch):
-    assert rows_in(batch) == 5
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [7, "text", b"bytes", None, (IMAGES, 7), {"__key__": "a", "image": IMAGES}, np.float32(1), (), {}],
-)
-def test_a_single_sample_is_one(sample):
-    assert rows_in(sample) == 1
-
-
 @dataclasses.dataclass(slots=True)
 class Slotted:
     image: Any
@@ -71,21 +43,35 @@ class Lettered:
     shape = ("n", 3)
 
 
-@pytest.mark.parametrize(
-    "element",
-    [Shaped(), Pair, [Shaped()], Secretive(), (Secretive(), Secretive()), Lettered(), object.__new__(Pair)],
-    ids=lambda element: type(element).__name__,
-)
-def test_what_only_looks_like_a_batch_is_one_sample(element):
+BATCHES = [
+    IMAGES,
+    LABELS,
+    (IMAGES, LABELS),
+    [IMAGES, LABELS],
+    {"image": IMAGES, "label": LABELS},
+    {"image": {"left": IMAGES, "right": IMAGES}, "label": LABELS},
+    (IMAGES, None),
+    Pair(IMAGES, LABELS),
+    Slotted(IMAGES),
+    [(np.zeros(3), 1)] * 5,
+    [{"__key__": "a"}] * 5,
+    ["a"] * 5,
+]
+SAMPLES = [
+    *(7, "text", b"bytes", None, np.float32(1), (), {}),
+    *((IMAGES, 7), {"__key__": "a", "image": IMAGES}, (np.zeros(3), np.zeros(4))),
+    *(Shaped(), Pair, [Shaped()], Secretive(), (Secretive(), Secretive()), Lettered(), object.__new__(Pair)),
+]
+
+
+@pytest.mark.parametrize("element", BATCHES, ids=lambda element: type(element).__name__)
+def test_a_batch_counts_its_rows(element):
+    assert rows_in(element) == 5
+
+
+@pytest.mark.parametrize("element", SAMPLES, ids=lambda element: type(element).__name__)
+def test_a_sample_is_one_also_if_it_looks_like_a_batch(element):
     assert rows_in(element) == 1
-
-
-def test_a_dataclass_with_slots_is_a_batch_too():
-    assert rows_in(Slotted(IMAGES)) == 5
-
-
-def test_columns_of_unequal_length_are_those_of_a_sample():
-    assert rows_in((np.zeros(3), np.zeros(4))) == 1
 
 
 class Silent:

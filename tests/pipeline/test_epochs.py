@@ -2,7 +2,7 @@ import contextlib
 import pickle
 import re
 from collections import Counter
-from itertools import count, islice
+from itertools import count, cycle, islice
 
 import pytest
 import torch.utils.data
@@ -144,15 +144,20 @@ def test_a_pipeline_that_begins_at_another_counts_that_ones_elements_first():
     assert list(dataset) == [[0, 1, 2], [3]]
 
 
-def test_an_epoch_without_a_number_has_no_end():
-    assert list(islice(DataPipeline("ab").with_epoch(), 5)) == list("ababa")
-    assert list(islice(DataPipeline("ab").repeat(), 5)) == list("ababa")
-
-
-def test_repeat_takes_a_number_of_batches_too():
-    assert list(DataPipeline("ab").repeat(nbatches=5)) == list("ababa")
-    assert list(DataPipeline("ab").repeat(2, 3)) == list("aba")
-    assert list(DataPipeline("ab").repeat(1, 1)) == ["a"]
+@pytest.mark.parametrize(
+    ("dataset", "elements"),
+    [
+        (DataPipeline("ab").with_epoch(), "ababa"),
+        (DataPipeline("ab").repeat(), "ababa"),
+        (DataPipeline("ab").repeat(nbatches=5), "ababa"),
+        (DataPipeline("ab").repeat(2, 3), "aba"),
+        (DataPipeline("ab").repeat(1, 1), "a"),
+        (DataPipeline(lambda: cycle("ab")).with_epoch(3), "aba"),
+    ],
+    ids=str,
+)
+def test_an_epoch_has_a_number_of_elements_or_repetitions_or_no_end(dataset, elements):
+    assert list(islice(dataset, 5)) == list(elements)
 
 
 def test_a_source_that_gives_nothing_is_not_repeated_for_ever():
@@ -171,12 +176,6 @@ def test_the_source_is_not_read_beyond_the_epochs_end():
 
     assert list(DataPipeline(numbers).with_epoch(3)) == [0, 1, 2]
     assert read == [0, 1, 2]
-
-
-def test_endless_sources_have_epochs():
-    import itertools
-
-    assert list(DataPipeline(itertools.count).with_epoch(3)) == [0, 1, 2]
 
 
 def test_only_a_pipeline_that_was_given_a_length_has_one():

@@ -8,17 +8,13 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import Indexed, Iterated
+from tests.pipeline.places import read_everywhere
 
 
 @settings(max_examples=50, deadline=None)
 @given(n=st.integers(0, 30), world_size=st.integers(1, 3), workers=st.integers(1, 3))
 def test_a_sequence_is_divided_among_ranks_and_workers(n, world_size, workers):
-    read = []
-    for rank in range(world_size):
-        for worker in range(workers):
-            context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
-            read += [element for _, element in Indexed(range(n)).stream(context)]
-    assert sorted(read) == list(range(n))
+    assert sorted(read_everywhere(Indexed(range(n)).stream, world_size, workers)) == list(range(n))
 
 
 @settings(max_examples=30, deadline=None)

@@ -135,8 +135,12 @@ def test_a_budget_of_samples_is_spent_by_one_more(path):
     assert len(records(path)) == 4
 
 
-def test_a_budget_of_none_has_no_end(path):
-    assert len(list(DataPipeline(range(1000)).map(odd_are_bad, handler=quarantine(path, budget=None)))) == 500
+@pytest.mark.parametrize(
+    ("budget", "numbers"), [(None, range(1000)), (1.0, [1] * 50), (0.1, [1, 2])], ids=str
+)
+def test_a_budget_may_have_no_end_be_everything_or_one_sample_among_few(path, budget, numbers):
+    made = list(DataPipeline(numbers).map(odd_are_bad, handler=quarantine(path, budget=budget)))
+    assert made == [number for number in numbers if number % 2 == 0]
 
 
 def test_a_fraction_is_of_the_samples_seen(path):
@@ -155,16 +159,8 @@ def test_a_fraction_is_of_the_samples_seen(path):
         list(bad_from(133))
     with pytest.raises(QuarantineFull, match="11 bad ones among 40 samples"):
         list(bad_from(29))
-
-
-def test_a_fraction_allows_one_bad_sample_among_few(path):
-    assert list(DataPipeline([1, 2]).map(odd_are_bad, handler=quarantine(path, budget=0.1))) == [2]
     with pytest.raises(QuarantineFull, match="2 bad ones among 3 samples"):
         list(DataPipeline([1, 2, 3]).map(odd_are_bad, handler=quarantine(path, budget=0.1)))
-
-
-def test_everything_may_be_bad_when_the_fraction_says_so(path):
-    assert list(DataPipeline([1] * 50).map(odd_are_bad, handler=quarantine(path, budget=1.0))) == []
 
 
 def test_stages_share_file_and_budget(path):
@@ -290,20 +286,6 @@ def test_a_copy_knows_that_its_file_is_gone(path):
     with pytest.raises(QuarantineFull, match="2 bad samples"):
         copy(ValueError("worse"))
     assert len(records(path)) == 2
-
-
-def test_a_directory_that_is_not_there_is_an_error_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        quarantine(tmp_path / "missing" / "bad.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("budget", "error"),
-    [(-1, ValueError), (0.0, ValueError), (1.5, ValueError), ("3", TypeError), (True, TypeError)],
-)
-def test_impossible_budgets_are_refused(path, budget, error):
-    with pytest.raises(error, match="quarantine: "):
-        quarantine(path, budget)
 
 
 def test_its_error_is_of_the_library():

@@ -4,10 +4,22 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, IndexedDataset, RandomMix, RoundRobin, WebDataset
+from mpwds import (
+    AudioDecoder,
+    DataPipeline,
+    Decoder,
+    IndexedDataset,
+    RandomMix,
+    RoundRobin,
+    ShardListDataset,
+    VideoDecoder,
+    WebDataset,
+)
 from mpwds.extradatasets import MockDataset, ResizedDataset
 from mpwds.pipeline.coercion import Generator, PipelineFilter
 from mpwds.pipeline.iterable_sources import Iterated
+from mpwds.pipeline.quarantine import quarantine
+from mpwds.pipeline.sources.specs import MultiShardSample
 from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stages.batched import Batched, batched, bucketed
 from mpwds.pipeline.stages.decode import Decode, xdecode
@@ -206,6 +218,17 @@ REFUSED_BY_PIPELINES = [
         TypeError,
         "select_files must be a function of a name, got 'png'",
     ),
+    (
+        lambda: MultiShardSample({"datasets": [{"shards": "a.tar", "weight": 2}]}),
+        ValueError,
+        "samples are mixed, not shards: use mpwds.WebDataset",
+    ),
+    (lambda: mpwds.Dataset("x.tar", colour=True), TypeError, "colour"),
+    (
+        lambda: mpwds.Dataset("x.tar", errors="ignore"),
+        ValueError,
+        "errors must be True, False or 'warn', got 'ignore'",
+    ),
     (lambda: list(url_opener([1])), TypeError, "a shard must be"),
     (lambda: list(tar_file_expander([{"url": "x.tar"}])), TypeError, "put url_opener before it"),
     *(
@@ -217,6 +240,58 @@ REFUSED_BY_PIPELINES = [
     (lambda: Generator(3), TypeError, "a stage is an object with a method stream"),
     (lambda: PipelineFilter(3), TypeError, "pipelinefilter: expected a function of a source, got 3"),
     (lambda: list(Splitter(lambda urls: iter([1]))(["x.tar"])), TypeError, "a splitter must yield shards"),
+    (lambda: mpwds.Processor(Shuffle(10), 3), TypeError, r"shuffle\(10\) is a stage already"),
+    (
+        lambda: mpwds.Processor([1, 2], "x"),
+        TypeError,
+        "expected a stage or a generator function of an iterator, got 'x'",
+    ),
+    (lambda: mpwds.padded(multiple_of=0), ValueError, None),
+    (lambda: mpwds.padded(multiple_of=1.5), TypeError, None),
+    (lambda: mpwds.padded(axes="a"), TypeError, None),
+    (
+        lambda: mpwds.padded({"x": 0})([{"x": [1, 2]}, {"x": [1]}]),
+        TypeError,
+        "padded: expected arrays or tensors in field 'x', got a list",
+    ),
+    # decoders
+    (lambda: AudioDecoder(output="list"), ValueError, "AudioDecoder: output must be"),
+    (
+        lambda: AudioDecoder(dtype="uint8"),
+        ValueError,
+        "AudioDecoder: dtype must be one of float32 float64 int16 int32, got 'uint8'",
+    ),
+    (lambda: AudioDecoder(start=-1), ValueError, "AudioDecoder: start must be at least 0"),
+    (lambda: AudioDecoder(duration=0), ValueError, "AudioDecoder: duration must be more than 0"),
+    (lambda: VideoDecoder("list"), ValueError, "VideoDecoder: output must be"),
+    (lambda: VideoDecoder(start=-1), ValueError, "VideoDecoder: start must be at least 0"),
+    (lambda: VideoDecoder(start=float("nan")), ValueError, "VideoDecoder: start must be at least 0"),
+    (
+        lambda: VideoDecoder(start=2, end=2),
+        ValueError,
+        r"VideoDecoder: end must be after start \(2 s\), got 2",
+    ),
+    (lambda: VideoDecoder(every=0), ValueError, "VideoDecoder: every must be at least 1, got 0"),
+    (lambda: VideoDecoder(max_frames=0), ValueError, "VideoDecoder: max_frames must be at least 1"),
+    (lambda: VideoDecoder(threads=0), ValueError, "VideoDecoder: threads must be at least 1"),
+    *(
+        (lambda handlers=handlers: Decoder(*handlers), TypeError, "must be a function")
+        for handlers in ((7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg", 7),), ((len, "jpg"),))
+    ),
+    (
+        lambda: Decoder("rgb9"),
+        ValueError,
+        "unknown image format 'rgb9': the known ones are l8 rgb8",
+    ),
+    # quarantine
+    *(
+        (lambda budget=budget: quarantine("bad.jsonl", budget), error, "quarantine: ")
+        for budget, error in (
+            *((-1, ValueError), (0.0, ValueError), (1.5, ValueError)),
+            *(("3", TypeError), (True, TypeError)),
+        )
+    ),
+    (lambda: quarantine("missing/bad.jsonl"), FileNotFoundError, None),
     # epochs
     (lambda: DataPipeline("abc").with_epoch(0), ValueError, "number of elements must be at least 1, got 0"),
     (lambda: DataPipeline("abc").repeat(nbatches=0), ValueError, "elements must be at least 1, got 0"),
@@ -250,6 +325,21 @@ REFUSED_BY_PIPELINES = [
     (lambda: RandomMix(["a"], stop=0), ValueError, "at least 1 element"),
     (lambda: RoundRobin([3]), TypeError, "a pipeline begins at"),
     # indexed datasets
+    *(
+        (lambda shards=shards: ShardListDataset(shards), ValueError, message)
+        for shards, message in (
+            ([], "there are no shards"),
+            ([("x.tar", 3)], r"shards\[0\] = \('x.tar', 3\)"),
+            ([{"url": "x"}], "nsamples"),
+            ([{"url": "x", "nsamples": -1}], r"shards\[0\] = .*-1"),
+            ([{"url": "x", "nsamples": "250"}], r"shards\[0\] = .*'250'"),
+        )
+    ),
+    (
+        lambda: ShardListDataset([{"url": "x", "nsamples": 1}], transformations="pil"),
+        TypeError,
+        r'"PIL", "numpy" or a function of a sample, got \'pil\'',
+    ),
     (lambda: IndexedDataset(range(3), True), ValueError, "shuffle must be one of 'global'"),
     (
         lambda: IndexedDataset(range(3), "chunked", chunksize=0),

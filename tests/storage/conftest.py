@@ -20,8 +20,9 @@ class Web:
     ``files`` maps paths to contents. ``plan`` holds, for one GET after the other, what to do differently:
     ``status=``, ``headers=``, ``cut=n`` (the body ends after n bytes), ``reset=n`` (so does the
     connection), ``stall=n`` (n bytes, then nothing), ``part=n`` (a range of at most n bytes),
-    ``silent=True`` (no answer), ``hangs_up=True`` (closes the connection after it), and any of the attributes
-    below. ``requests`` lists (method, path, headers) of what was asked.
+    ``silent=True`` (no answer), ``hangs_up=True`` (closes the connection after it), ``unread=True`` (does so
+    without a look at the body), and any of the attributes below. ``requests`` lists (method, path, headers)
+    of what was asked.
     """
 
     def __init__(self):
@@ -87,8 +88,8 @@ class Web:
             def do_PUT(self):
                 web.requests.append(("PUT", self.path, dict(self.headers)))
                 step = web.plan.pop(0) if web.plan else {}
-                if step.get("status", 201) >= 400:
-                    self.close_connection = True  # and the body stays unread
+                if "unread" in step:
+                    self.close_connection = True
                 else:
                     content = self.rfile.read(int(self.headers["Content-Length"]))
                 if "status" not in step:

@@ -4,9 +4,12 @@ import pathlib
 
 import pytest
 
+from mpwds import MDSWriter, StreamingDatasetWriter
 from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
 from mpwds.storage.caches.directory import cache_name, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.indexed.describing import create_description
+from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.resuming import Retries
@@ -14,6 +17,11 @@ from mpwds.storage.streams.urls import local_path, rewrite_url
 from mpwds.storage.tar.entries import read_members
 from mpwds.storage.writing.encoders import encode_field, imageencoder, make_encoder
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
+
+
+def mds(columns=None, **options):
+    return MDSWriter(columns=columns or {"x": "str"}, out="x", **options)
+
 
 REFUSED = {
     "mode must be 'rb' or 'wb'": [lambda mode=mode: gopen("x", mode) for mode in ("ab", "r+b", "rt", "")],
@@ -32,7 +40,12 @@ REFUSED = {
     "AIS_ENDPOINT is not set": [lambda: gopen("ais://bucket/x")],
     "names no object": [lambda: gopen("ais://bucket")],
     "WDS_NOWHERE, which is not set": [lambda: expand_urls("${NOWHERE}/a.tar")],
-    "no shards": [lambda: expand_urls([]), lambda: expand_urls(iter(()))],
+    "no shards": [
+        lambda: expand_urls([]),
+        lambda: expand_urls(iter(())),
+        lambda: create_description([]),
+    ],
+    "a.tar is given twice": [lambda: create_description(["a.tar", "a.tar"])],
     "empty name": [lambda urls=urls: expand_urls(urls) for urls in ("", "a.tar::", [""])],
     r"the braces in 'x-\{0\.\.3\.tar' do not match": [lambda: expand_urls("x-{0..3.tar")],
     "only local files": [
@@ -61,6 +74,26 @@ REFUSED = {
     ],
     r"'x.foo'.*not one of cls .*png": [lambda: encode_field("x.foo", 7)],
     "image format 'gif' is not one of jpg": [lambda: imageencoder(None, "gif")],
+    "no encoding 'jpg': choose one of bytes, str": [
+        lambda: encoding("jpg"),
+        lambda: mds(columns={"x": "jpg"}),
+    ],
+    "unknown type": [lambda: encoding("ndarray:float")],
+    "invalid shape": [lambda name=name: encoding(name) for name in ("ndarray:int8:2,0", "ndarray:int8:")],
+    "allow_pickle=True": [lambda: encoding("pkl"), lambda: mds(columns={"x": "pkl"})],
+    "no compression 'lzma': choose one of br": [lambda: mds(compression="lzma")],
+    "levels are 0 to 9": [lambda: mds(compression="gz:10")],
+    "has no levels": [lambda: mds(compression="snappy:1")],
+    "alphabetical": [lambda: mds(hashes=["sha1", "md5"]), lambda: mds(hashes=["sha1", "sha1"])],
+    "no hash 'crc'": [lambda: mds(hashes=["crc"])],
+    "64mb": [lambda: mds(size_limit="64 apples")],
+    "below 4 GiB": [lambda: mds(size_limit=2**32)],
+    "negative": [lambda: mds(size_limit=-1)],
+    "different names": [lambda: StreamingDatasetWriter("x", ["a", "a"])],
+    "at least 1": [lambda: StreamingDatasetWriter("x", ["a"], 0)],
+    "gz:1": [
+        lambda each=each: StreamingDatasetWriter("x", ["a"], compression=each) for each in ("gz:0", "zstd")
+    ],
     "DBCache: size must be at least 1, got 0": [lambda: DBCache("x", 0)],
     "lmdb_cached: .* must be at least": [
         lambda: LMDBCached("x", chunksize=0),

@@ -48,19 +48,23 @@ def test_arrays_are_stacked_as_numpy_stacks_them(rows, row, reverse):
     np.testing.assert_array_equal(column, np.stack(samples))
 
 
+def written(column):
+    """A column, written where it is deferred."""
+    if not isinstance(column, Stack):
+        return column
+    assert column.dtype.isnative
+    out = np.empty(column.shape, column.dtype)
+    column.write_into(out)
+    return out
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 5),
     row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(max_side=4)),
 )
 def test_deferred_arrays_are_the_same_once_written(rows, row):
-    column = deferred_collation_fn([row.T] * rows)
-    if isinstance(column, Stack):
-        assert column.dtype.isnative
-        out = np.empty(column.shape, column.dtype)
-        column.write_into(out)
-        column = out
-    np.testing.assert_array_equal(column, np.stack([row.T] * rows))
+    np.testing.assert_array_equal(written(deferred_collation_fn([row.T] * rows)), np.stack([row.T] * rows))
 
 
 def test_pictures_are_deferred_and_dates_are_not():
@@ -94,6 +98,9 @@ def same(ours, theirs):
     if isinstance(theirs, (list, tuple)):
         return type(ours) is type(theirs) and all(map(same, ours, theirs))
     return ours == theirs
+
+
+CONJUGATED = torch.tensor([1 + 2j, 3 - 4j]).conj()
 
 
 ROWS = {
@@ -133,13 +140,22 @@ def test_tensors_are_stacked_to_a_tensor(dtype):
     assert torch.equal(default_collation_fn(rows), torch.stack(rows))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64, torch.complex64, torch.bool])
-def test_deferred_tensors_are_the_same_once_written(dtype):
-    rows = [torch.arange(12).reshape(3, 4).to(dtype).T for _ in range(2)]
-    column = deferred_collation_fn(rows)
-    out = np.empty(column.shape, column.dtype)
-    column.write_into(out)
-    assert torch.equal(torch.from_numpy(out), torch.stack(rows))
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(
+            torch.arange(12).reshape(3, 4).to(dtype).T
+            for dtype in (torch.uint8, torch.float16, torch.float64, torch.complex64, torch.bool)
+        ),
+        CONJUGATED,
+        CONJUGATED.imag,  # stored negated
+    ],
+    ids=lambda row: f"{row.dtype} {tuple(row.shape)}",
+)
+def test_deferred_tensors_are_the_same_once_written(row):
+    column = deferred_collation_fn([row, row])
+    assert isinstance(column, Stack)
+    assert torch.equal(torch.from_numpy(written(column)), torch.stack([row, row]))
 
 
 @pytest.mark.parametrize(
@@ -153,26 +169,11 @@ def test_tensors_that_numpy_cannot_hold_as_they_are_are_stacked_at_once(row):
     assert torch.equal(deferred_collation_fn([row, row]), torch.stack([row, row]))
 
 
-CONJUGATED = torch.tensor([1 + 2j, 3 - 4j]).conj()
-
-
-@pytest.mark.parametrize("row", [CONJUGATED, CONJUGATED.imag], ids=["conjugated", "negated"])
-def test_tensors_that_are_stored_as_another_value_are_stacked_as_their_own(row):
-    column = deferred_collation_fn([row, row])
-    out = np.empty(column.shape, column.dtype)
-    column.write_into(out)
-    assert torch.equal(torch.from_numpy(out), torch.stack([row, row]))
-
-
 @pytest.mark.parametrize("collation_fn", [default_collation_fn, deferred_collation_fn])
 @pytest.mark.parametrize("dtypes", [("f4", "f8"), ("u1", "i2"), (">i4", "<i4"), ("?", "f4"), ("U1", "U3")])
 def test_arrays_of_different_dtypes_become_one_that_holds_them_all(collation_fn, dtypes):
     rows = [np.ones(3, dtype) for dtype in dtypes]
-    column = collation_fn(rows)
-    if isinstance(column, Stack):
-        out = np.empty(column.shape, column.dtype)
-        column.write_into(out)
-        column = out
+    column = written(collation_fn(rows))
     assert column.dtype == np.stack(rows).dtype
     np.testing.assert_array_equal(column, np.stack(rows))
 

@@ -135,16 +135,6 @@ def test_its_text_names_function_and_arguments():
     assert str(Processor(repeated, 2, gap=None)) == "repeated(2, gap=None)"
 
 
-def test_arguments_for_a_finished_stage_are_an_error():
-    with pytest.raises(TypeError, match=r"shuffle\(10\) is a stage already"):
-        Processor(Shuffle(10), 3)
-
-
-def test_what_cannot_be_called_is_an_error():
-    with pytest.raises(TypeError, match="expected a stage or a generator function of an iterator, got 'x'"):
-        Processor([1, 2], "x")
-
-
 def test_pipe_adds_what_processor_makes():
     dataset = DataPipeline(range(3)).pipe(map, lambda n: n + 1).pipe(repeated, times=2)
     assert list(dataset) == [1, 1, 2, 2, 3, 3]

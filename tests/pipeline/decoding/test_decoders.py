@@ -266,19 +266,6 @@ def test_a_handler_that_continues_differently_each_time_is_asked_each_time():
     assert [decode({"a": name})["a"] for name in (b"cls", b"txt", b"bin")] == [7, "7", b"7"]
 
 
-@pytest.mark.parametrize(
-    "handlers", [(7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg", 7),), ((len, "jpg"),)]
-)
-def test_what_is_no_handler_is_a_type_error(handlers):
-    with pytest.raises(TypeError, match="must be a function"):
-        Decoder(*handlers)
-
-
-def test_an_unknown_image_format_is_an_error_at_once():
-    with pytest.raises(ValueError, match="unknown image format 'rgb9': the known ones are l8 rgb8"):
-        Decoder("rgb9")
-
-
 # --------------------------------------------------------------------------------------------- errors
 
 

@@ -42,18 +42,19 @@ def test_a_slice_is_a_dataset_of_those_samples(start, stop, step, again):
 
 
 class TestSelect:
+    @pytest.mark.parametrize(
+        ("indices", "samples"),
+        [(np.arange(4) % 2 == 1, [1, 3]), (iter([2]), [2]), ([], [])],
+        ids=["a mask", "an iterator", "nothing"],
+    )
+    def test_takes_a_mask_an_iterator_and_nothing(self, indices, samples):
+        assert list(mpwds.IndexedDataset(range(4)).select(indices)) == samples
+
     def test_takes_indices_in_any_order_and_more_than_once(self):
         chosen = mpwds.IndexedDataset(range(10, 20)).select([9, 0, -1, 0])
         assert list(chosen) == [19, 10, 19, 10]
         assert chosen[1] == 10
         assert list(chosen[::2].select([1])) == [19]
-
-    def test_takes_a_mask(self):
-        assert list(mpwds.IndexedDataset(range(4)).select(np.arange(4) % 2 == 1)) == [1, 3]
-
-    def test_takes_an_iterator_and_nothing(self):
-        assert list(mpwds.IndexedDataset(range(4)).select(iter([2]))) == [2]
-        assert list(mpwds.IndexedDataset(range(4)).select([])) == []
 
     def test_takes_a_function_and_is_then_a_pipeline(self):
         even = mpwds.IndexedDataset(range(6)).select(lambda n: n % 2 == 0)

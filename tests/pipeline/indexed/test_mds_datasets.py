@@ -11,6 +11,7 @@ import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.indexed.partitioned import PartitionedSamples
 from mpwds.pipeline.stream import reached_end
+from tests.pipeline.places import read_everywhere
 
 COUNT = 103
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
@@ -50,22 +51,6 @@ def numbers(folder, shuffle=False, **options):
     return Numbers(None, str(folder), shuffle, {"uid": int}, **options)
 
 
-def read_by_workers(dataset, world_size, workers, **context):
-    """The samples that each worker of each rank reads."""
-    return [
-        [
-            [
-                sample
-                for _, sample in dataset.stream(
-                    Context(rank=rank, world_size=world_size, worker=worker, workers=workers, **context)
-                )
-            ]
-            for worker in range(workers)
-        ]
-        for rank in range(world_size)
-    ]
-
-
 def test_a_dataset_is_read_by_number_and_in_order(folder):
     ds = mpwds.MDSDataset(folder)
     assert len(ds) == COUNT
@@ -78,10 +63,8 @@ def test_a_dataset_is_read_by_number_and_in_order(folder):
 @pytest.mark.parametrize("shuffle", [False, "global", "chunked", "shards"])
 def test_each_sample_is_read_by_one_worker(folder, shuffle):
     ds = mpwds.MDSDataset(folder, shuffle=shuffle, chunksize=10)
-    read = read_by_workers(ds, 2, 3, epoch=1)
-    assert sorted(sample["number"] for rank in read for worker in rank for sample in worker) == [
-        *range(COUNT)
-    ]
+    read = read_everywhere(ds.stream, 2, 3, epoch=1)
+    assert sorted(sample["number"] for sample in read) == [*range(COUNT)]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 40, COUNT])
@@ -136,19 +119,11 @@ def test_the_samples_of_composers_dataset_are_those_of_its_decoders(old_folder):
 def test_composers_documented_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     samples = [
-        {
-            "uid": f"{ix:06}".encode(),
-            "data": (3 * ix).to_bytes(4, "big"),
-            "unused": b"blah",
-        }
-        for ix in range(100)
+        {"uid": b"%06d" % ix, "data": (3 * ix).to_bytes(4, "big"), "unused": b"blah"} for ix in range(100)
     ]
     with mpwds.StreamingDatasetWriter(dirname="remote", fields=["uid", "data"]) as writer:
         writer.write_samples(samples=samples)
-    decoders = {
-        "uid": lambda uid_bytes: uid_bytes.decode("utf-8"),
-        "data": lambda data_bytes: int.from_bytes(data_bytes, "big"),
-    }
+    decoders = {"uid": bytes.decode, "data": lambda data: int.from_bytes(data, "big")}
     dataset = mpwds.StreamingDataset(remote="remote", local="local", shuffle=False, decoders=decoders)
     assert list(dataset) == [{"uid": f"{ix:06}", "data": 3 * ix} for ix in range(100)]
 

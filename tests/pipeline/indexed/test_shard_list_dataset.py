@@ -121,11 +121,6 @@ def test_transformations_are_applied_in_order(make):
     assert [dataset[n] for n in range(11)] == list(range(100, 111))
 
 
-def test_what_is_no_transformation_is_an_error(make):
-    with pytest.raises(TypeError, match=r'"PIL", "numpy" or a function of a sample, got \'pil\''):
-        make(transformations="pil")
-
-
 def test_negative_numbers_count_from_the_end_and_others_are_errors(make):
     dataset = make()
     assert (dataset[-1]["__key__"], dataset[np.int64(-11)]["__key__"]) == ("dir/0010", "dir/0000")
@@ -166,21 +161,6 @@ def test_compressed_fields_are_decompressed(tmp_path):
         sink.write({"__key__": "a", "json.gz": gzip.compress(b"[7]"), "bin.gz": gzip.compress(b"bytes")})
     sample = ShardListDataset([{"url": str(tmp_path / "x.tar"), "nsamples": 1}])[0]
     assert (sample[".json.gz"], sample[".bin.gz"].read()) == ([7], b"bytes")
-
-
-@pytest.mark.parametrize(
-    ("shards", "message"),
-    [
-        ([], "there are no shards"),
-        ([("x.tar", 3)], r"shards\[0\] = \('x.tar', 3\)"),
-        ([{"url": "x"}], "nsamples"),
-        ([{"url": "x", "nsamples": -1}], r"shards\[0\] = .*-1"),
-        ([{"url": "x", "nsamples": "250"}], r"shards\[0\] = .*'250'"),
-    ],
-)
-def test_a_wrong_list_is_an_error(shards, message):
-    with pytest.raises(ValueError, match=message):
-        ShardListDataset(shards)
 
 
 class TestCopies:

@@ -59,15 +59,10 @@ def test_an_element_that_fails_costs_only_itself_and_comes_again_from_a_state():
     assert [batch for _, batch in stream] == [[6, 3, 2, 1]]
 
 
-def test_a_batch_that_cannot_be_made_is_left_out_whole():
+def test_a_batch_that_cannot_be_made_is_left_out_whole_or_ends_the_stream():
     samples = [(1,), (2,), (3,), (4, 4), (5,)]
-    batches = collect(Batched(2, handler=ignore_and_continue), samples)
-    assert [numbers.tolist() for (numbers,) in batches] == [[1, 2], [5]]
-
-
-def test_a_batch_that_cannot_be_made_ends_the_stream_on_request():
-    samples = [(1,), (2, 2), (3,), (4,)]
-    assert collect(Batched(2, handler=ignore_and_stop), samples) == []
+    for handler, made in ((ignore_and_continue, [[1, 2], [5]]), (ignore_and_stop, [[1, 2]])):
+        assert [numbers.tolist() for (numbers,) in collect(Batched(2, handler=handler), samples)] == made
 
 
 def test_arrays_are_left_to_the_transport_when_it_asks_for_that():

@@ -52,30 +52,33 @@ def test_continues_from_its_state_exactly(continues, sizes, stage, stop):
     continues(lambda: stage.stream(Source(sizes)), stop)
 
 
-def test_an_edge_belongs_to_the_bucket_above_it():
-    assert collect(bucketed(itself, [3, 5], 2, None), [2, 3, 2, 4, 5, 9]) == [[2, 2], [3, 4], [5, 9]]
+def of_lists(*arguments, **options):
+    return bucketed(itself, *arguments, collation_fn=None, **options)
 
 
-def test_each_bucket_may_have_its_own_batch_size():
-    assert collect(bucketed(itself, [3], [3, 1], None), [1, 9, 1, 1, 8]) == [[9], [1, 1, 1], [8]]
-
-
-def test_what_remains_follows_the_small_ones_first_or_is_dropped():
-    assert collect(bucketed(itself, [3], 2, None), [9, 1]) == [[1], [9]]
-    assert collect(bucketed(itself, [3], 2, None, partial=False), [9, 1]) == []
-
-
-def test_a_complete_batch_is_not_dropped_with_what_remains():
-    stage = bucketed(itself, [5], collation_fn=None, partial=False, max_total=4)
-    assert collect(stage, [3, 4, 1]) == [[3], [4]]
-
-
-def test_of_twenty_elements_unless_a_limit_says_otherwise():
-    assert [len(batch) for batch in collect(bucketed(itself, [], collation_fn=None), [1] * 25)] == [20, 5]
-    assert [len(batch) for batch in bucketed(itself, [], collation_fn=None, max_total=24)([1] * 25)] == [
-        24,
-        1,
-    ]
+@pytest.mark.parametrize(
+    ("stage", "sizes", "batches"),
+    [
+        (of_lists([3, 5], 2), [2, 3, 2, 4, 5, 9], [[2, 2], [3, 4], [5, 9]]),
+        (of_lists([3], [3, 1]), [1, 9, 1, 1, 8], [[9], [1, 1, 1], [8]]),
+        (of_lists([3], 2), [9, 1], [[1], [9]]),
+        (of_lists([3], 2, partial=False), [9, 1], []),
+        (of_lists([5], partial=False, max_total=4), [3, 4, 1], [[3], [4]]),
+        (of_lists([]), [1] * 25, [[1] * 20, [1] * 5]),
+        (of_lists([], max_total=24), [1] * 25, [[1] * 24, [1]]),
+    ],
+    ids=[
+        "an edge belongs to the bucket above it",
+        "each bucket may have its own batch size",
+        "what remains follows, the small ones first",
+        "what remains is dropped",
+        "a complete batch is not dropped with what remains",
+        "twenty elements",
+        "unless a limit says otherwise",
+    ],
+)
+def test_batches_are_of(stage, sizes, batches):
+    assert collect(stage, sizes) == batches
 
 
 def test_arrays_of_different_lengths_are_padded_by_default():

@@ -3,7 +3,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.fields import ToTuple, getfirst, parse_field_spec, rename
+from mpwds.pipeline.stages.fields import getfirst, parse_field_spec, rename, to_tuple
 from mpwds.pipeline.stream import collect
 
 names = st.sampled_from(["png", "jpg", "cls", "__key__"])
@@ -27,35 +27,41 @@ def test_reads_specs_as_webdataset_does(fields):
 SAMPLE = {"__key__": "a", "jpg": b"..", "cls": 7, "json": None}
 
 
-def pick(*specs, **options):
-    return collect(ToTuple(specs, **options), [SAMPLE])[0]
+@pytest.mark.parametrize(
+    ("stage", "sample", "made"),
+    [
+        (to_tuple("cls", "__key__"), SAMPLE, (7, "a")),
+        (to_tuple("cls"), SAMPLE, (7,)),
+        (to_tuple("png;jpg cls"), SAMPLE, (b"..", 7)),
+        (to_tuple("json", none_is_error=False), SAMPLE, (None,)),
+        (to_tuple("png", "cls", missing_is_error=False), SAMPLE, (None, 7)),
+        (rename(image="jpg;png"), {"png": 1, "jpg": 2, "x": 3}, {"x": 3, "image": 2}),
+        (rename(a="b", b="a"), {"a": 1, "b": 2}, {"a": 2, "b": 1}),
+    ],
+    ids=[
+        "fields come in the order asked for",
+        "a single field makes a tuple of one",
+        "spaces separate fields and semicolons alternatives",
+        "a field that is None is allowed on request",
+        "a missing field becomes None on request",
+        "the first of several alternatives is taken and the others go",
+        "two fields can change their names",
+    ],
+)
+def test_fields_are_picked_and_renamed(stage, sample, made):
+    assert collect(stage, [sample]) == [made]
 
 
-def test_picks_fields_in_the_order_asked_for():
-    assert pick("cls", "__key__") == (7, "a")
-
-
-def test_a_single_field_makes_a_tuple_of_one():
-    assert pick("cls") == (7,)
-
-
-def test_spaces_separate_fields_and_semicolons_alternatives():
-    assert pick("png;jpg cls") == (b"..", 7)
-
-
-def test_a_field_that_is_none_is_an_error_unless_that_is_allowed():
-    with pytest.raises(ValueError, match="to_tuple: field 'json' is None"):
-        pick("json")
-    assert pick("json", none_is_error=False) == (None,)
-
-
-def test_to_tuple_lists_the_fields_when_one_is_missing():
-    with pytest.raises(ValueError, match="no field 'png' or 'webp'; the sample has __key__, jpg, cls, json"):
-        pick("png;webp", "cls")
-
-
-def test_a_missing_field_becomes_none_on_request():
-    assert pick("png", "cls", missing_is_error=False) == (None, 7)
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (["json"], "to_tuple: field 'json' is None"),
+        (["png;webp", "cls"], "no field 'png' or 'webp'; the sample has __key__, jpg, cls, json"),
+    ],
+)
+def test_a_field_that_is_none_or_missing_is_an_error(specs, message):
+    with pytest.raises(ValueError, match=message):
+        collect(to_tuple(*specs), [SAMPLE])
 
 
 RENAMED = {"__key__": "a", "jpg": b"..", "cls": 7}
@@ -74,14 +80,6 @@ def test_renames_as_webdataset_does(elements, fields, keep, as_text):
     theirs = webdataset.filters.rename(handler=lambda error: True, keep=keep, **fields)
     ours = rename(handler=lambda error: True, keep=keep, **fields)
     assert list(ours(elements)) == list(theirs(elements))
-
-
-def test_the_first_of_several_alternatives_is_taken_and_the_others_go():
-    assert collect(rename(image="jpg;png"), [{"png": 1, "jpg": 2, "x": 3}]) == [{"x": 3, "image": 2}]
-
-
-def test_two_fields_can_change_their_names():
-    assert collect(rename(a="b", b="a"), [{"a": 1, "b": 2}]) == [{"a": 2, "b": 1}]
 
 
 def test_rename_leaves_the_sample_unchanged():

@@ -46,14 +46,12 @@ def test_goes_on_counting_where_it_stopped():
     assert output.getvalue() == "0\n1\n"
 
 
-def test_prints_to_what_stderr_is_when_it_prints(capsys):
-    collect(info("{0} {1}", n=1), [(1, "a"), (2, "b")])
-    assert capsys.readouterr().err == "1 a\n"
-
-
-def test_prints_elements_of_any_kind(capsys):
-    collect(info(n=1), [3])
-    assert capsys.readouterr().err == "---\n3\n"
+@pytest.mark.parametrize(
+    ("fmt", "element", "printed"), [("{0} {1}", (1, "a"), "1 a\n"), (None, 3, "---\n3\n")]
+)
+def test_prints_elements_of_any_kind_to_what_stderr_is_when_it_prints(capsys, fmt, element, printed):
+    collect(info(fmt, n=1), [element, element])
+    assert capsys.readouterr().err == printed
 
 
 def test_a_format_that_names_a_missing_field_says_where():
@@ -65,10 +63,14 @@ def test_a_format_that_names_a_missing_field_says_where():
 KEYS = [{"__key__": key} for key in "abc"]
 
 
-def test_writes_a_line_for_each_sample_with_its_reader(tmp_path):
+def test_writes_a_line_for_each_sample_with_its_reader_also_when_it_goes_on(tmp_path):
     path = tmp_path / "keys.tsv"
-    assert collect(log_keys(path), KEYS, Context(worker=2, workers=3, rank=1, world_size=2)) == KEYS
-    assert path.read_text() == "0\t2\t1\ta\n1\t2\t1\tb\n2\t2\t1\tc\n"
+    place = Context(worker=2, workers=3, rank=1, world_size=2)
+    first, second = (log_keys(path).stream(Source([*KEYS, 3]), place) for _ in range(2))
+    next(first)
+    second.load_state_dict(first.state_dict())
+    assert [element for _, element in second] == [*KEYS[1:], 3]
+    assert path.read_text() == "0\t2\t1\ta\n1\t2\t1\tb\n2\t2\t1\tc\n3\t2\t1\tNone\n"
 
 
 def test_writes_what_webdataset_writes_of_samples_that_name_their_reader(tmp_path):
@@ -81,20 +83,6 @@ def test_writes_what_webdataset_writes_of_samples_that_name_their_reader(tmp_pat
 @pytest.mark.parametrize("stop", range(5))
 def test_log_keys_continues_from_its_state_exactly(stop, continues, tmp_path):
     continues(lambda: log_keys(tmp_path / "keys").stream(Source(KEYS)), stop)
-
-
-def test_goes_on_counting_where_it_stopped_in_the_same_file(tmp_path):
-    path = tmp_path / "keys.tsv"
-    first, second = (log_keys(path).stream(Source(KEYS)) for _ in range(2))
-    next(first)
-    second.load_state_dict(first.state_dict())
-    list(second)
-    assert path.read_text() == "0\t0\t0\ta\n1\t0\t0\tb\n2\t0\t0\tc\n"
-
-
-def test_an_element_without_a_key_has_none(tmp_path):
-    collect(log_keys(tmp_path / "keys"), [3])
-    assert (tmp_path / "keys").read_text() == "0\t0\t0\tNone\n"
 
 
 @pytest.mark.parametrize("logfile", [None, ""])

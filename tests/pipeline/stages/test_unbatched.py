@@ -51,16 +51,19 @@ def test_the_batch_that_rows_are_fetched_from_is_made_once():
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("rows", [["ab", "cd"], [b"ab", b"cd"], [{"x": 1}, {"x": 2}], [{1}, {2}]])
-def test_a_list_of_rows_is_no_list_of_columns(rows):
-    with pytest.raises(TypeError, match="a column must be a list or an array, got a ") as caught:
-        collect(Unbatched(), [rows])
-    assert caught.value.__notes__ == ["in unbatched(), on element 0"]
-
-
-def test_columns_of_different_lengths_are_an_error():
-    with pytest.raises(ValueError, match="the columns differ in length: 2, 1") as caught:
-        collect(Unbatched(), [([1, 2], [3])])
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        *(
+            (rows, TypeError, "a column must be a list or an array, got a ")
+            for rows in (["ab", "cd"], [b"ab", b"cd"], [{"x": 1}, {"x": 2}], [{1}, {2}])
+        ),
+        (([1, 2], [3]), ValueError, "the columns differ in length: 2, 1"),
+    ],
+)
+def test_what_is_no_list_of_equal_columns_is_an_error(batch, error, message):
+    with pytest.raises(error, match=message) as caught:
+        collect(Unbatched(), [batch])
     assert caught.value.__notes__ == ["in unbatched(), on element 0"]
 
 

@@ -22,12 +22,9 @@ from tests.storage.members import read_members
 def tar(size, seed=0):
     """The bytes of a tar archive of one member, ``size`` bytes in all."""
     data = random.Random(seed).randbytes(size - 1536)
-    stream = io.BytesIO()
     info = tarfile.TarInfo("000.bin")
     info.size = len(data)
-    header = info.tobuf()
-    stream.write(header + data + bytes(-len(data) % 512 + 1024))
-    return stream.getvalue()[:size] if len(stream.getvalue()) >= size else stream.getvalue()
+    return info.tobuf() + data + bytes(1024)
 
 
 class Remote:
@@ -128,8 +125,10 @@ def test_a_shard_is_fetched_once_and_then_read_from_its_file(make, remote):
         settle(cache)
     assert remote.opened == [("a", 0)]
     assert kept(cache) == ["a.tar"]
-    with open(cache.path(url("a")), "rb") as file:
-        assert file.read() == remote.shards["a"]
+    with cache.open(url("a")) as complete:
+        assert os.path.samefile(complete.fileno(), cache.path(url("a")))
+    another = pickle.loads(pickle.dumps(make(opener=None)))  # with the directory
+    assert read(another, "a") == remote.shards["a"]
 
 
 def test_a_shard_and_its_mark_are_on_disk_before_it_gets_its_name(make, remote, monkeypatch):
@@ -154,12 +153,6 @@ def test_a_shard_and_its_mark_are_on_disk_before_it_gets_its_name(make, remote, 
     assert shard.endswith(".partial")
 
 
-def test_another_object_with_the_directory_finds_it(make, remote):
-    read(make(), "a")
-    settle(make())
-    assert read(pickle.loads(pickle.dumps(make(opener=None))), "a") == remote.shards["a"]
-
-
 def test_reading_starts_at_the_offset_whether_the_shard_is_there_or_not(make, remote):
     cache = make()
     assert read(cache, "a", 5000) == remote.shards["a"][5000:]
@@ -168,7 +161,7 @@ def test_reading_starts_at_the_offset_whether_the_shard_is_there_or_not(make, re
     assert remote.opened == [("a", 0)]
 
 
-def test_a_reader_gets_bytes_before_the_shard_is_complete(make, remote):
+def test_a_reader_gets_bytes_before_the_shard_is_complete_of_what_is_no_regular_file(make, remote):
     gate = remote.gates["a", 5120] = threading.Event()
     cache = make()
     with cache.open(url("a")) as stream:
@@ -176,21 +169,10 @@ def test_a_reader_gets_bytes_before_the_shard_is_complete(make, remote):
         assert head
         assert kept(cache) == []
         assert len(partials(cache)) == 1
+        with pytest.raises(OSError, match="fileno"):
+            stream.fileno()
         gate.set()
         assert head + stream.read() == remote.shards["a"]
-
-
-def test_the_stream_of_a_complete_shard_is_a_regular_file_and_that_of_a_growing_one_is_not(make, remote):
-    gate = remote.gates["a", 5120] = threading.Event()
-    cache = make()
-    with cache.open(url("a")) as growing:
-        with pytest.raises(OSError, match="fileno"):
-            growing.fileno()
-        gate.set()
-        growing.read()
-    settle(cache)
-    with cache.open(url("a")) as complete:
-        assert os.path.samefile(complete.fileno(), cache.path(url("a")))
 
 
 def test_two_readers_in_one_process_share_the_fetching(make, remote):
@@ -294,21 +276,15 @@ def test_what_a_killed_process_left_is_removed_when_any_shard_is_fetched(make, r
     assert partials(cache) == []
 
 
-def test_what_is_no_shard_is_streamed_and_not_kept(make, remote):
-    remote.shards["a"] = b"<html>Please log in</html>"
+@pytest.mark.parametrize("is_page", [True, False], ids=["an error page", "broken off without an error"])
+def test_what_is_no_whole_shard_is_streamed_and_not_kept(make, remote, is_page):
+    whole = remote.shards["a"]
+    remote.shards["a"] = b"<html>Please log in</html>" if is_page else whole[:5000]
     cache = make()
-    with pytest.warns(RuntimeWarning, match="it is not a whole shard"), cache.open(url("a")) as stream:
-        assert stream.read() == remote.shards["a"]
+    with pytest.warns(RuntimeWarning, match="not kept .* it is not a whole shard"):
+        assert read(cache, "a") == remote.shards["a"]
         settle(cache)
     assert kept(cache) == partials(cache) == []
-
-
-def test_a_shard_that_broke_off_without_an_error_is_streamed_and_not_kept(make, remote):
-    remote.shards["a"], whole = remote.shards["a"][:5000], remote.shards["a"]
-    cache = make()
-    with pytest.warns(RuntimeWarning, match="not kept .* whole shard"), cache.open(url("a")) as stream:
-        assert stream.read() == whole[:5000]
-        settle(cache)
     remote.shards["a"] = whole
     assert read(cache, "a") == whole
 

@@ -113,14 +113,6 @@ def test_a_damaged_shard_is_an_error(shards):
         create_description(shards)
 
 
-@pytest.mark.parametrize(
-    ("urls", "message"), [([], "no shards"), (["a.tar", "a.tar"], "a.tar is given twice")]
-)
-def test_no_shards_and_the_same_twice_are_errors(urls, message):
-    with pytest.raises(ValueError, match=message):
-        create_description(urls)
-
-
 def test_an_update_changes_what_is_asked_for_and_keeps_the_earlier_file(shards):
     write_description(create_description(shards), "index.json")
     with open("index.json") as file:

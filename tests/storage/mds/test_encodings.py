@@ -138,18 +138,3 @@ def test_a_truncated_image_is_an_error():
 def test_values_of_another_kind_are_refused(name, value, message):
     with pytest.raises((TypeError, ValueError, OverflowError), match=message):
         encoding(name).encode(value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("jpg", "no encoding 'jpg': choose one of bytes, str"),
-        ("ndarray:float", "unknown type"),
-        ("ndarray:int8:2,0", "invalid shape"),
-        ("ndarray:int8:", "invalid shape"),
-        ("pkl", "allow_pickle=True"),
-    ],
-)
-def test_encodings_that_do_not_exist_are_errors(name, message):
-    with pytest.raises(ValueError, match=message):
-        encoding(name)

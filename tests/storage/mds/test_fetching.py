@@ -412,18 +412,15 @@ def test_a_dataset_that_is_not_there_is_an_error_at_once(tmp_path, web):
         MDSShards()
 
 
-def test_a_dataset_of_version_1_is_named_as_that(tmp_path):
-    with StreamingDatasetWriter(tmp_path, ["x"]) as sink:
+def test_a_dataset_of_the_other_version_is_named_as_that(tmp_path):
+    with StreamingDatasetWriter(tmp_path / "1", ["x"]) as sink:
         sink.write_sample({"x": b""})
-    with pytest.raises(FileNotFoundError, match="version 1: StreamingDataset reads it"):
-        MDSShards(tmp_path)
-
-
-def test_a_dataset_of_version_2_is_named_as_that(tmp_path):
-    with MDSWriter(columns={"x": "bytes"}, out=tmp_path) as sink:
+    with MDSWriter(columns={"x": "bytes"}, out=tmp_path / "2") as sink:
         sink.write({"x": b""})
+    with pytest.raises(FileNotFoundError, match="version 1: StreamingDataset reads it"):
+        MDSShards(tmp_path / "1")
     with pytest.raises(FileNotFoundError, match="version 2: MDSDataset reads it"):
-        MDS1Shards(tmp_path)
+        MDS1Shards(tmp_path / "2")
 
 
 @pytest.mark.parametrize("compression", [None, "gz"])

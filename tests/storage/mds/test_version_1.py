@@ -208,21 +208,6 @@ def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
         MDS1Shards(tmp_path).read(0, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fields": ["a", "a"]}, "different names"),
-        ({"shard_size_limit": 0}, "at least 1"),
-        ({"compression": "gz:0"}, "gz:1"),
-        ({"compression": "zstd"}, "gz:1"),
-    ],
-)
-def test_wrong_arguments_are_errors(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        StreamingDatasetWriter(tmp_path / "x", **{"fields": FIELDS, **options})
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
     with StreamingDatasetWriter(tmp_path, FIELDS) as sink:
         sink.write_sample(SAMPLES[0])

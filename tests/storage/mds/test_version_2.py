@@ -242,28 +242,6 @@ def test_more_than_an_offset_can_say_is_refused(tmp_path, monkeypatch):
         write(tmp_path / "does not", size_limit=None)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"columns": {"x": "jpg"}}, "no encoding 'jpg'"),
-        ({"columns": {"x": "pkl"}}, "allow_pickle=True"),
-        ({"compression": "lzma"}, "no compression 'lzma': choose one of br"),
-        ({"compression": "gz:10"}, "levels are 0 to 9"),
-        ({"compression": "snappy:1"}, "has no levels"),
-        ({"hashes": ["sha1", "md5"]}, "alphabetical"),
-        ({"hashes": ["sha1", "sha1"]}, "alphabetical"),
-        ({"hashes": ["crc"]}, "no hash 'crc'"),
-        ({"size_limit": "64 apples"}, "64mb"),
-        ({"size_limit": 2**32}, "below 4 GiB"),
-        ({"size_limit": -1}, "negative"),
-    ],
-)
-def test_wrong_arguments_are_errors(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        MDSWriter(**{"columns": COLUMNS, "out": tmp_path / "x", **options})
-    assert not (tmp_path / "x").exists()
-
-
 def test_pickles_are_not_read_unless_that_is_allowed(tmp_path):
     write(tmp_path, [{"x": {1: 2}}], {"x": "pkl"}, allow_pickle=True)
     with pytest.raises(ValueError, match="index.json: .* pass allow_pickle=True if you trust"):

@@ -21,7 +21,7 @@ def test_writing_sends_all_at_close(web):
 
 
 def test_writing_is_tried_again(web, quick):
-    web.plan = [{"status": 503}, {"status": 500}]
+    web.plan = [{"status": 503, "unread": True}, {"status": 500, "unread": True}]
     with open_http(web.url("/new.tar"), "wb", retries=quick) as stream:
         stream.write(CONTENT)
     assert web.files["/new.tar"] == CONTENT
@@ -48,7 +48,7 @@ def test_writing_that_is_answered_by_another_page_is_an_error(web, page):
 
 
 def test_writing_that_is_refused_is_an_error_from_close(web):
-    web.plan = [{"status": 405}]
+    web.plan = [{"status": 405, "unread": True}]
     stream = open_http(web.url("/new.tar"), "wb")
     stream.write(b"data")
     with pytest.raises(StreamError, match="405 Method Not Allowed: does the server take PUT requests"):

@@ -17,10 +17,6 @@ def test_a_prefix_is_replaced(variable, monkeypatch):
     assert rewrite_url("s3://gs://x.tar") == "s3://gs://x.tar"
 
 
-def test_without_rules_nothing_changes():
-    assert rewrite_url("gs://bucket/x.tar") == "gs://bucket/x.tar"
-
-
 RULES = [
     "http://old.com/=http://new.com/;ftp://=http://",
     "gs://=pipe:ssh proxy gsutil cat ",
@@ -95,7 +91,10 @@ def test_gopen_reads_what_a_rule_yields(tmp_path, monkeypatch, capfd):
     assert f"GOPEN exit 0 pipe:cat {tmp_path}/x.tar\n" in said
 
 
-def test_no_rules_are_no_reason_for_the_secure_mode_to_refuse(monkeypatch):
-    monkeypatch.setenv("WDS_REWRITE", "")
-    monkeypatch.setenv("WDS_SECURE", "1")
+@pytest.mark.parametrize("rules", [None, ""])
+@pytest.mark.parametrize("secure", ["0", "1"])
+def test_without_rules_nothing_changes_or_is_refused(monkeypatch, rules, secure):
+    if rules is not None:
+        monkeypatch.setenv("WDS_REWRITE", rules)
+    monkeypatch.setenv("WDS_SECURE", secure)
     assert rewrite_url("https://host/x.tar") == "https://host/x.tar"

@@ -65,12 +65,6 @@ def test_the_offset_is_that_of_the_long_name_header(tmp_path):
     assert [member.offset for member in read_members(str(path))] == [0, 512, 512 * 5]
 
 
-def test_archives_written_one_after_the_other_are_read_on(tmp_path):
-    first = archive_of([("a", b"1234")], tarfile.PAX_FORMAT)
-    second = archive_of([("b", b"5678")], tarfile.GNU_FORMAT)
-    assert contents_of(file_with(tmp_path, first + second)) == [("a", b"1234"), ("b", b"5678")]
-
-
 def test_an_archive_that_ends_at_a_member_without_zero_blocks_is_read_with_one_warning(tmp_path):
     data = archive_of([("a", b"1234"), ("b", b"5678")], tarfile.USTAR_FORMAT)
     path = file_with(tmp_path, data[: 4 * 512])
@@ -106,10 +100,6 @@ def test_reading_that_stops_early_does_not_warn(tmp_path):
     assert list(members) == []
 
 
-def test_an_archive_of_zero_blocks_has_no_members(tmp_path):
-    assert contents_of(file_with(tmp_path, bytes(10240))) == []
-
-
 def test_a_name_that_is_not_utf8_keeps_its_bytes(tmp_path):
     name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")
     data = archive_of([(name, b"data"), (name * 30, b"more")], tarfile.PAX_FORMAT)
@@ -142,16 +132,32 @@ def test_pax_size_and_path_override_the_header(tmp_path):
     assert contents_of(path) == [("the/real/name", b"data")]
 
 
-def test_a_global_pax_header_is_no_member_and_its_path_holds_for_all(tmp_path):
-    comment = archive_of([("a", b"1234")], tarfile.PAX_FORMAT, pax_headers={"comment": "abc"})
-    assert contents_of(file_with(tmp_path, comment)) == [("a", b"1234")]
-    path = archive_of([("a", b"1234"), ("b", b"56")], tarfile.PAX_FORMAT, pax_headers={"path": "same"})
-    assert contents_of(file_with(tmp_path, path)) == [("same", b"1234"), ("same", b"56")]
+def with_global_header(members, **headers):
+    return archive_of(members, tarfile.PAX_FORMAT, pax_headers=headers)
 
 
-def test_a_global_pax_header_alone_makes_an_empty_archive(tmp_path):
-    data = archive_of([], tarfile.PAX_FORMAT, pax_headers={"comment": "abc"})
-    assert contents_of(file_with(tmp_path, data)) == []
+A, B = ("a", b"1234"), ("b", b"5678")
+
+
+@pytest.mark.parametrize(
+    ("data", "members"),
+    [
+        (bytes(10240), []),
+        (archive_of([A], tarfile.PAX_FORMAT) + archive_of([B], tarfile.GNU_FORMAT), [A, B]),
+        (with_global_header([], comment="abc"), []),
+        (with_global_header([A], comment="abc"), [A]),
+        (with_global_header([A, B], path="same"), [("same", b"1234"), ("same", b"5678")]),
+    ],
+    ids=[
+        "zero blocks alone",
+        "archives one after the other",
+        "a global header alone",
+        "a global header is no member",
+        "a global path holds for all",
+    ],
+)
+def test_members_of_an_archive_of(tmp_path, data, members):
+    assert contents_of(file_with(tmp_path, data)) == members
 
 
 @pytest.mark.parametrize("archive_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -37,25 +37,21 @@ def test_a_commands_failure_is_the_writers():
         write_all(TarWriter("pipe:cat > /dev/null; echo no room >&2; exit 3"))
 
 
-def test_a_command_is_ended_when_the_archive_is_given_up(tmp_path):
-    command = f"pipe:cat > {tmp_path}/torn && mv {tmp_path}/torn {tmp_path}/x.tar"
-    with pytest.raises(KeyboardInterrupt), TarWriter(command) as sink:
-        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
-        raise KeyboardInterrupt
-    assert not (tmp_path / "x.tar").exists()
-
-
 def give_up(sink):
     with pytest.raises(KeyboardInterrupt), sink:
         sink.write({"__key__": "b", "bin": bytes(1_000_000)})
         raise KeyboardInterrupt
 
 
-def test_a_command_that_an_opener_started_is_ended_when_its_shard_is_given_up(tmp_path, caplog):
+@pytest.mark.parametrize("by_opener", [False, True])
+def test_a_command_is_ended_when_its_archive_is_given_up(tmp_path, caplog, by_opener):
     command = f"pipe:cat > {tmp_path}/torn && mv {tmp_path}/torn {tmp_path}/x.tar"
-    give_up(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: gopen(command, "wb")))
+    if by_opener:
+        give_up(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: gopen(command, "wb")))
+        assert "what it has written elsewhere stays there" in caplog.text
+    else:
+        give_up(TarWriter(command))
     assert not (tmp_path / "x.tar").exists()
-    assert "what it has written elsewhere stays there" in caplog.text
 
 
 def test_an_upload_is_not_sent_when_its_shard_is_given_up(web):
