@@ -1,19 +1,14 @@
-"""Datasets and scripts for the loader's tests."""
+"""Datasets and programs for the loader's tests."""
 
 import io
-import os
-import signal
-import subprocess
-import sys
 import tarfile
-import textwrap
 
 import numpy as np
-import psutil
 import pytest
 
 from mpwds.loader.processes import forkserver
 from tests.fake_cuda import kept_to_the_rules
+from tests.loader.faults.programs import Program
 
 
 @pytest.fixture(autouse=True)
@@ -56,47 +51,16 @@ def shards(tmp_path):
     return f"{tmp_path}/train-{{0..3}}.tar"
 
 
-class Script:
-    """A program of a user, running."""
-
-    def __init__(self, path, arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, str(path), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def line(self):
-        """The next line that it prints."""
-        return self.process.stdout.readline().strip()
-
-    def workers(self):
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def interrupt(self):
-        """Ctrl-C: SIGINT to the whole foreground group, workers included."""
-        os.killpg(self.process.pid, signal.SIGINT)
-
-    def finish(self):
-        """Waits for its end: exit status, output, errors."""
-        output, errors = self.process.communicate(timeout=240)
-        return self.process.returncode, output, errors
-
-
 @pytest.fixture
-def script(tmp_path):
-    """Starts a program from its text, as a file that a user would run."""
+def program(tmp_path):
+    """Starts a program from its text; see ``Program``."""
     started = []
 
-    def start(text, *arguments):
-        path = tmp_path / f"script{len(started)}.py"
-        path.write_text(textwrap.dedent(text))
-        started.append(Script(path, arguments))
+    def start(text, *arguments, **circumstances):
+        folder = circumstances.pop("folder", tmp_path / f"program{len(started)}")
+        started.append(Program(text, folder, arguments, **circumstances))
         return started[-1]
 
     yield start
     for running in started:
-        running.process.kill()
-        running.process.communicate()
+        running.end()

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds import DataPipeline, MultiLoader, WebDataset
+from mpwds import DataPipeline, MultiLoader
 from mpwds.errors import WorkerDied
 from mpwds.loader.multi_loader import LoaderPipeline
 from tests.loader.faults.processes import runs
@@ -205,13 +205,6 @@ def test_blocks_are_free_when_their_rows_are_in_the_pool():
     assert sorted(number for batch in kept for number in batch[:, -1].tolist()) == [n // 2 for n in range(60)]
 
 
-def test_shards_are_rebatched(shards):
-    dataset = WebDataset(shards).decode().to_tuple("npy", "cls").batched(5)
-    batches = list(MultiLoader(dataset, workers=0).rebatched(16, shuffle=20))
-    assert all((images[:, 0, 0] == labels).all() for images, labels in batches)
-    assert sorted(label for _, labels in batches for label in labels.tolist()) == list(range(40))
-
-
 def test_rows_of_another_shape_are_an_error_that_tells_what_to_do():
     dataset = DataPipeline([np.zeros((4, 3)), np.zeros((4, 2))])
     with (
@@ -284,14 +277,6 @@ def test_a_stream_is_restored(loader):
     again.load_state_dict(state)
     left = [batch["label"].tolist() for _, batch in again]
     assert seen + left == [batch["label"].tolist() for _, batch in loader.rebatched(8, shuffle=50).stream()]
-
-
-@pytest.mark.parametrize(
-    ("size", "message"), [(0, "batchsize must be at least 1"), (-3, "at least 1, got -3")]
-)
-def test_a_size_out_of_range_is_an_error(loader, size, message):
-    with pytest.raises(ValueError, match=message):
-        loader.rebatched(size)
 
 
 def test_torchs_dataloader_takes_it_for_an_iterable_dataset(loader):

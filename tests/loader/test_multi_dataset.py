@@ -1,8 +1,6 @@
 """MultiDataset: workers read, decode and batch; the stages behind it run in the trainer."""
 
 import collections
-import os
-import signal
 import warnings
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 
 from mpwds import WebDataset
 from mpwds.compat.multi import MultiDataset, MultiDatasetIterator, pinned
-from mpwds.errors import WorkerDied
 from mpwds.pipeline.dataset import DataPipeline
 from tests.loader.faults.processes import runs
 
@@ -39,34 +36,6 @@ def test_arrays_arrive_as_arrays_and_tensors_as_tensors(size, batchsize):
         )
     with MultiDataset(dataset, workers=1, output="torch") as loader:
         assert {type(part) for element in loader for part in element} == {torch.Tensor}
-
-
-def test_batches_are_taken_apart_mixed_and_batched_anew_in_the_trainer(shards):
-    batches = WebDataset(shards).decode().to_tuple("npy", "cls").batched(5)
-    dataset = MultiDataset(batches, workers=2).unbatched().shuffle(1000).batched(16)
-    sizes, labels = [], []
-    for arrays, numbers in dataset:
-        assert arrays[:, 0, 0].tolist() == numbers.tolist()
-        sizes.append(len(numbers))
-        labels.extend(numbers.tolist())
-    assert sizes == [16, 16, 8]
-    assert sorted(labels) == list(range(40)) != labels
-
-
-def test_its_own_stages_run_in_the_trainer_and_the_datasets_in_workers():
-    dataset = DataPipeline(range(4)).map(lambda _: os.getpid())
-    mapped = MultiDataset(dataset, workers=2).map(lambda pid: (int(pid), os.getpid()))
-    makers, takers = zip(*mapped, strict=True)
-    assert len(set(makers)) == 2
-    assert set(takers) == {os.getpid()}
-    assert os.getpid() not in makers
-
-
-def test_each_iteration_is_an_epoch_with_an_order_of_its_own():
-    dataset = MultiDataset(DataPipeline(range(40)), workers=2, seed=3).shuffle(40)
-    first, second = [list(map(int, dataset)) for _ in range(2)]
-    assert sorted(first) == sorted(second) == list(range(40))
-    assert first != second
 
 
 def test_workers_stay_between_epochs_and_end_with_close():
@@ -107,12 +76,6 @@ def test_the_iterator_of_a_dataset_with_stages_can_be_terminated_too():
     assert next(elements, None) is None
 
 
-def test_an_epoch_that_is_left_early_leaves_nothing_behind():
-    for element in MultiDataset(range(1000), workers=2):
-        assert element == 0
-        break
-
-
 def test_len_is_nominal_also_of_copies():
     dataset = MultiDataset(range(6), workers=1, nominal=17)
     assert len(dataset) == len(dataset.batched(2)) == 17
@@ -143,22 +106,6 @@ def test_options_go_to_the_loader():
         MultiDataset(range(6), colour="red")
 
 
-def test_an_exception_in_a_worker_arrives_with_its_type():
-    dataset = MultiDataset(DataPipeline(range(6)).map(lambda number: 1 // (number - 3)), workers=2)
-    with pytest.raises(ZeroDivisionError, match="integer division"):
-        list(dataset)
-    assert dataset.loader.worker_pids == []
-
-
-def test_a_killed_worker_is_an_error():
-    dataset = MultiDataset(DataPipeline(lambda: iter(int, 1)), workers=1)
-    elements = iter(dataset)
-    next(elements)
-    os.kill(dataset.loader.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerDied):
-        collections.deque(elements, maxlen=0)
-
-
 def test_an_epoch_continues_where_its_state_was_saved():
     dataset = MultiDataset(range(6), workers=2)
     elements = iter(dataset)
@@ -166,12 +113,6 @@ def test_an_epoch_continues_where_its_state_was_saved():
     again = MultiDataset(range(6), workers=2)
     again.load_state_dict(dataset.state_dict())
     assert seen + list(map(int, again)) == list(range(6))
-
-
-def test_torchs_dataloader_takes_it(shards):
-    dataset = MultiDataset(WebDataset(shards).decode().to_tuple("cls").batched(10), workers=2)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None)
-    assert sorted(int(label) for (labels,) in loader for label in labels) == list(range(40))
 
 
 def test_without_cuda_pin_memory_changes_nothing_and_is_silent(monkeypatch):

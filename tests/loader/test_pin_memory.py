@@ -10,18 +10,11 @@ import torch
 import mpwds
 from mpwds.errors import WorkerDied
 from mpwds.pipeline.dataset import DataPipeline
-from tests.fake_cuda import FakeAccess, loader_on
+from tests.fake_cuda import FakeAccess, loader_on, numbers
 from tests.warned import files_of
 
-NBYTES = 80_000
 
-
-def numbers(count, nbytes=NBYTES):
-    """Batches whose elements are all their number."""
-    return [np.full(nbytes // 8, number, np.int64) for number in range(count)]
-
-
-@pytest.mark.parametrize("nbytes", [8, NBYTES])
+@pytest.mark.parametrize("nbytes", [8, 80_000])
 def test_tensors_are_pinned_and_each_arena_is_registered_once(cuda, nbytes):
     with loader_on(cuda, numbers(20, nbytes), workers=2, pin_memory=True) as loader:
         for epoch in range(2):
@@ -152,11 +145,6 @@ def test_what_stages_behind_the_workers_yield_is_pinned_if_there_is_cuda(cuda, m
         warnings.simplefilter("ignore")
         assert [len(batch) for batch in loader.unbatched().batched(4)] == [4, 4, 4]
     assert pinned == ([4, 4, 4] if there_is_cuda else [])
-
-
-def test_it_is_for_tensors():
-    with pytest.raises(ValueError, match="pin_memory is for tensors, and output is 'numpy'"):
-        mpwds.MultiLoader([], output="numpy", pin_memory=True)
 
 
 class Custom:

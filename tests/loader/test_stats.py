@@ -19,7 +19,15 @@ import psutil
 import pytest
 import torch.utils.data
 
-from mpwds import DataPipeline, MultiLoader, RoundRobin, WebDataset, WorkerDied, ignore_and_continue
+from mpwds import (
+    DataLoader,
+    DataPipeline,
+    MultiLoader,
+    RoundRobin,
+    WebDataset,
+    WorkerDied,
+    ignore_and_continue,
+)
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
@@ -72,12 +80,6 @@ def test_rates_leave_out_the_first_batch_and_the_time_to_it():
         stats = loader.stats()
     assert stats.batches_per_s * stats.seconds == pytest.approx(2)
     assert stats.samples_per_s * stats.seconds == pytest.approx(8)
-
-
-def test_single_elements_are_one_sample_each(workers):
-    with MultiLoader([np.zeros((5, 3))] * 4, workers=workers, output="numpy") as loader:
-        assert len(list(loader)) == 4
-        assert loader.stats().samples == 4
 
 
 class ReadyBatches(torch.utils.data.IterableDataset):
@@ -286,9 +288,10 @@ def test_each_epoch_is_counted_by_itself_and_all_of_them_together(workers):
     assert str(start).startswith("3 epochs, the last of them number 2: 30 batches, 30 samples, in ")
 
 
-def test_an_unknown_beginning_is_refused():
-    with pytest.raises(ValueError, match="'epoch' or 'start', got 'yesterday'"):
-        MultiLoader([1]).stats("yesterday")
+@pytest.mark.parametrize("loader_class", [MultiLoader, DataLoader])
+def test_an_unknown_beginning_is_refused(loader_class):
+    with pytest.raises(ValueError, match="since must be 'epoch' or 'start', got 'yesterday'"):
+        loader_class([1]).stats("yesterday")
 
 
 def test_what_ended_workers_had_counted_is_kept():
@@ -319,6 +322,9 @@ def test_what_a_killed_worker_had_counted_is_kept():
     assert loader.stats().seconds == stats.seconds
 
 
+SKIPPED = "map(odd_ones_only, handler=ignore_and_continue): ValueError"
+
+
 def odd_ones_only(number):
     if number % 2 == 0:
         raise ValueError("even")
@@ -330,9 +336,8 @@ def test_what_error_handlers_leave_out_is_counted_by_stage_and_kind(workers):
     with MultiLoader(dataset, workers=workers, output="numpy") as loader:
         assert len(list(loader)) == 10
         stats = loader.stats()
-    name = "map(odd_ones_only, handler=ignore_and_continue): ValueError"
-    assert stats.skipped == {name: 10}
-    assert f"left out: 10 in {name}" in str(stats)
+    assert stats.skipped == {SKIPPED: 10}
+    assert f"left out: 10 in {SKIPPED}" in str(stats)
 
 
 def test_what_stages_behind_the_loader_leave_out_is_counted(workers):
@@ -343,9 +348,8 @@ def test_what_stages_behind_the_loader_leave_out_is_counted(workers):
         stats, of_all = pipeline.stats(), pipeline.stats("start")
         assert list(loader.unbatched().slice(0)) == []
         assert pipeline.stats().skipped == {}
-    name = "map(odd_ones_only, handler=ignore_and_continue): ValueError"
-    assert (stats.skipped, of_all.skipped) == ({name: 10}, {name: 20})
-    assert f"left out: 10 in {name}" in str(stats)
+    assert (stats.skipped, of_all.skipped) == ({SKIPPED: 10}, {SKIPPED: 20})
+    assert f"left out: 10 in {SKIPPED}" in str(stats)
 
 
 def test_shards_that_cannot_be_read_are_counted(shards, tmp_path):

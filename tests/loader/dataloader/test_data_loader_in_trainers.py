@@ -1,4 +1,4 @@
-"""DataLoader: what trainers look for, and loaders that must pass for one."""
+"""DataLoader: what trainers look for, loaders that must pass for one, and what must not be done twice."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 import torch.utils.data
 
 import mpwds
+from mpwds.loader.dataloader.data_loader import check_not_divided_again
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -88,3 +89,42 @@ def test_a_loader_gets_no_workers_afterwards_either():
     loader.num_workers = 2
     with pytest.raises(ValueError, match="has workers of its own"):
         iter(loader)
+
+
+PIPELINE = mpwds.DataPipeline(range(10))
+LOADERS = {
+    "loader": mpwds.MultiLoader(PIPELINE, workers=1),
+    "stages behind a loader": mpwds.MultiLoader(PIPELINE, workers=1).unbatched(),
+    "WebLoader": mpwds.WebLoader(PIPELINE, num_workers=1),
+}
+DIVIDING = {"pipeline": PIPELINE, "shards": mpwds.SimpleShardList("a.tar"), **LOADERS}
+
+
+@pytest.fixture
+def of_two_ranks(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+@pytest.mark.parametrize("dataset", DIVIDING.values(), ids=DIVIDING)
+def test_what_divides_itself_is_not_divided_again(of_two_ranks, dataset):
+    with pytest.raises(ValueError, match=r"divides itself among the 2 ranks.*MultiLoader"):
+        check_not_divided_again(dataset)
+
+
+def test_what_does_not_is_divided(of_two_ranks):
+    check_not_divided_again([1, 2, 3])
+
+
+@pytest.mark.parametrize("dataset", DIVIDING.values(), ids=DIVIDING)
+def test_one_rank_has_nothing_to_divide(dataset):
+    check_not_divided_again(dataset)
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_a_loaders_workers_are_enough(loader):
+    with pytest.raises(
+        ValueError, match="has workers of its own, and each of 2 more would deliver all of it"
+    ):
+        mpwds.DataLoader(loader, num_workers=2)
+    mpwds.DataLoader(loader, num_workers=0)

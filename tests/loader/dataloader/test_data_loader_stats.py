@@ -126,8 +126,3 @@ def test_a_loader_inside_tells_its_own():
         face = DataLoader(loader, batch_size=None)
         list(face)
         assert face.stats().as_dict() == loader.stats().as_dict()
-
-
-def test_other_spans_are_refused():
-    with pytest.raises(ValueError, match="since must be 'epoch' or 'start'"):
-        DataLoader([1]).stats("now")

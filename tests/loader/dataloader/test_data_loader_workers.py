@@ -268,8 +268,8 @@ BACKGROUND = """
 
 
 @pytest.mark.slow
-def test_a_thread_that_iterates_when_the_program_ends_says_nothing(script):
-    assert script(BACKGROUND).finish() == (0, "", "")
+def test_a_thread_that_iterates_when_the_program_ends_says_nothing(program):
+    assert program(BACKGROUND).finish() == (0, "", "")
 
 
 def test_a_fork_of_this_process_cannot_take_batches_of_it():
@@ -449,8 +449,8 @@ PROGRAM = """
 """
 
 
-def test_a_program_needs_no_main_guard_and_ends_with_nothing_left(script):
-    started = script(PROGRAM)
+def test_a_program_needs_no_main_guard_and_ends_with_nothing_left(program):
+    started = program(PROGRAM)
     assert started.line() == "running"
     assert started.finish() == (0, "", "")
 
@@ -482,8 +482,8 @@ SPAWNED = """
 
 
 @pytest.mark.slow
-def test_datasets_of_a_script_work_in_trainers_that_it_spawns(script):
-    assert script(SPAWNED).finish() == (0, "trained 0\n", "")
+def test_datasets_of_a_script_work_in_trainers_that_it_spawns(program):
+    assert program(SPAWNED).finish() == (0, "trained 0\n", "")
 
 
 class Flagged(torch.utils.data.Dataset):

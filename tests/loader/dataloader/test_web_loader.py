@@ -15,8 +15,9 @@ def test_delivers_tensors_and_runs_further_stages_here(shards):
     with WebLoader(dataset, batch_size=None, num_workers=2) as loader:
         images, labels = next(iter(loader))
         assert (images.shape, type(labels)) == ((5, 4, 3), torch.Tensor)
-        again = loader.unbatched().shuffle(100).batched(8)
+        again = list(loader.unbatched().shuffle(100).batched(8))
         assert sorted(label for _, labels in again for label in labels.tolist()) == list(range(40))
+        assert all((images[:, 0, 0] == labels).all() for images, labels in again)
         rows = [labels.tolist() for _, labels in loader.rebatched(16, shuffle=20)]
         assert sorted(label for labels in rows for label in labels) == list(range(40))
         assert [len(labels) for labels in rows] == [16, 16, 8]

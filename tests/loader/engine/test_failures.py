@@ -56,6 +56,13 @@ def raise_value_error():
     raise ValueError("bad number")
 
 
+def raised(kind, message, dataset, **options):
+    """The exception of this kind with which an epoch of a loader of the dataset ends."""
+    with pytest.raises(kind, match=message) as caught:
+        run(mpwds.MultiLoader(dataset, **{"workers": 1, **options}))
+    return caught.value
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_exception_in_a_stage_keeps_its_type_and_names_stage_shard_and_sample(shards, workers):
     def check(sample):
@@ -78,31 +85,27 @@ def test_a_field_that_cannot_be_decoded_names_itself(shards):
     def spoil(sample):
         return {**sample, "npy": b"no array"}
 
-    with pytest.raises(
-        mpwds.DecodeError, match=r'field "npy" of sample "sample000" in .*train-0\.tar'
-    ) as caught:
-        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(spoil).decode(), workers=2))
-    assert (caught.value.field, caught.value.key) == ("npy", "sample000")
+    place = r'field "npy" of sample "sample000" in .*train-0\.tar'
+    error = raised(mpwds.DecodeError, place, mpwds.WebDataset(shards).map(spoil).decode(), workers=2)
+    assert (error.field, error.key) == ("npy", "sample000")
 
 
 def test_a_damaged_shard_names_itself_and_the_offset(shards, tmp_path):
     with open(tmp_path / "train-2.tar", "r+b") as shard:
         shard.seek(1024)
         shard.write(b"\xff" * 100)
-    with pytest.raises(mpwds.ShardError, match=r"offset 1024 of .*train-2\.tar"):
-        run(mpwds.MultiLoader(mpwds.WebDataset(shards), workers=2))
+    raised(mpwds.ShardError, r"offset 1024 of .*train-2\.tar", mpwds.WebDataset(shards), workers=2)
 
 
 def test_a_missing_shard_names_itself(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing-1"):
-        run(mpwds.MultiLoader(mpwds.WebDataset(f"{tmp_path}/nothing-{{1..2}}.tar"), workers=2))
+    shards = mpwds.WebDataset(f"{tmp_path}/nothing-{{1..2}}.tar")
+    raised(FileNotFoundError, "nothing-1", shards, workers=2)
 
 
 def test_the_cause_is_the_workers_traceback():
-    with pytest.raises(ValueError, match="bad number") as caught:
-        run(mpwds.MultiLoader(numbers(raise_value_error), workers=1))
-    assert isinstance(caught.value.__cause__, WorkerTraceback)
-    text = str(caught.value.__cause__)
+    cause = raised(ValueError, "bad number", numbers(raise_value_error)).__cause__
+    assert isinstance(cause, WorkerTraceback)
+    text = str(cause)
     assert text.startswith("in worker 0 (pid ")
     assert "in raise_value_error" in text
 
@@ -118,10 +121,9 @@ def test_an_exception_keeps_type_text_and_what_of_it_can_be_pickled():
     def fail():
         raise BadNumber(5, threading.Lock())
 
-    with pytest.raises(BadNumber, match="^number 5$") as caught:
-        run(mpwds.MultiLoader(numbers(fail), workers=1))
-    assert caught.value.number == 5
-    assert not hasattr(caught.value, "lock")
+    error = raised(BadNumber, "^number 5$", numbers(fail))
+    assert error.number == 5
+    assert not hasattr(error, "lock")
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,8 @@ def test_an_exception_keeps_type_text_and_what_of_it_can_be_pickled():
     ],
 )
 def test_exceptions_of_the_interpreter_keep_their_attributes(fail, kind, attributes):
-    with pytest.raises(kind) as caught:
-        run(mpwds.MultiLoader(numbers(fail), workers=1))
-    assert {name: getattr(caught.value, name) for name in attributes} == attributes
+    error = raised(kind, None, numbers(fail))
+    assert {name: getattr(error, name) for name in attributes} == attributes
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
@@ -142,8 +143,7 @@ def test_an_exception_that_is_no_error_comes_as_what_it_is(kind, capfd):
     def fail():
         raise kind("from the dataset")
 
-    with pytest.raises(kind, match="from the dataset"):
-        run(mpwds.MultiLoader(numbers(fail), workers=1))
+    raised(kind, "from the dataset", numbers(fail))
     assert capfd.readouterr().err == ""
 
 
@@ -151,16 +151,14 @@ def test_an_exception_that_cannot_be_pickled_at_all_comes_as_text():
     def fail():
         raise ValueError(threading.Lock())
 
-    with pytest.raises(mpwds.MpwdsError, match="ValueError: <unlocked _thread.lock"):
-        run(mpwds.MultiLoader(numbers(fail), workers=1))
+    raised(mpwds.MpwdsError, "ValueError: <unlocked _thread.lock", numbers(fail))
 
 
 def test_a_stop_iteration_of_a_users_function_does_not_end_the_epoch_in_silence(shards):
     def stop(sample):
         raise StopIteration
 
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
-        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(stop), workers=1))
+    raised(RuntimeError, "raised StopIteration", mpwds.WebDataset(shards).map(stop))
 
 
 def test_a_dead_worker_names_the_shard_it_read(shards):
@@ -169,8 +167,8 @@ def test_a_dead_worker_names_the_shard_it_read(shards):
             os.kill(os.getpid(), signal.SIGKILL)
         return sample
 
-    with pytest.raises(WorkerDied, match=r"while it read .*train-2\.tar: by somebody, or for want of memory"):
-        run(mpwds.MultiLoader(mpwds.WebDataset(shards).map(die), workers=1))
+    why = r"while it read .*train-2\.tar: by somebody, or for want of memory"
+    raised(WorkerDied, why, mpwds.WebDataset(shards).map(die))
 
 
 def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
@@ -189,8 +187,7 @@ def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
 
 
 def test_a_worker_that_does_not_start_in_time_is_a_timeout_and_not_a_death():
-    with pytest.raises(WorkerTimeout, match="delivered nothing for 0.001 s"):
-        run(mpwds.MultiLoader(numbers(), workers=1, timeout=0.001))
+    raised(WorkerTimeout, "delivered nothing for 0.001 s", numbers(), timeout=0.001)
 
 
 def test_an_endless_timeout_is_none():
@@ -209,8 +206,7 @@ def test_a_batch_that_memory_cannot_hold_is_an_error_in_the_trainer():
     def generate():
         yield np.broadcast_to(np.zeros(1), 1 << 47)
 
-    with pytest.raises(SharedMemoryError, match="smaller batches"):
-        run(mpwds.MultiLoader(generate, workers=1))
+    raised(SharedMemoryError, "smaller batches", generate)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +239,8 @@ def test_a_dataset_that_cannot_be_unpickled_in_the_worker_is_an_error(start_meth
         def __reduce__(self):
             return pickle.loads, (b"no pickle",)
 
-    with pytest.raises(pickle.UnpicklingError) as caught:
-        run(mpwds.MultiLoader(Dataset([1]), workers=2, start_method=start_method))
-    assert "in worker 0" in str(caught.value.__cause__)
+    error = raised(pickle.UnpicklingError, None, Dataset([1]), workers=2, start_method=start_method)
+    assert "in worker 0" in str(error.__cause__)
 
 
 def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next():
@@ -300,6 +295,5 @@ def test_what_cannot_be_sent_is_named_with_its_path_its_element_and_worker(eleme
     def generate():
         yield element(threading.Lock())
 
-    with pytest.raises(TypeError, match=f"{path} is a lock, which cannot be pickled") as caught:
-        run(mpwds.MultiLoader(generate, workers=1))
-    assert caught.value.__notes__ == [f"in writing batches, on {place} that worker 0 made"]
+    error = raised(TypeError, f"{path} is a lock, which cannot be pickled", generate)
+    assert error.__notes__ == [f"in writing batches, on {place} that worker 0 made"]

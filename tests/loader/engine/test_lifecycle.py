@@ -81,8 +81,8 @@ def test_the_dataset_is_closed_when_its_worker_ends(tmp_path):
     assert mark.read_text() == "yes"
 
 
-def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(script):
-    started = script(
+def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(program):
+    started = program(
         """
         import itertools, threading, time
         import mpwds
@@ -99,9 +99,9 @@ def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(script):
     assert started.finish() == (0, "", "")
 
 
-def test_classes_of_a_script_are_not_written_over_by_what_workers_send(script):
+def test_classes_of_a_script_are_not_written_over_by_what_workers_send(program):
     for start_method in ("spawn", "fork"):
-        started = script(
+        started = program(
             """
             import sys
             import mpwds
@@ -137,9 +137,9 @@ def test_classes_of_a_script_are_not_written_over_by_what_workers_send(script):
         assert started.finish() == (0, "1 2 2\n", "")
 
 
-def test_forked_workers_do_not_write_again_what_the_trainer_had_buffered(script, monkeypatch):
+def test_forked_workers_do_not_write_again_what_the_trainer_had_buffered(program, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    started = script(
+    started = program(
         """
         import mpwds
         print("once")
@@ -161,8 +161,8 @@ def test_nothing_is_said_with_all_warnings_on(tmp_path, start_method):
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_needs_no_guard_and_takes_what_a_script_defines(script):
-    started = script(
+def test_needs_no_guard_and_takes_what_a_script_defines(program):
+    started = program(
         """
         import dataclasses, sys
         import numpy as np

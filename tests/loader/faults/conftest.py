@@ -8,7 +8,6 @@ import pytest
 from mpwds.loader.processes import forkserver
 from tests.conftest import fork_server
 from tests.loader.faults import processes
-from tests.loader.faults.programs import Program
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +21,3 @@ def _no_process_left(monkeypatch):
         forkserver.let_go()
     gc.collect()
     processes.wait_until(lambda: not processes.with_token(token), "the test's processes to end")
-
-
-@pytest.fixture
-def program(tmp_path):
-    """Starts a program from its text; see ``Program``."""
-    started = []
-
-    def start(text, *arguments, **circumstances):
-        folder = circumstances.pop("folder", tmp_path / f"program{len(started)}")
-        started.append(Program(text, folder, arguments, **circumstances))
-        return started[-1]
-
-    yield start
-    for running in started:
-        running.end()

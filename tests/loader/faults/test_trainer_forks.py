@@ -3,20 +3,12 @@
 import pytest
 
 from tests.loader.faults.misfortunes import LENGTH
+from tests.loader.faults.programs import with_loader
 
 PROGRAM = """
-    import gc, os, sys
-    import numpy as np
-    import mpwds
-    from inside import nothing_left
+    import gc
 
-    def loader():
-        numbers = [np.full(20_000, number) for number in range({length})]
-        if sys.argv[1] == "DataLoader":
-            return mpwds.DataLoader(numbers, None, num_workers=2, collate_fn=lambda array: array)
-        return mpwds.MultiLoader(numbers, workers=2, start_method=sys.argv[1], output="numpy")
-
-    def run():
+    def fork():
         loading = loader()
         iterator = iter(loading)
         held = next(iterator)
@@ -30,7 +22,7 @@ PROGRAM = """
         return status, received
 
     with nothing_left():
-        print(*run())
+        print(*fork())
 """
 
 CHILDREN = {
@@ -65,7 +57,7 @@ QUICK = ("iterates", "drops everything", "has a loader of its own")
 )
 def test_whatever_a_fork_of_the_trainer_does_its_loader_is_unharmed(program, start_method, child):
     does, expected, complaint = CHILDREN[child]
-    text = PROGRAM.format(length=LENGTH, child=f"            {does}")
+    text = with_loader(PROGRAM.format(child=f"            {does}"))
     status, output, errors = program(text, start_method).finish()
     assert complaint in errors
     assert bool(errors) is bool(complaint)

@@ -19,6 +19,13 @@ def pair():
     return Channel(left), Channel(right)
 
 
+@pytest.fixture
+def channels():
+    left, right = pair()
+    yield left, right
+    left.close(), right.close()
+
+
 def receive(channel):
     """The next message, waited for."""
     while (message := channel.receive()) is None:
@@ -62,8 +69,8 @@ def test_a_message_in_pieces_is_put_together(sent, piece):
         each.close()
 
 
-def test_a_message_larger_than_all_buffers_arrives():
-    left, right = pair()
+def test_a_message_larger_than_all_buffers_arrives(channels):
+    left, right = channels
     payload = os.urandom(5_000_000)
     sender = threading.Thread(target=left.send, args=({"kind": "large"}, payload))
     sender.start()
@@ -71,11 +78,10 @@ def test_a_message_larger_than_all_buffers_arrives():
     sender.join()
     left.send({"kind": "small"})
     assert receive(right).fields["kind"] == "small"
-    left.close(), right.close()
 
 
-def test_the_sender_waits_while_the_receiver_does_not_read():
-    left, right = pair()
+def test_the_sender_waits_while_the_receiver_does_not_read(channels):
+    left, right = channels
     sent = []
 
     def send():
@@ -90,7 +96,6 @@ def test_the_sender_waits_while_the_receiver_does_not_read():
     assert len(sent) < 1000
     assert [receive(right).fields["number"] for _ in range(3000)] == list(range(3000))
     sender.join()
-    left.close(), right.close()
 
 
 def test_a_message_waits_until_the_one_before_is_sent_whole():
@@ -123,8 +128,8 @@ def test_a_message_waits_until_the_one_before_is_sent_whole():
         lambda left: send_fds(left._socket, b"x", [0]),
     ],
 )
-def test_an_end_that_is_gone_is_an_error_and_no_signal(send):
-    left, right = pair()
+def test_an_end_that_is_gone_is_an_error_and_no_signal(channels, send):
+    left, right = channels
     right.close()
     child = os.fork()
     if not child:
@@ -134,11 +139,10 @@ def test_an_end_that_is_gone_is_an_error_and_no_signal(send):
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    left.close()
 
 
-def test_what_was_sent_before_the_end_arrives_and_then_the_end():
-    left, right = pair()
+def test_what_was_sent_before_the_end_arrives_and_then_the_end(channels):
+    left, right = channels
     left.send({"kind": "last"}, b"words")
     left.close()
     assert bytes(receive(right).payload) == b"words"
@@ -146,7 +150,6 @@ def test_what_was_sent_before_the_end_arrives_and_then_the_end():
         right.receive()
     with pytest.raises(ChannelClosed):
         right.send({"kind": "late"})
-    right.close()
 
 
 def test_a_message_cut_short_by_the_end_is_no_message():
@@ -159,8 +162,8 @@ def test_a_message_cut_short_by_the_end_is_no_message():
     channel.close()
 
 
-def test_frames_are_taken_together_up_to_a_number_of_bytes_and_with_one_beginning():
-    left, right = pair()
+def test_frames_are_taken_together_up_to_a_number_of_bytes_and_with_one_beginning(channels):
+    left, right = channels
     for number in range(4):
         left.send({"number": number}, b"x" * 100)
     first = receive(right)

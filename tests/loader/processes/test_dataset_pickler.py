@@ -46,6 +46,18 @@ def enclosing(value):
     return function
 
 
+def of_the_users_program():
+    variables = {"lock": lock, "__name__": "__main__"}
+    exec("def read():\n    return lock\n", variables)
+    return variables["read"]
+
+
+def containing_itself():
+    circle = [lock]
+    circle.append(circle)
+    return circle
+
+
 @pytest.mark.parametrize(
     ("dataset", "expected"),
     [
@@ -58,20 +70,9 @@ def enclosing(value):
         (enclosing(Reader(lock)), "dataset's variable value.handle is a lock"),
         ([Refusing()], "dataset[0] is a Refusing"),
         ([multiprocessing.Value("i")], "dataset[0] is a Synchronized"),
+        (of_the_users_program(), "dataset's global lock is a lock"),
+        (containing_itself(), "dataset[0] is a lock"),
     ],
 )
 def test_finds_the_innermost_part(dataset, expected):
     assert find_unpicklable(Setup(dataset)) == expected
-
-
-def test_finds_what_a_function_of_the_users_program_uses():
-    source = "def read():\n    return lock\n"
-    globals_ = {"lock": lock, "__name__": "__main__"}
-    exec(source, globals_)
-    assert find_unpicklable(Setup(globals_["read"])) == "dataset's global lock is a lock"
-
-
-def test_an_object_that_contains_itself_is_no_trouble():
-    circle = [lock]
-    circle.append(circle)
-    assert find_unpicklable(Setup(circle)) == "dataset[0] is a lock"

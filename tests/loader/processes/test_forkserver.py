@@ -366,8 +366,8 @@ CLOSED = """
 
 
 @pytest.mark.slow
-def test_a_program_without_standard_streams_has_one_too(script):
-    assert script(CLOSED).finish() == (0, "", "")
+def test_a_program_without_standard_streams_has_one_too(program):
+    assert program(CLOSED).finish() == (0, "", "")
 
 
 class Exits(Numbers):

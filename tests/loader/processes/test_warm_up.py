@@ -29,11 +29,20 @@ class Arriving:
         return iter([7])
 
 
-class Slow:
-    """Takes long to arrive."""
+class Unpickled:
+    """A dataset that calls a function where it is unpickled."""
+
+    def __init__(self, *call):
+        self.call = call
 
     def __reduce__(self):
-        return time.sleep, (30,)
+        return self.call
+
+    def __iter__(self):
+        return iter([1])
+
+
+SLOW = Unpickled(time.sleep, (30,))
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
@@ -67,7 +76,7 @@ def test_in_the_middle_of_an_epoch_it_takes_nothing_away():
 
 
 def test_without_waiting_it_returns_before_workers_are_ready():
-    with MultiLoader([Slow()], workers=1, start_method="spawn") as loader:
+    with MultiLoader(SLOW, workers=1, start_method="spawn") as loader:
         loader.warm_up(wait=False)
         assert len(loader.worker_pids) == 1
         expected = (
@@ -78,49 +87,30 @@ def test_without_waiting_it_returns_before_workers_are_ready():
         assert loader.worker_pids == []
 
 
-def test_a_dataset_that_cannot_be_unpickled_is_its_error():
-    class Bad:
-        def __reduce__(self):
-            return int, ("no number",)
-
-        def __iter__(self):
-            return iter([1])
-
-    with MultiLoader(Bad(), workers=2) as loader:
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "words"),
+    [
+        (Unpickled(int, ("no number",)), {"workers": 2}, ValueError, "no number"),
+        (Unpickled(os._exit, (5,)), {}, mpwds.WorkerDied, "status 5"),
+        ([threading.Lock()], {"start_method": "spawn"}, TypeError, "be sent"),
+    ],
+    ids=["a dataset that cannot be unpickled", "a worker that dies", "a dataset that cannot be sent"],
+)
+def test_what_keeps_workers_from_being_ready_is_told_each_time(dataset, options, error, words):
+    with MultiLoader(dataset, **{"workers": 1, **options}) as loader:
         for _ in range(2):
-            with pytest.raises(ValueError, match="no number") as raised:
+            with pytest.raises(error, match=words) as raised:
                 loader.warm_up()
-            assert "in worker 0" in str(raised.value.__cause__)
+            assert error is not ValueError or "in worker 0" in str(raised.value.__cause__)
             assert loader.worker_pids == []
 
 
-def test_a_worker_that_dies_is_told():
-    def exits():
-        os._exit(5)
-
-    class Exits:
-        def __reduce__(self):
-            return exits, ()
-
-        def __iter__(self):
-            return iter([1])
-
-    with MultiLoader(Exits(), workers=1) as loader, pytest.raises(mpwds.WorkerDied, match="status 5"):
-        loader.warm_up()
-
-
 def test_a_worker_that_is_killed_meanwhile_is_told():
-    with MultiLoader([Slow()], workers=1, start_method="spawn") as loader:
+    with MultiLoader(SLOW, workers=1, start_method="spawn") as loader:
         loader.warm_up(wait=False)
         os.kill(loader.worker_pids[0], signal.SIGKILL)
         with pytest.raises(mpwds.WorkerDied, match="SIGKILL"):
             loader.warm_up()
-
-
-def test_a_dataset_that_cannot_be_sent_is_an_error():
-    options = {"workers": 1, "start_method": "spawn"}
-    with MultiLoader([threading.Lock()], **options) as loader, pytest.raises(TypeError, match="be sent"):
-        loader.warm_up()
 
 
 def test_a_loader_without_workers_has_nothing_to_warm_up():

@@ -1,7 +1,6 @@
 """Even epochs: every rank delivers the same number of batches, and nothing that others need is lost."""
 
 import itertools
-import pickle
 import threading
 import warnings
 
@@ -359,14 +358,3 @@ def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, monk
     assert set(first) < {0, 1, 2, 3, 8, 9, 10, 11} if even == "drop" else len(set(first)) == 8
     assert second[:4] == [4, 5, 6, 7]
     assert second[4:] == {"drop": [], "pad": [7] * 4}.get(even, [4, 5, 6, 7])
-
-
-def test_a_copy_is_as_even():
-    loader = pickle.loads(pickle.dumps(MultiLoader([1], workers=0, even="wrap")))
-    assert loader.even == "wrap"
-    assert pickle.loads(pickle.dumps(loader.batched(2))).loader.even == "wrap"
-
-
-def test_an_unknown_way_is_refused():
-    with pytest.raises(ValueError, match="even must be one of 'drop', 'pad', 'wrap', got 'stretch'"):
-        MultiLoader([1], even="stretch")

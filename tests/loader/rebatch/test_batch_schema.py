@@ -35,6 +35,15 @@ def columns(batch):
         ((["a", "b"], [[1, 2], []]), ["list of rows", "list of rows"]),
         (Pair(np.zeros((2, 3)), np.zeros(2)), ["float64 [3]", "float64 []"]),
         (Sample(np.zeros(2, "uint8"), ["a", "b"]), ["uint8 []", "list of rows"]),
+        (
+            (np.zeros(3), [np.zeros(4), "text", None], [None, np.zeros((3, 3)), None]),
+            ["float64 []", "list of rows", "list of rows"],
+        ),
+        (([np.zeros((number, 4)) for number in range(3)], (7, 8, 9)), ["list of rows", "tuple of rows"]),
+        (
+            {"label": np.zeros(2), "views": [np.zeros((2, 3)), np.zeros((2, 3), "uint8")]},  # as many as rows
+            ["float64 []", "float64 [3]", "uint8 [3]"],
+        ),
     ],
 )
 def test_columns_are_found_in_any_nesting(batch, found):
@@ -70,81 +79,40 @@ def test_lists_of_columns_as_torch_collates_nested_tuples_are_known_by_the_numbe
     assert [str(leaf) for leaf in leaves(infer_schema(batch))] == ["float64 [4]", "int64 []", "tuple of rows"]
 
 
-def test_a_list_that_has_as_many_columns_as_rows_is_known_by_columns_that_differ():
-    batch = {"label": np.zeros(2), "views": [np.zeros((2, 3)), np.zeros((2, 3), "uint8")]}
-    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == ["float64 []", "float64 [3]", "uint8 [3]"]
-
-
-def test_rows_may_be_unlike_each_other():
-    batch = np.zeros(3), [np.zeros(4), "text", None], [None, np.zeros((3, 3)), None]
-    assert [str(leaf) for leaf in leaves(infer_schema(batch))] == [
-        "float64 []",
-        "list of rows",
-        "list of rows",
-    ]
-
-
-def test_a_list_of_ragged_arrays_is_a_column():
-    boxes = [np.zeros((number, 4)) for number in range(3)]
-    assert [str(leaf) for leaf in leaves(infer_schema((boxes, (7, 8, 9))))] == [
-        "list of rows",
-        "tuple of rows",
-    ]
-
-
 def test_lists_alone_are_columns_of_as_many_rows_as_they_are_long():
     samples = [(torch.zeros(3, 8, number + 8), {"boxes": torch.zeros(number, 4)}) for number in range(5)]
     form = infer_schema(tuple(zip(*samples, strict=True)))
     assert [str(leaf) for leaf in leaves(form)] == ["tuple of rows", "tuple of rows"]
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        ([np.zeros(2), np.zeros(2)], np.zeros(2)),
-        {"views": [np.zeros((2, 3)), np.zeros((2, 3))], "label": np.zeros(2)},
-        [[np.zeros(64), np.zeros(64)], [np.zeros(64), np.zeros(64)]],
-    ],
-)
-def test_a_list_that_may_be_columns_or_rows_is_an_error(batch):
-    with pytest.raises(
-        TypeError, match="may be columns, or have an item for each row: put columns into a dict"
-    ):
-        infer_schema(batch)
+EITHER = "may be columns, or have an item for each row: put columns into a dict"
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("batch", "error", "message"),
     [
-        (7, "batch is an int: a column is an array, a tensor or a list"),
-        ("ab", "batch is a str"),
-        (["a", "b"], r"batch\[0\] is a str"),
-        ({"x": np.zeros(2), "epoch": 3}, r"batch\['epoch'\] is an int"),
-        ({"x": {"y": np.array(3.0)}}, r"batch\['x'\]\['y'\] is a ndarray"),
-        ((), "the batch has no columns, it is a tuple"),
+        (([np.zeros(2), np.zeros(2)], np.zeros(2)), TypeError, EITHER),
+        ({"views": [np.zeros((2, 3)), np.zeros((2, 3))], "label": np.zeros(2)}, TypeError, EITHER),
+        ([[np.zeros(64), np.zeros(64)], [np.zeros(64), np.zeros(64)]], TypeError, EITHER),
+        (7, TypeError, "batch is an int: a column is an array, a tensor or a list"),
+        ("ab", TypeError, "batch is a str"),
+        (["a", "b"], TypeError, r"batch\[0\] is a str"),
+        ({"x": np.zeros(2), "epoch": 3}, TypeError, r"batch\['epoch'\] is an int"),
+        ({"x": {"y": np.array(3.0)}}, TypeError, r"batch\['x'\]\['y'\] is a ndarray"),
+        ((), TypeError, "the batch has no columns, it is a tuple"),
+        (
+            (torch.eye(3).to_sparse(),),
+            TypeError,
+            r"batch\[0\] is a sparse_coo tensor on cpu, expected a dense tensor",
+        ),
+        ((np.zeros(2), np.zeros(3)), ValueError, r"batch\[1\] has 3 rows, other columns have 2"),
+        ({"x": np.zeros(2), "y": ["a"]}, ValueError, r"batch\['y'\] has 1 rows, other columns have 2"),
+        ((["a", "b"], ["c"]), ValueError, r"batch\[1\] has 1 rows, other columns have 2"),
     ],
 )
-def test_what_is_no_column_is_an_error_that_names_it(batch, message):
-    with pytest.raises(TypeError, match=message):
+def test_what_is_no_batch_of_columns_is_an_error_that_says_why(batch, error, message):
+    with pytest.raises(error, match=message):
         infer_schema(batch)
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ((np.zeros(2), np.zeros(3)), r"batch\[1\] has 3 rows, other columns have 2"),
-        ({"x": np.zeros(2), "y": ["a"]}, r"batch\['y'\] has 1 rows, other columns have 2"),
-        ((["a", "b"], ["c"]), r"batch\[1\] has 1 rows, other columns have 2"),
-    ],
-)
-def test_columns_of_different_lengths_are_an_error(batch, message):
-    with pytest.raises(ValueError, match=message):
-        infer_schema(batch)
-
-
-def test_a_sparse_tensor_is_an_error():
-    with pytest.raises(TypeError, match=r"batch\[0\] is a sparse_coo tensor on cpu, expected a dense tensor"):
-        infer_schema((torch.eye(3).to_sparse(),))
 
 
 def test_the_columns_of_a_dict_come_in_the_order_of_the_first_batch():

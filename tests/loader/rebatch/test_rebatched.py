@@ -149,7 +149,12 @@ def test_the_order_depends_on_seed_and_epoch_and_nothing_else():
     assert order(rank=1, world_size=2) != order()
 
 
-def test_the_first_batch_comes_when_the_pool_holds_initial_rows():
+@pytest.mark.parametrize(
+    ("options", "taken_batches", "rows"),
+    [({"shuffle": 500, "initial": 50}, 1, 50 + 20), ({"shuffle": 100, "initial": 10}, 30, 100 + 30 * 10)],
+    ids=["the first batch comes when the pool holds initial rows", "a pool grows by half of what comes"],
+)
+def test_no_more_rows_are_taken_than_the_pool_needs(options, taken_batches, rows):
     taken = []
 
     def source():
@@ -157,22 +162,10 @@ def test_the_first_batch_comes_when_the_pool_holds_initial_rows():
             taken.append(len(batch))
             yield batch
 
-    next(Rebatched(10, shuffle=500, initial=50)(source()))
-    assert sum(taken) == 50 + 20
-
-
-def test_the_batches_of_a_shuffle_that_is_not_full_grow_it_by_half_of_what_comes():
-    taken = []
-
-    def source():
-        for batch in batches_of([10] * 100, np.asarray):
-            taken.append(len(batch))
-            yield batch
-
-    batches = Rebatched(10, shuffle=100, initial=10)(source())
-    for _ in range(30):
+    batches = Rebatched(10, **options)(source())
+    for _ in range(taken_batches):
         next(batches)
-    assert sum(taken) == 100 + 30 * 10
+    assert sum(taken) == rows
 
 
 def test_a_batch_that_was_given_is_not_kept():

@@ -250,12 +250,3 @@ def test_behind_loaders_the_memory_of_the_workers_is_free_as_soon_as_rows_are_in
         for epoch in range(2):
             rows = [int(row[0, 0]) for batch in loader.unbatched().shuffle(150).batched(16) for row in batch]
             assert sorted(rows) == list(range(400)), epoch
-
-
-def test_a_web_loader_does_the_same():
-    dataset = DataPipeline(range(100)).map(lambda number: (torch.full((4,), number), str(number))).batched(8)
-    loader = WebLoader(dataset, batch_size=None, num_workers=2).unbatched().shuffle(30).batched(16)
-    batches = list(loader)
-    assert [len(names) for _, names in batches] == [16] * 6 + [4]
-    for rows, names in batches:
-        assert [str(int(row[0])) for row in rows] == names

@@ -41,7 +41,6 @@ def test_variables_tell_rank_and_worker(monkeypatch, start_method):
 @start_methods
 def test_torch_knows_the_worker_and_computes_with_one_thread(start_method):
     def look():
-        import torch.utils.data
 
         info = torch.utils.data.get_worker_info()
         return info.id, info.num_workers, callable(info.dataset), torch.get_num_threads()
@@ -153,16 +152,6 @@ def test_descriptors_of_other_workers_and_the_trainer_are_not_there(start_method
     assert got[0][1] is got[1][1] is inherits_files
     if not inherits_files:
         assert sockets <= {1, 2}
-
-
-@pytest.mark.slow
-def test_seeds_differ_between_workers_and_epochs():
-    def generate():
-        yield torch.utils.data.get_worker_info().seed
-
-    with mpwds.MultiLoader(generate, workers=2, seed=1) as loader:
-        seeds = [seed for _ in range(2) for seed in loader]
-    assert len(set(seeds)) == 4
 
 
 def test_the_users_working_directory_and_path_are_there():
