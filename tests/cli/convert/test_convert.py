@@ -112,10 +112,11 @@ def test_composers_version_holds_the_fields_bytes(run, shards, tmp_path):
     assert dataset.read(0, 0) == {**SAMPLES[0], "__key__": b"a/0"}
 
 
-def test_records_are_divided_among_files(run, shards, tmp_path):
-    run("convert", shards, tmp_path / "r-%02d.msgpack", "--maxcount", 4)
-    assert sorted(path.name for path in tmp_path.glob("r-*")) == [f"r-0{n}.msgpack" for n in range(3)]
-    run("convert", tmp_path / "r-{00..02}.msgpack", tmp_path / "back.tar")
+@pytest.mark.parametrize(("limit", "most", "files"), [("--maxcount", 4, 3), ("--maxsize", 1, 10)])
+def test_records_are_divided_among_files(run, shards, tmp_path, limit, most, files):
+    run("convert", shards, tmp_path / "r-%02d.msgpack", limit, most)
+    assert sorted(path.name for path in tmp_path.glob("r-*")) == [f"r-{n:02}.msgpack" for n in range(files)]
+    run("convert", tmp_path / f"r-{{00..{files - 1:02}}}.msgpack", tmp_path / "back.tar")
     assert read(tmp_path / "back.tar") == SAMPLES
 
 
