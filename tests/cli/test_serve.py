@@ -1,6 +1,7 @@
 """`mpwds serve`, as an operator runs it."""
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -57,6 +58,15 @@ def serving(folder, *arguments):
 def folder(tmp_path):
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     return tmp_path
+
+
+@pytest.fixture
+def serve(folder, monkeypatch, run):
+    """Runs ``mpwds serve`` in this process, for what is refused at once."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "pipeline", raising=False)
+    return functools.partial(run, "serve")
 
 
 def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
@@ -118,28 +128,20 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:dataset", "--tensorcom", "zpush://host:1"], 2, "say --insecure"),
     ],
 )
-def test_a_wrong_argument_is_one_line(folder, monkeypatch, run, arguments, status, message):
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "pipeline", raising=False)
-    done = run("serve", *arguments)
+def test_a_wrong_argument_is_one_line(serve, arguments, status, message):
+    done = serve(*arguments)
     assert done.returncode == status
     assert message in " ".join(done.stderr.split())
 
 
-def test_metrics_name_the_port_that_is_in_use(folder):
+def test_a_port_that_is_in_use_is_named(folder, serve):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [*MPWDS, "serve", "pipeline.py:dataset", "--bind", "tcp://127.0.0.1:0", "--metrics", port]
-        done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
-    assert f"metrics at 127.0.0.1:{port}: Address already in use" in done.stderr
-
-
-def test_a_second_server_on_one_port_says_so(folder):
+        done = serve("pipeline.py:dataset", "--bind", "tcp://127.0.0.1:0", "--metrics", port)
+        assert f"metrics at 127.0.0.1:{port}: Address already in use" in done.stderr
     url = f"tcp://127.0.0.1:{free_port()}"
     with serving(folder, "pipeline.py:dataset", "--bind", url):
-        command = [*MPWDS, "serve", "pipeline.py:dataset", "--bind", url]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = serve("pipeline.py:dataset", "--bind", url)
     assert done.returncode == 1
     assert f"cannot serve at {url}" in done.stderr
     assert "another server" in done.stderr

@@ -192,20 +192,16 @@ def test_copies_of_batches_that_nobody_receives_do_not_pile_up():
         assert client.status()["dropped"] == {"malformed": 46}
 
 
-def test_a_message_of_many_frames_is_dropped():
-    with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
-        client.socket.send_multipart([wire.pack(wire.STATUS, request=1)] * 10_000)
-        client.socket.send_multipart([b""] * 2)
-        assert client.status()["dropped"] == {"malformed": 2}
-
-
-def test_an_oversized_command_is_dropped_and_counted():
+def test_an_oversized_command_and_messages_of_many_frames_are_dropped_and_counted():
     with ServerProcess(numbers(), workers=1) as server, Client(server.url) as client:
         client.welcomed()
         client.say(wire.START, state=b"m" + bytes(wire.COMMAND_NBYTES))
         assert client.status()["dropped"] == {"malformed": 1}
         assert "a command of 33,554," in server.log
         assert "33,554,432 are the limit (from 127.0.0.1)" in server.log
+        client.socket.send_multipart([wire.pack(wire.STATUS, request=1)] * 10_000)
+        client.socket.send_multipart([b""] * 2)
+        assert client.status()["dropped"] == {"malformed": 3}
 
 
 def test_clients_without_an_identity_are_counted_apart_as_old_connections_look_like_them():

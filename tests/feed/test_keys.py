@@ -213,8 +213,11 @@ def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, strangers, tmp_
     elsewhere = tmp_path / "elsewhere"
     keys.generate(elsewhere)
     with ServerProcess(numbers(), workers=2, keys=folder) as server:
-        turned_away(server.url, NO_MATCH)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", bytes(1000)):  # other programs
+            with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+                connection.sendall(said)
         wait_until(lambda: "no key, a wrong one, not ZeroMQ" in server.log, "its log")
+        turned_away(server.url, NO_MATCH)
         turned_away(server.url, NO_MATCH, keys=elsewhere)  # takes the server for another one
         turned_away(server.url, NOT_KNOWN, keys=strangers)
         with StatusClient([server.url], timeout=PASSING_S) as inspector:
@@ -264,17 +267,6 @@ def test_a_trainer_that_waits_is_served_once_its_key_is_there(folder, strangers)
             shutil.copy(strangers / "client.key", folder / "client-2.key")
             with waiting.result(120) as loader:
                 assert len(epoch_of(loader)) == 24
-
-
-def test_other_programs_at_the_port_are_logged_and_do_no_harm(folder):
-    with ServerProcess(numbers(), workers=2, keys=folder) as server:
-        port = int(server.url.rpartition(":")[2])
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", bytes(1000)):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(said)
-        wait_until(lambda: "not ZeroMQ" in server.log, "it to happen")
-        with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
-            assert epoch_of(loader) == locally(numbers(), 2)[0]
 
 
 @pytest.mark.filterwarnings("ignore:the server tcp:RuntimeWarning")

@@ -10,7 +10,7 @@ import zmq
 import mpwds
 from mpwds.compat.tensorcom.zcom import Connection
 from mpwds.errors import MpwdsError, StreamError
-from tests.feed.serving import ServerProcess, free_port, numbers, served
+from tests.feed.serving import free_port, numbers, served
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -70,17 +70,6 @@ def test_a_tensorcom_socket_takes_no_path_that_another_program_uses(tmp_path, wh
         with pytest.raises(StreamError, match="cannot bind"):
             Connection(f"zpub+ipc://{tmp_path}/feed")
         assert os.lstat(tmp_path / "feed").st_ino == before
-
-
-def test_the_files_of_a_killed_server_are_replaced_by_the_next_and_removed_at_its_end(tmp_path):
-    with ServerProcess(numbers(), f"ipc://{tmp_path}/feed") as server:
-        server.kill()
-        assert sorted(os.listdir(tmp_path)) == ["feed", "feed.memory"]
-        server.start_again()
-        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
-            assert sum(len(batch["number"]) for batch in loader) == 96
-        server.stop()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_server_at_a_relative_path_serves_and_leaves_nothing(tmp_path, monkeypatch):

@@ -286,10 +286,18 @@ def test_a_server_that_is_started_twice_says_so_and_the_first_goes_on(scheme, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_over_ipc_that_was_killed_can_be_started_again(tmp_path, memory):
+def test_a_server_over_ipc_that_was_killed_takes_its_files_again_and_removes_them_at_its_end(
+    tmp_path, memory
+):
     with ServerProcess(rows(), f"ipc://{tmp_path}/feed", workers=2) as server:
+
+        def start_again():
+            server.kill()
+            assert {path.name for path in tmp_path.iterdir()} == {"feed", "feed.memory"}
+            server.start_again()
+
         with loader_of(server, **memory) as loader, warned():
-            assert delivered(loader, at({10: server.start_again})) == undisturbed(2)[0]
+            assert delivered(loader, at({10: start_again})) == undisturbed(2)[0]
     assert list(tmp_path.iterdir()) == []
 
 
