@@ -213,20 +213,16 @@ def test_the_dashboard_has_the_structure_that_grafana_imports():
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
 
 
-def test_nobody_else_is_served_unless_it_is_said():
-    with serve_server_metrics(lambda: STATUS) as metrics, socket.socket() as other:
-        with pytest.raises(ConnectionRefusedError):
-            other.connect(("127.0.0.2", metrics.port))
-
-
-def test_a_closed_one_frees_its_port():
-    with serve_server_metrics(lambda: STATUS) as metrics:
-        port = metrics.port
-    with serve_server_metrics(lambda: STATUS, port) as again:
-        assert samples(again.port)["mpwds_server_workers"] == 2
-
-
 def test_figures_are_read_when_they_are_asked_for():
     moments = iter([10, 20])
     with serve_server_metrics(lambda: status(next(moments), [])) as metrics:
         assert [samples(metrics.port)["mpwds_server_uptime_seconds"] for _ in range(2)] == [10, 20]
+
+
+def test_nobody_else_is_served_and_one_that_is_closed_frees_its_port():
+    with serve_server_metrics(lambda: STATUS) as metrics, socket.socket() as other:
+        port = metrics.port
+        with pytest.raises(ConnectionRefusedError):
+            other.connect(("127.0.0.2", port))
+    with serve_server_metrics(lambda: STATUS, port) as again:
+        assert samples(again.port)["mpwds_server_workers"] == 2
