@@ -50,8 +50,9 @@ _log = logging.getLogger("mpwds")
 
 # The leader waits instead of becoming the command, which may close all descriptors that it does not know,
 # the lifeline among them (ssh does). Its traps keep it alive until the command has ended; the command
-# itself has none.
-_LEADER = 'trap : TERM HUP INT; "$@"; exit $?'
+# itself has none. It starts the command when the lifeline is in force, which a line from the descriptor $0
+# tells it: a process that is killed before leaves nothing that runs.
+_LEADER = 'trap : TERM HUP INT; read -r _ < "/proc/self/fd/$0" || exit; "$@"; exit $?'
 
 _running: weakref.WeakSet[_RunningCommand] = weakref.WeakSet()
 
@@ -156,25 +157,30 @@ class _RunningCommand(io.RawIOBase):
         # The lifeline is made first: descriptors are closed in their order when a process dies, so a
         # command is killed before it sees the end of an input that is not complete.
         self._lifeline, self._held_end = os.pipe()
+        waiting, ready = os.pipe()
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _LEADER, "sh", *arguments],
+                ["/bin/sh", "-c", _LEADER, str(waiting), *arguments],
                 bufsize=0,
                 stdin=None if self._reads else subprocess.PIPE,
                 stdout=subprocess.PIPE if self._reads else None,
                 stderr=subprocess.PIPE,
-                pass_fds=(self._lifeline,),
+                pass_fds=(self._lifeline, waiting),
                 start_new_session=True,
                 env=None if environment is None else {**os.environ, **environment},
             )
             fcntl.fcntl(self._lifeline, fcntl.F_SETOWN, -self._process.pid)
             fcntl.fcntl(self._lifeline, fcntl.F_SETSIG, signal.SIGKILL)
             self._kill_with_us(True)
+            os.write(ready, b"\n")
             self._exited = os.pidfd_open(self._process.pid)  # readable once the leader has ended
         except BaseException:
             os.close(self._held_end)
             os.close(self._lifeline)
             raise
+        finally:
+            os.close(waiting)
+            os.close(ready)
         self._stream = cast("IO[bytes]", self._process.stdout if self._reads else self._process.stdin)
         self._errors = cast("IO[bytes]", self._process.stderr)
         self._descriptor = self._stream.fileno()

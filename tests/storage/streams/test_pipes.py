@@ -229,6 +229,24 @@ os.kill(os.getpid(), 9)
     assert ends(int(process.stdout))
 
 
+def test_no_command_runs_for_a_process_that_is_killed_while_it_starts_one(tmp_path):
+    program = f"""
+import os, subprocess
+from mpwds.storage.streams.pipes import open_pipe
+class KillsUs(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), 9)
+subprocess.Popen = KillsUs
+open_pipe("pipe:echo > {tmp_path}/ran; exec sleep 300")
+"""
+    process = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.returncode == -signal.SIGKILL
+    assert ends(int(process.stdout))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_ctrl_c_at_the_terminal_does_not_reach_the_command():
     with open_pipe("pipe:echo $$; sleep 300") as stream:
         pid = pid_said_by(stream)
