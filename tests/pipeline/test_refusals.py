@@ -17,6 +17,8 @@ from mpwds import (
 )
 from mpwds.extradatasets import MockDataset, ResizedDataset
 from mpwds.pipeline.coercion import Generator, PipelineFilter
+from mpwds.pipeline.indexed.orders import check_shuffling
+from mpwds.pipeline.indexed.samplers import ChunkedSampler, DistributedChunkedSampler
 from mpwds.pipeline.iterable_sources import Iterated
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.specs import MultiShardSample
@@ -153,6 +155,18 @@ REFUSED = {
         (lambda: IndexedDataset(range(3), True), "shuffle must be one of 'global'"),
         (lambda: IndexedDataset(range(3), "chunked", chunksize=0), "chunksize must be at least 1, got"),
         (lambda: IndexedDataset(range(3), threads=0), "threads must be at least 1, got 0"),
+        *(
+            (
+                lambda wrong=wrong: check_shuffling(wrong),
+                "shuffle must be one of 'global', 'chunked', 'shards', False, got",
+            )
+            for wrong in ("Global", True, None, 0, 100)
+        ),
+        (lambda: ChunkedSampler(range(3), chunksize=0), "chunksize must be at least 1, got 0"),
+        (
+            lambda: DistributedChunkedSampler(range(3), num_replicas=2, rank=2),
+            "rank must be from 0 to 1, got 2",
+        ),
         (lambda: IndexedDataset("https://host/x-{0..2}.tar")[0], "give a cache for copies, or remote=True"),
         (lambda: IndexedDataset("train.yaml"), "train.yaml is a specification, which mpwds.WebDataset reads"),
         (lambda: IndexedDataset("./"), "no shards in"),

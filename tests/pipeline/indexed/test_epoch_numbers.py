@@ -47,18 +47,19 @@ def test_a_process_waits_until_another_has_written():
         assert number.get() == 1
 
 
-def test_a_later_epoch_of_the_same_workers_has_another_number():
-    assert found(SharedEpochCounter(), epoch(7), epoch(7, iteration=1)) == [0, 1]
-
-
-def test_a_later_epoch_with_the_same_seed_has_another_number():
-    numbers = SharedEpochCounter()
-    assert found(numbers, *(epoch(7, worker=worker) for worker in (0, 1, 1, 0, 0, 1))) == [0, 0, 1, 1, 2, 2]
-    assert numbers.begun(0) == 3
-
-
-def test_a_worker_that_missed_an_epoch_finds_the_next():
-    assert found(SharedEpochCounter(), *(epoch(7, worker=worker) for worker in (0, 0, 1))) == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("epochs", "numbers"),
+    [
+        ([epoch(7), epoch(7, iteration=1)], [0, 1]),
+        ([epoch(7, worker=worker) for worker in (0, 1, 1, 0, 0, 1)], [0, 0, 1, 1, 2, 2]),
+        ([epoch(7, worker=worker) for worker in (0, 0, 1)], [0, 1, 1]),
+    ],
+    ids=["of the same workers", "with the same seed", "of a worker that missed one"],
+)
+def test_a_later_epoch_has_another_number(epochs, numbers):
+    counter = SharedEpochCounter()
+    assert found(counter, *epochs) == numbers
+    assert counter.begun(0) == numbers[-1] + 1
 
 
 def test_a_process_that_asks_again_finds_the_same_number():

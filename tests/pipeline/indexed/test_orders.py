@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.orders import check_shuffling, order_of, worker_positions
+from mpwds.pipeline.indexed.orders import order_of, worker_positions
 
 kinds = st.sampled_from(["global", "chunked", "shards", False])
 
@@ -65,11 +65,3 @@ def test_the_first_places_of_a_global_order_are_read_first_by_any_number_of_work
             for worker in range(workers)
         ]
         assert {place for first in firsts for place in first} == set(range(10 * workers))
-
-
-def test_an_unknown_kind_is_refused():
-    for wrong in ("Global", True, None, 0, 100):
-        with pytest.raises(
-            ValueError, match="shuffle must be one of 'global', 'chunked', 'shards', False, got"
-        ):
-            check_shuffling(wrong)

@@ -90,10 +90,3 @@ def test_the_environment_tells_rank_and_ranks(monkeypatch):
 def test_a_single_process_is_warned_about():
     with pytest.warns(RuntimeWarning, match="this is the only process"):
         assert len(DistributedChunkedSampler(range(5))) == 5
-
-
-def test_wrong_arguments_are_errors():
-    with pytest.raises(ValueError, match="chunksize must be at least 1, got 0"):
-        ChunkedSampler(range(3), chunksize=0)
-    with pytest.raises(ValueError, match="rank must be from 0 to 1, got 2"):
-        DistributedChunkedSampler(range(3), num_replicas=2, rank=2)

@@ -1,5 +1,6 @@
 """The shard cache in one process: what it keeps, what it streams, what it removes."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -175,16 +176,6 @@ def test_a_reader_gets_bytes_before_the_shard_is_complete_of_what_is_no_regular_
         assert head + stream.read() == remote.shards["a"]
 
 
-def test_two_readers_in_one_process_share_the_fetching(make, remote):
-    gate = remote.gates["a", 5120] = threading.Event()
-    cache = make()
-    with cache.open(url("a")) as first, cache.open(url("a"), 100) as second:
-        gate.set()
-        assert second.read() == remote.shards["a"][100:]
-        assert first.read() == remote.shards["a"]
-    assert remote.opened == [("a", 0)]
-
-
 def test_local_files_are_opened_as_they_are(tmp_path, make, remote):
     shard = tmp_path / "local.tar"
     shard.write_bytes(remote.shards["a"])
@@ -281,8 +272,9 @@ def test_what_is_no_whole_shard_is_streamed_and_not_kept(make, remote, is_page):
     whole = remote.shards["a"]
     remote.shards["a"] = b"<html>Please log in</html>" if is_page else whole[:5000]
     cache = make()
-    with pytest.warns(RuntimeWarning, match="not kept .* it is not a whole shard"):
-        assert read(cache, "a") == remote.shards["a"]
+    warned = pytest.warns(RuntimeWarning, match="not kept .* it is not a whole shard")
+    with warned, cache.open(url("a")) as stream:
+        assert stream.read() == remote.shards["a"]
         settle(cache)
     assert kept(cache) == partials(cache) == []
     remote.shards["a"] = whole
@@ -433,13 +425,19 @@ def test_a_prefetched_shard_is_there_when_it_is_opened(make, remote):
     assert remote.opened == [("a", 0)]
 
 
-def test_a_shard_that_is_being_prefetched_is_followed(make, remote):
+@pytest.mark.parametrize("begun_by", ["prefetching", "a reader"])
+def test_a_shard_that_is_being_fetched_is_followed(make, remote, begun_by):
     gate = remote.gates["a", 5120] = threading.Event()
     cache = make()
-    cache.prefetch(url("a"))
-    with cache.open(url("a")) as stream:
-        gate.set()
-        assert stream.read() == remote.shards["a"]
+    with contextlib.ExitStack() as stack:
+        if begun_by == "prefetching":
+            cache.prefetch(url("a"))
+        else:
+            first = stack.enter_context(cache.open(url("a"), 100))
+        with cache.open(url("a")) as stream:
+            gate.set()
+            assert stream.read() == remote.shards["a"]
+        assert begun_by == "prefetching" or first.read() == remote.shards["a"][100:]
     assert remote.opened == [("a", 0)]
 
 
