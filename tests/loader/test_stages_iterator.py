@@ -22,11 +22,6 @@ class Weights(ConsumerTimer):
         self.noted.append(weight)
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 20_000])
-def test_the_elements_are_the_same(count):
-    assert list(StagesIterator(iter(range(count)), ConsumerTimer)) == list(range(count))
-
-
 def test_of_small_elements_some_are_timed_and_stand_for_all():
     weights = Weights()
     assert sum(1 for _ in StagesIterator(iter(range(200_000)), lambda: weights)) == 200_000

@@ -52,6 +52,13 @@ def is_even(number):
     return number % 2 == 0
 
 
+def stats_of(dataset, workers=1):
+    """Of a loader that has run an epoch."""
+    with MultiLoader(dataset, workers=workers, output="numpy") as loader:
+        list(loader)
+        return loader.stats()
+
+
 def share_of(stats, name):
     return next(stage.share for stage in stats.stages if stage.name == name)
 
@@ -75,9 +82,7 @@ def test_what_is_delivered_is_counted(workers):
 
 
 def test_rates_leave_out_the_first_batch_and_the_time_to_it():
-    with MultiLoader(DataPipeline(range(12)).map(waits).batched(4), workers=0, output="numpy") as loader:
-        list(loader)
-        stats = loader.stats()
+    stats = stats_of(DataPipeline(range(12)).map(waits).batched(4), 0)
     assert stats.batches_per_s * stats.seconds == pytest.approx(2)
     assert stats.samples_per_s * stats.seconds == pytest.approx(8)
 
@@ -165,9 +170,7 @@ def test_what_comes_out_of_each_stage_is_counted_exactly(workers):
 
 def test_stages_that_print_alike_are_told_apart():
     dataset = DataPipeline(range(8)).map(waits).map(waits)
-    with MultiLoader(dataset, workers=1, output="numpy") as loader:
-        list(loader)
-        names = [stage.name for stage in loader.stats().stages]
+    names = [stage.name for stage in stats_of(dataset).stages]
     assert names == ["between stages", "range", "map(waits)", "map(waits) #2", "writing batches"]
 
 
@@ -179,9 +182,7 @@ class Tripled:
 
 
 def test_a_stage_without_a_name_goes_by_its_type():
-    with MultiLoader(DataPipeline(range(8)).compose(Tripled()), workers=2, output="numpy") as loader:
-        list(loader)
-        names = [stage.name for stage in loader.stats().stages]
+    names = [stage.name for stage in stats_of(DataPipeline(range(8)).compose(Tripled()), 2).stages]
     assert names == ["between stages", "range", "Tripled", "writing batches"]
 
 
@@ -193,9 +194,7 @@ def test_an_empty_pipeline_is_refused_as_without_stats(workers):
 def test_the_stages_of_a_mixed_dataset_are_seen():
     one = DataPipeline(range(4)).map(waits)
     other = DataPipeline(range(4)).map(waits_thrice)
-    with MultiLoader(DataPipeline(RoundRobin([one, other])), workers=1, output="numpy") as loader:
-        list(loader)
-        stats = loader.stats()
+    stats = stats_of(DataPipeline(RoundRobin([one, other])))
     assert share_of(stats, "map(waits_thrice)") > share_of(stats, "map(waits)") > 0
 
 
@@ -205,9 +204,7 @@ def test_a_generator_stage_is_timed_without_what_it_draws_on():
             yield from (element, element)
 
     dataset = DataPipeline(range(20)).map(waits_thrice).compose(twice)
-    with MultiLoader(dataset, workers=1, output="numpy") as loader:
-        list(loader)
-        stats = loader.stats()
+    stats = stats_of(dataset)
     assert share_of(stats, "map(waits_thrice)") > 0.5 > share_of(stats, "compose(twice)")
 
 
@@ -216,9 +213,7 @@ def test_a_dataset_of_someone_else_is_one_stage():
         for number in range(10):
             yield waits(number)
 
-    with MultiLoader(numbers, workers=1, output="numpy") as loader:
-        list(loader)
-        stats = loader.stats()
+    stats = stats_of(numbers)
     assert [stage.name for stage in stats.stages] == ["the dataset", "writing batches"]
     assert share_of(stats, "the dataset") > 0.5
 
@@ -229,9 +224,7 @@ def test_a_trainer_that_waits_is_told_from_one_that_is_waited_for():
         for _ in itertools.islice(loader, 40):
             time.sleep(0.02)
         slow_trainer = loader.stats()
-    with MultiLoader(DataPipeline(range(40)).map(waits), workers=1, output="numpy") as loader:
-        list(loader)
-        fast_trainer = loader.stats()
+    fast_trainer = stats_of(DataPipeline(range(40)).map(waits))
     assert slow_trainer.elsewhere_s > slow_trainer.waited_s
     assert slow_trainer.workers_waiting_share > fast_trainer.workers_waiting_share
     assert fast_trainer.waited_s > fast_trainer.elsewhere_s
@@ -363,9 +356,7 @@ def test_shards_that_cannot_be_read_are_counted(shards, tmp_path):
 
 
 def test_reading_shards_is_told_as_storage(shards):
-    with MultiLoader(WebDataset(shards, shardshuffle=False), workers=1, output="numpy") as loader:
-        list(loader)
-        storage = [stage for stage in loader.stats().stages if stage.storage]
+    storage = [stage for stage in stats_of(WebDataset(shards, shardshuffle=False)).stages if stage.storage]
     assert [stage.name for stage in storage] == ["WebDataset"]
     assert storage[0].elements > 0
 
@@ -438,9 +429,7 @@ def test_a_loader_that_has_run_says_so_in_its_repr():
 
 def test_a_notebook_shows_the_table_and_a_prompt_one_line():
     dataset = DataPipeline(range(8)).map(lambda number: number).batched(2)
-    with MultiLoader(dataset, workers=1, output="numpy") as loader:
-        list(loader)
-        stats = loader.stats()
+    stats = stats_of(dataset)
     assert re.fullmatch(r"<LoaderStats: epoch 0, 4 batches, .* samples/s; not enough data .*>", repr(stats))
     html = stats._repr_html_()
     assert html.count("<table>") == html.count("</table>") == 2

@@ -51,6 +51,13 @@ def text(kind, then, size=50_000):
     return PROGRAM.format(loader=LOADERS[kind].format(size=size)) + then
 
 
+def waiting(program, kind, size=50_000):
+    """A program whose loader runs, which waits."""
+    running = program(text(kind, WAITING, size))
+    assert running.line() == "running"
+    return running
+
+
 @multi_loaders
 def test_the_interpreters_exit_ends_workers_without_a_word(program, kind):
     assert program(text(kind, RUNNING)).finish() == (0, "running\n", "")
@@ -58,8 +65,7 @@ def test_the_interpreters_exit_ends_workers_without_a_word(program, kind):
 
 @loaders
 def test_ctrl_c_ends_workers_and_shows_the_trainers_traceback_alone(program, kind):
-    running = program(text(kind, WAITING))
-    assert running.line() == "running"
+    running = waiting(program, kind)
     running.interrupt()
     status, _, errors = running.finish()
     assert (status, errors.count("Traceback"), errors.count("KeyboardInterrupt")) == (-signal.SIGINT, 1, 1)
@@ -91,16 +97,14 @@ def test_workers_outlive_signals_to_the_whole_job_that_the_trainer_handles(progr
 
 @pytest.mark.parametrize("number", JOBS[1:], ids=lambda number: number.name)
 def test_signals_that_end_the_trainer_end_its_workers(program, number):
-    running = program(text("fork", WAITING))
-    assert running.line() == "running"
+    running = waiting(program, "fork")
     os.killpg(running.process.pid, number)
     assert running.finish() == (-number, "", "")
 
 
 @loaders
 def test_a_killed_trainer_leaves_nothing(program, kind):
-    running = program(text(kind, WAITING))
-    assert running.line() == "running"
+    running = waiting(program, kind)
     assert len(running.descendants()) >= 2
     running.signal(signal.SIGKILL)
     assert running.finish() == (-signal.SIGKILL, "", "")
@@ -118,15 +122,13 @@ def test_a_trainer_that_ends_leaves_no_fork_server_that_waits_for_another_loader
 
 
 def test_a_killed_trainer_whose_batches_are_small_leaves_nothing(program):
-    running = program(text("spawn", WAITING, size=1))
-    assert running.line() == "running"
+    running = waiting(program, "spawn", size=1)
     running.signal(signal.SIGKILL)
     assert running.finish() == (-signal.SIGKILL, "", "")
 
 
 def test_a_killed_trainer_leaves_no_stopped_worker(program):
-    running = program(text("forkserver", WAITING))
-    assert running.line() == "running"
+    running = waiting(program, "forkserver")
     for pid in running.descendants():
         os.kill(pid, signal.SIGSTOP)
     running.signal(signal.SIGKILL)
