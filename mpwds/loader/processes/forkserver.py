@@ -54,6 +54,9 @@ class ForkServer:
     The server ends when this object is collected; its workers refer to it.
     """
 
+    is_spoiled = False
+    """True if it has imported a module that forks should not share."""
+
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
         self._code = LoadedCode()
@@ -113,6 +116,7 @@ class ForkServer:
         """
         culprit = self._ask(["import", modules, environment.current()], [])
         self._imported.update(modules)
+        self.is_spoiled = culprit != 0
         return culprit
 
     def fork(self, index: int, setup: int, ends: WorkerEnds) -> WorkerProcess:

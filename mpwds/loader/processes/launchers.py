@@ -110,6 +110,11 @@ class ForkServerOrSpawn(FromForkServer):
         except (OSError, MpwdsError):  # fresh interpreters start, or tell why not
             return True
 
+    def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
+        if self._server is not None and self._server.is_spoiled:  # by another loader's modules
+            self.prepare(wait=True)
+        return super().launch(index, ends)
+
 
 class ForkFallback:
     """Starts workers as a loader prefers, or as forks of this process where that cannot send the dataset.

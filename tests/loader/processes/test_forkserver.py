@@ -479,6 +479,20 @@ def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_wor
         assert server_of(map(int, loader)) == forkserver.ready([]).pid
 
 
+def test_by_default_a_worker_that_died_is_started_again_by_no_server_that_was_spoiled_since(write):
+    spoiling = f"import os, threading\nif os.getpid() != {os.getpid()}:\n    {SPOILERS['starts_a_thread']}\n"
+    options = {"workers": 1, "on_worker_death": "restart", "output": "numpy"}
+    with mpwds.MultiLoader(range(100_000), **options) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        spoiled = forkserver.ready([write("starts_a_thread_later", spoiling)])
+        os.kill(loader.worker_pids[0], signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="SIGKILL"):
+            got.extend(iterator)
+        assert psutil.Process(loader.worker_pids[0]).ppid() != spoiled.pid
+    assert got == list(range(100_000))
+
+
 def test_by_default_a_module_that_fails_in_other_processes_is_reported_with_its_own_error(write):
     write("a_registry", "registered = []")
     fails = (
