@@ -225,7 +225,7 @@ def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
     _check_key(wanted.key, stored.columns)
     samples = as_fields(stored, wanted.columns, wanted.key)
     shown = dict.fromkeys(samples.columns, "left out")
-    shown.update({name: field for name, (field, _) in (samples.fields or {}).items()})
+    shown.update({name: field for field, (name, _) in (samples.fields or {}).items()})
     names = format.indexes[:1]
     if is_local(source):
         names = tuple(sorted(os.listdir(local_path(source))))
@@ -255,7 +255,7 @@ def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap
 
 
 Fields = Mapping[str, tuple[str, Convert]]
-"""By column, the field of a tar shard that it becomes, and the function between their bytes."""
+"""By field of a tar shard, the column that it is made of, and the function between their bytes."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class MDSSamples:
                 sample.update(stored)
             else:
                 sample.update(
-                    {field: convert(stored[name]) for name, (field, convert) in self.fields.items()}
+                    {field: convert(stored[name]) for field, (name, convert) in self.fields.items()}
                 )
             sample[KEY] = sample[KEY].decode()
             yield sample
@@ -320,15 +320,14 @@ def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSampl
     """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed; keys are
     those of the column ``key``, if there is one."""
     first = next(iter(samples.part([0])))
-    chosen = parse(columns, samples.columns) if columns else dict.fromkeys(samples.columns, ("", ""))
-    fields = {}
-    for name, (_, target) in chosen.items():
-        field = target or field_of(name, samples.columns[name], first[name])
-        fields[name] = (field, from_column(samples.columns[name], field))
+    if columns:
+        chosen = [(target, name) for name, (_, target) in parse(columns, samples.columns).items()]
+    else:
+        others = {name: encoding for name, encoding in samples.columns.items() if name != key}
+        chosen = [(field_of(name, encoding, first[name]), name) for name, encoding in others.items()]
     if key:
-        fields[key] = (KEY, from_column(samples.columns[key], KEY))
-    if len({field for field, _ in fields.values()}) < len(fields):
-        raise ValueError(
-            f"two columns would be one field: {', '.join(field for field, _ in fields.values())}"
-        )
+        chosen.append((KEY, key))
+    fields = {field: (name, from_column(samples.columns[name], field)) for field, name in chosen}
+    if len(fields) < len(chosen):
+        raise ValueError(f"two columns would be one field: {', '.join(field for field, _ in chosen)}")
     return replace(samples, fields=fields)

@@ -81,10 +81,11 @@ class ColumnMap:
         sample: dict[str, Any] = {"__key__": self.key_of(number, row)}
         rest = {}
         for column, value in row.items():
-            if value is None or column == self.key:
+            if value is None:
                 continue
             if column not in self.fields:
-                rest[column] = value
+                if column != self.key:
+                    rest[column] = value
                 continue
             try:
                 name, data = self._field(column, value)
@@ -175,6 +176,8 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
     """
     fields, rest = _parsed(given, columns) if given else (_guessed(columns), "json")
     key = key or next((name for name in _KEYS if name in columns and name not in fields), "")
+    if not given:
+        fields.pop(key, None)
     files = frozenset(name for name, column in columns.items() if column.kind == "file")
     media = {extension for _, _, extension in SIGNATURES}
     for name, target in fields.items():

@@ -213,9 +213,37 @@ def test_a_column_can_hold_the_keys(run, tmp_path, command):
     assert read(tmp_path / "x.tar") == [{"__key__": f"n{n}", "cls": b"%d" % n} for n in range(3)]
     run(*words, "name:txt,number:__key__", "--force")
     assert read(tmp_path / "x.tar") == [{"__key__": f"{n}", "txt": b"n%d" % n} for n in range(3)]
-    run("create", tmp_path / "mds", tmp_path / "x.tar", "--key", "name", "--force")
-    assert [sample["__key__"] for sample in read(tmp_path / "x.tar")] == ["n0", "n1", "n2"]
     assert "would" in run(*words, "name:txt,number:txt", "--force").stderr
+
+
+@pytest.fixture
+def with_keys(tmp_path):
+    """An MDS dataset whose column ``id`` names the samples."""
+    with mpwds.MDSWriter(columns={"id": "str", "a": "str", "b": "str"}, out=str(tmp_path / "mds")) as sink:
+        sink.write({"id": "n0", "a": "x", "b": "y"})
+    return tmp_path / "mds"
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields"),
+    [
+        ((), {"a.txt": b"x", "b.txt": b"y"}),
+        (("--columns", "a:txt"), {"txt": b"x"}),
+        (("--columns", "a:txt,id:name.txt"), {"txt": b"x", "name.txt": b"n0"}),
+    ],
+)
+def test_the_key_is_a_column_that_becomes_a_field_only_if_the_user_says_so(
+    run, with_keys, tmp_path, columns, fields
+):
+    run("create", with_keys, tmp_path / "x.tar", "--key", "id", *columns)
+    assert read(tmp_path / "x.tar") == [{"__key__": "n0", **fields}]
+
+
+@pytest.mark.parametrize("columns", ["a:txt,b:txt", "a:__key__"])
+def test_two_columns_cannot_be_one_field_beside_the_key(run, with_keys, tmp_path, columns):
+    result = run("create", with_keys, tmp_path / "x.tar", "--key", "id", "--columns", columns)
+    assert "two columns would be one field" in result.stderr
+    assert not (tmp_path / "x.tar").exists()
 
 
 @pytest.mark.parametrize("options", [["--compression", "zstd"], ["--to", "mds1", "--compression", "gz"]])

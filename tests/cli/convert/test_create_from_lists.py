@@ -47,6 +47,11 @@ def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files, tmp_p
         {"__key__": "n0", "txt": b"a", "x.json": b"[1, 0]"},
         {"__key__": "n1", "txt": b"a", "x.json": b"[1, 1]"},
     ]
+    chosen = ("--columns", "id:txt", "--key", "id")  # the same column may also be a field
+    assert create(run, folder / "list.jsonl", tmp_path, *chosen) == [
+        {"__key__": "n0", "txt": b"n0"},
+        {"__key__": "n1", "txt": b"n1"},
+    ]
 
 
 def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
