@@ -288,6 +288,17 @@ def test_a_dataset_that_ends_before_is_an_error(make, tmp_path):
         plain(loader)
 
 
+def test_that_holds_while_stages_behind_the_loader_hold_rows_of_earlier_batches(make, tmp_path):
+    shrunk = tmp_path / "shrunk"
+    dataset = DataPipeline(range(40)).select(lambda number: number < 18 or not shrunk.exists()).batched(2)
+    pipeline = make(dataset, workers=min(make.workers, 1)).rebatched(4, shuffle=8)
+    taken(pipeline, 3)
+    pipeline.load_state_dict(pipeline.state_dict())
+    shrunk.touch()
+    with pytest.raises(MpwdsError, match="made 9 batches, 10 were delivered before"):
+        plain(pipeline)
+
+
 class Unmeasured:
     """Numbers of which it is not known how many there are."""
 
