@@ -1,6 +1,7 @@
 """``mpwds bench``: figures of a dataset and of its storage."""
 
 import json
+import os
 import signal
 import subprocess
 
@@ -87,8 +88,12 @@ def test_an_empty_dataset_is_an_error(command, pipeline):
     assert "empty" in made.stderr
 
 
-def test_stages_without_shards_are_no_dataset(command, pipeline):
-    words = [*command, "bench", f"{pipeline}:stages"]
-    done = subprocess.run(words, capture_output=True, text=True)
+@pytest.mark.parametrize("by_path", [True, False], ids=["path", "module of a package"])
+def test_stages_without_shards_are_no_dataset(command, pipeline, by_path):
+    (pipeline.parent / "package").mkdir()
+    module = pipeline.rename(pipeline.parent / "package" / pipeline.name)
+    words = [*command, "bench", f"{module if by_path else f'package.{module.stem}'}:stages"]
+    environment = {**os.environ, "PYTHONPATH": str(pipeline.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert "is a list of stages" in done.stderr
