@@ -155,7 +155,7 @@ def _cuda_device(device: Any) -> str | None:
     if not isinstance(name, str) or not re.fullmatch(r"cuda(:\d+)?", name):
         raise ValueError(
             f"device must be 'cpu', 'cuda', 'cuda:1', ... or such a torch.device, got {device!r}; for other "
-            "devices put .map(...) behind the loader, with a function that copies"
+            "devices put .map(...) after the loader, with a function that copies"
         )
     return name
 

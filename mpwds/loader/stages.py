@@ -218,7 +218,7 @@ class StagesStream(Replayed):
                 "the epoch again"
             )
         warn(
-            f"the stages behind the loader are continued by running the first {delivered} elements of the "
+            f"the stages after the loader are continued by running the first {delivered} elements of the "
             f"epoch again ({reason})",
             UserWarning,
         )

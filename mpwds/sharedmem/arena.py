@@ -28,7 +28,7 @@ _COMMIT_STEP = 1 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """How a segment is divided: ``blocks`` blocks of ``block_nbytes`` bytes behind one page of counters."""
+    """The layout of a segment: ``blocks`` blocks of ``block_nbytes`` bytes after one page of counters."""
 
     blocks: int
     block_nbytes: int

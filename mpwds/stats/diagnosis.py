@@ -95,7 +95,7 @@ def _bound_by_training(stats: LoaderMeasures) -> str:
         return f"the training step is the bound: making batches takes {stats.waiting_share:.0%} of the time"
     if stats.stages_s > _MUCH * stats.seconds and stats.stages_s > stats.elsewhere_s:
         return (
-            f"{trainer}; the stages behind the loader are the bound: they take "
+            f"{trainer}; the stages after the loader are the bound: they take "
             f"{stats.stages_s / stats.seconds:.0%} of the trainer's time: have the workers do more of it, or "
             "take rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
         )

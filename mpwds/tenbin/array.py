@@ -38,7 +38,7 @@ class ArrayHeader(NamedTuple):
     shape: tuple[int, ...]
     data_offset: int
     nbytes: int  # of data, without padding
-    end: int  # behind the padding, where the next array begins
+    end: int  # after the padding, where the next array begins
 
 
 def array_nbytes(array: Array) -> int:
@@ -65,7 +65,7 @@ def write_array(buffer: Buffer, offset: int, array: Array, name: str = "") -> in
         name: Up to 8 ASCII characters.
 
     Returns:
-        Offset behind the array's padding.
+        Offset after the array's padding.
 
     Raises:
         TenbinError: The array cannot be encoded, or does not fit; nothing is written.

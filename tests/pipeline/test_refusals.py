@@ -299,7 +299,7 @@ REFUSED = {
             lambda: IndexedDataset(WebDataset(SEVERAL, resampled=True)),
             "elements of ResampledShards.* have no numbers",
         ),
-        (lambda: IndexedDataset(DataPipeline([3]).repeat(2)), r"call repeat\(2\) behind it"),
+        (lambda: IndexedDataset(DataPipeline([3]).repeat(2)), r"call repeat\(2\) after it"),
         (lambda: IndexedDataset({"datasets": []}), "elements of a dict have no numbers"),
         (lambda: IndexedDataset(n for n in range(3)), "elements of a generator have no numbers"),
     ],

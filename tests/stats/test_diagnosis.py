@@ -147,7 +147,7 @@ ADVICE = {
     ),
     "stages behind the loader": (
         stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),
-        "^the trainer waits 3% of the time; the stages behind the loader are the bound",
+        "^the trainer waits 3% of the time; the stages after the loader are the bound",
     ),
     "the share of stages behind the loader": (
         stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),

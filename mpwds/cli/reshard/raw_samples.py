@@ -201,7 +201,7 @@ def read_raw_samples(
 
 def _side_by_side(blocks: FileBlocks, fields: Collection[str]) -> Iterator[RawSample]:
     """The samples of an archive that has nothing else in it; ``ShardError`` if it has."""
-    alien = ShardError(f"{blocks.url} has something between its samples, or not just zeros behind them")
+    alien = ShardError(f"{blocks.url} has something between its samples, or not just zeros after them")
     end = 0
     last: RawSample | None = None
     windows = (zip(map(_NAME, members), members, strict=True) for _, _, members in find_all_members(blocks))
@@ -274,7 +274,7 @@ def _check_global(entry: ScannedMember, url: str) -> None:
     first = entry.header[BLOCK : 2 * BLOCK].rstrip(b"\0")
     if entry.header[156] == GLOBAL and (first.count(b"\n") != 1 or b" comment=" not in first[:30]):
         raise ShardError(
-            f"global pax header at offset {entry.offset} of {url} holds for all members behind it, also in "
+            f"global pax header at offset {entry.offset} of {url} holds for all members after it, also in "
             "the shards that they would go to: write the archive without it (tar xf, then tar cf)"
         )
 

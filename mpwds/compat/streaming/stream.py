@@ -134,7 +134,7 @@ def _own_size(stream: Stream, count: int) -> int:
 
 
 class JoinedShards:
-    """The shards of several datasets, one behind the other."""
+    """The shards of several datasets, one after the other."""
 
     def __init__(self, parts: Sequence[MDSShards]) -> None:
         self._parts = parts

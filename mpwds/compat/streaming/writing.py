@@ -157,7 +157,7 @@ def _datasets_below(root: str) -> list[str]:
 
 
 def _shards(folder: str, name: str, timeout_s: float) -> list[dict[str, Any]]:
-    """What the index in a folder says about each shard, for an index beside the folder."""
+    """Returns the entries of each shard in a folder's index, for an index beside the folder."""
     location = DatasetLocation("", folder, timeout_s=timeout_s)
     data = location.fetch(INDEX_NAME)
     parse_index(data, location.url(INDEX_NAME))

@@ -45,7 +45,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Args:
         dataset: A map-style dataset or list, or an ``IterableDataset``, such as a pipeline of this package.
-            A ``MultiLoader``, with or without stages behind it, is one too: leave ``num_workers`` at 0.
+            A ``MultiLoader``, with or without stages after it, is one too: leave ``num_workers`` at 0.
         batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: Draw the samples in random order.
         sampler: Gives the indices of the samples in order.
@@ -139,7 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             _start_early(dataset, self.multiprocessing_context)
 
     def _loader_inside(self) -> Any:
-        """The dataset, if it is a loader of this package, with or without stages behind it."""
+        """The dataset, if it is a loader of this package, with or without stages after it."""
         return self.dataset if isinstance(self.dataset, Rebatching) else None
 
     def _begin_afresh(self) -> None:

@@ -131,7 +131,7 @@ class EpochRecord:
 
     def _watched(self, indices: Iterator[Any], samplers: list[Any], batch_size: int | None) -> Iterator[Any]:
         for number, index in enumerate(indices, self.completed.first + 1):
-            # For a batch that is not full, the sampler was asked for an index behind its last one.
+            # For a batch that is not full, the sampler was asked for an index after its last one.
             if batch_size is None or len(index) == batch_size:
                 self._keep_sampler_state(number, samplers)
             yield index

@@ -1,4 +1,4 @@
-"""WebLoader: a DataLoader with stages behind it."""
+"""WebLoader: a DataLoader with stages after it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WebLoader(Rebatching, DataPipeline):
             elements = super().__iter__()
             if delivered:
                 warn(
-                    f"the stages behind a WebLoader resume by running the first {delivered} elements of the "
+                    f"the stages after a WebLoader resume by running the first {delivered} elements of the "
                     "epoch again",
                     UserWarning,
                 )

@@ -44,7 +44,7 @@ def current() -> ParentEnvironment:
 
 
 def inherited() -> tuple[object, ...]:
-    """What a child of this process inherits and cannot always change later, to compare.
+    """Returns what a child of this process inherits and cannot always change later, to compare.
 
     That is its user and privileges, umask, limits, priority and control group; and the variables that a
     process reads when it starts, or imports a numeric library.

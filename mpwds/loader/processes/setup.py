@@ -269,7 +269,7 @@ def _code_of(item: Any) -> object:
 
 
 def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How to pickle a tensor as an array, as ``__reduce__`` says it; ``None`` if that loses something."""
+    """Reduces a tensor to an array, in the form of ``__reduce__``; ``None`` if that loses something."""
     torch = sys.modules.get("torch")
     if type(item) is not getattr(torch, "Tensor", None) or torch is None:
         return None
@@ -287,7 +287,7 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
 
 
 def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How to pickle an array that NumPy would copy into the pickle: a mapped one, or one with gaps."""
+    """Reduces an array that NumPy would copy into the pickle: a mapped one, or one with gaps."""
     kind = type(item)
     if (kind is not np.ndarray and kind is not np.memmap) or item.dtype.hasobject:
         return None

@@ -252,7 +252,7 @@ def _first_array(item: Any) -> Any:
 
 
 def _children(item: Any) -> dict[Any, Any] | None:
-    """What an item holds, by key, index or attribute; ``None`` if it cannot hold columns."""
+    """Returns an item's values by key, index or attribute; ``None`` if it cannot hold columns."""
     kind = type(item)
     if kind in _MAPPINGS:
         return dict(item)
@@ -286,7 +286,7 @@ def _array_column(array: Any, path: str) -> Column:
         if array.device.type != "cpu" or layout != "strided":
             raise TypeError(
                 f"rebatched: {path} is a {layout} tensor on {array.device}, expected a dense tensor in the "
-                "CPU's memory: move batches to a device behind rebatched"
+                "CPU's memory: move batches to a device after rebatched"
             )
     return Column(array.dtype, tuple(array.shape[1:]))
 

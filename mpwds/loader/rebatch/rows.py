@@ -136,7 +136,7 @@ class RowPool:
         needed, available = size * sum(row_nbytes), segment.available_nbytes()
         if available is not None and needed > available:
             raise SharedMemoryError(
-                f"shuffling behind the loader takes a pool of {size:,} rows, {needed / 1e6:,.1f} MB, "
+                f"shuffling after the loader takes a pool of {size:,} rows, {needed / 1e6:,.1f} MB, "
                 f"{available / 1e6:,.1f} MB are left: shuffle fewer rows here, or shuffle in the workers "
                 "before samples are decoded"
             )

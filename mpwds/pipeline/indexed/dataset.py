@@ -205,7 +205,7 @@ class IndexedDataset(DataPipeline):
         return f"{super().__repr__()}\n{samples:,}{of_all} sample{'s' * (samples != 1)} in {files}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first samples, as pictures, if the samples are counted."""
+        """Shows the first samples in a notebook, as pictures, if the samples are counted."""
         from mpwds.pipeline.indexed.notebook import html_of
 
         return html_of(repr(self), self.__getitem__, self._counted or 0)
@@ -242,7 +242,7 @@ class IndexedDataset(DataPipeline):
         key = context, len(self.pipeline)
         if self._access is None or self._access[0] != key:
             if (obstacle := self._obstacle()) is not None:
-                raise TypeError(f"{obstacle} does not make one element of one: there is no ds[i] behind it")
+                raise TypeError(f"{obstacle} does not map one sample to one sample, which ds[i] needs")
             seeded = replace(context, seed=self._seed)
             self._access = key, chain(self.source, list(self.stages), seeded)
         address: Address = number
@@ -258,7 +258,7 @@ class IndexedDataset(DataPipeline):
 
 
 class IndexedPipeline(DataPipeline):
-    """Indexed samples behind stages that do not make one element of one: they are iterated."""
+    """Indexed samples after stages that do not map one sample to one: they are iterated."""
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
@@ -288,7 +288,7 @@ class ResumableIterator(Iterator[Any]):
         return {"epoch": context.epoch, "run": context.run, "stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues behind the last element that was delivered before ``state`` was taken.
+        """Continues after the last element that was delivered before ``state`` was taken.
 
         The dataset's next ``iter()`` is the epoch after that.
 

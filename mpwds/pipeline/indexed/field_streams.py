@@ -24,7 +24,8 @@ _IMAGES = ("jpg", "png", "ppm", "pgm", "pbm", "pnm")
 class LateBytesIO(io.BytesIO):
     """A stream of bytes that lie in a mapped file: they are copied when the stream is first used.
 
-    So whoever looks at the labels alone does not wait for the pictures. A pickled one becomes a ``BytesIO``.
+    So a program that looks at the labels alone does not wait for the pictures. A pickled stream becomes a
+    ``BytesIO``.
 
     Args:
         view: The bytes.

@@ -1,4 +1,4 @@
-"""How a notebook shows an indexed dataset: its first samples, as pictures or texts."""
+"""Shows an indexed dataset in a notebook: its first samples, as pictures or texts."""
 
 from __future__ import annotations
 

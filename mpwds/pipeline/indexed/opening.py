@@ -1,4 +1,4 @@
-"""Opens what an ``IndexedDataset`` is made of: shards of any kind, and the stages behind them."""
+"""Opens what an ``IndexedDataset`` is made of: shards of any kind, and the stages after them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
     # Stages that say who reads which shard when: that does not count here.
     dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
     if pipeline._epochs != ONCE:
-        raise TypeError(f"IndexedDataset: call {pipeline._epochs} behind it, not in its source")
+        raise TypeError(f"IndexedDataset: call {pipeline._epochs} after it, not in its source")
     if iterates_itself(pipeline):
         raise TypeError(f"IndexedDataset: the elements of {type(pipeline).__name__} have no numbers")
     origin, *stages = pipeline.parts
@@ -75,7 +75,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
         reader = stages.pop(0) if stages else None
         if not isinstance(reader, TarSamples) or reader.select_files or reader.rename_files:
             raise TypeError(
-                f"IndexedDataset: expected tarfile_to_samples() behind {origin}, without select_files and "
+                f"IndexedDataset: expected tarfile_to_samples() after {origin}, without select_files and "
                 f"rename_files, got {reader}"
             )
         shards = tar_shards(origin.urls, cache, copies=reader.cache)
@@ -91,7 +91,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
     if obstacle is not None:
         raise TypeError(
             f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "
-            'behind the IndexedDataset, and shuffle="global" chooses an order, for example'
+            'after the IndexedDataset, and shuffle="global" chooses an order, for example'
         )
     return Opened(shards, called, (*before, *stages), pipeline._seed, chosen)
 

@@ -231,7 +231,7 @@ class SharedEpochCounter:
         weakref.finalize(self, os.close, self._descriptor)
 
     def begun(self, rank: int) -> int:
-        """How many epochs a rank's workers have begun."""
+        """The number of epochs that a rank's workers have begun."""
         size = os.fstat(self._descriptor).st_size
         return _begun(os.pread(self._descriptor, size, 0), rank)
 

@@ -202,7 +202,7 @@ class ShardListDataset:
         return sample
 
     def add_transform(self, transform: str | Transformation) -> ShardListDataset:
-        """Adds a transformation behind the others; returns the dataset."""
+        """Adds a transformation after the others; returns the dataset."""
         self.transformations.append(as_function(transform))
         return self
 
@@ -266,7 +266,7 @@ def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapp
 
 
 def _of_shard(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sample has besides its members; ``dataset[i]`` sets the numbers."""
+    """The fields of a sample besides its members; ``dataset[i]`` sets the numbers."""
     more = {"__dataset__": described.get("dataset"), "__index__": None}
     return {**more, "__shard__": described["url"], "__shardindex__": None}
 

@@ -1,4 +1,4 @@
-"""Where the samples of a tar shard are: found once, and kept in a file beside the shard.
+"""The offsets of a tar shard's samples: found once, and kept in a file beside the shard.
 
 The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-endian::
 
@@ -11,7 +11,7 @@ The file ``.mpwds/NAME.offsets`` beside the shard ``NAME``, all numbers little-e
         starts      as in Offsets, packed
         rows        as in Offsets, packed
 
-Packed are tables of uint32: their columns of differences, one behind the other, compressed with zlib.
+Packed are tables of uint32: their columns of differences, one after the other, compressed with zlib.
 
 A file that is damaged, or is of another shard, is made again: by size, by version, or by the headers of the
 first and the last sample.
@@ -70,7 +70,7 @@ class Shard(SeekableArchive, Protocol):
 
 
 class Offsets(NamedTuple):
-    """Where the samples of a shard are, in blocks of 512 bytes.
+    """The places of a shard's samples, in blocks of 512 bytes.
 
     Attributes:
         starts: Where the first header of each sample is; then the end.

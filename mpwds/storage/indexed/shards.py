@@ -37,6 +37,6 @@ class IndexedShards(Protocol):
 
 
 def most_open_files() -> int:
-    """How many shards a dataset keeps open: 1,000, or a quarter of the descriptors of a process."""
+    """The number of shards that a dataset keeps open: 1,000, or a quarter of the descriptors of a process."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(max(descriptors // 4, 100), 1000)

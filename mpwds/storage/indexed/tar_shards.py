@@ -36,7 +36,7 @@ class TarShards:
     Needs the offsets of a shard's samples and fields. The first process that uses a shard reads all its
     headers and keeps the offsets in ``.mpwds/NAME.offsets`` beside it, or in the cache's folder if it may not
     write there; otherwise each process keeps its own in memory. A shard that has changed since, by size, time
-    or inode, is read again. A global pax header is not applied to the members behind it.
+    or inode, is read again. A global pax header is not applied to the members after it.
 
     Args:
         urls: The shards: local files, or URLs if there is a ``cache``.

@@ -1,4 +1,4 @@
-"""How MDS version 2 encodes the values of a column."""
+"""Encodings of MDS version 2: a column's values to bytes and back."""
 
 from __future__ import annotations
 

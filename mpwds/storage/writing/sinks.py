@@ -23,7 +23,7 @@ _WITHOUT_LIMIT = 1 << 62
 
 
 class WriteOptions(NamedTuple):
-    """How to write a dataset.
+    """Options of writing a dataset.
 
     Attributes:
         maxcount: Samples in a tar shard or record file, at most.

@@ -416,7 +416,7 @@ def test_the_state_of_another_loader_inside_is_refused():
 
 
 @pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.unbatched().batched(5)])
-@pytest.mark.filterwarnings("ignore:the stages behind a WebLoader")
+@pytest.mark.filterwarnings("ignore:the stages after a WebLoader")
 def test_a_web_loader_of_a_loader_goes_on_in_the_same_epoch(stages):
     def make():
         return stages(WebLoader(loader_of_a_loader("rebatched", 0).dataset, batch_size=None))

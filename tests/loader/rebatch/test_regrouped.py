@@ -177,7 +177,7 @@ def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, be
     other = make()
     other.load_state_dict(state)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the stages behind a WebLoader resume by running")
+        warnings.filterwarnings("ignore", "the stages after a WebLoader resume by running")
         assert numbers_of(other) == rest
     assert sorted(first + rest) == list(range(100))
 

@@ -97,7 +97,7 @@ class TestStages:
         dataset = mpwds.IndexedDataset(range(4))
         dataset.append(mpwds.batched(2))
         with pytest.raises(
-            TypeError, match=r"batched\(2\) does not make one element of one: there is no ds\[i\]"
+            TypeError, match=r"batched\(2\) does not map one sample to one sample, which ds\[i\]"
         ):
             dataset[0]
 

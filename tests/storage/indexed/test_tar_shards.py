@@ -300,6 +300,7 @@ def test_another_number_of_samples_than_described_is_an_error_with_both(two):
         (gzip.compress(b"x" * 5000), r"x\.tar is compressed \(gzip\).*decompress it"),
         (bz2.compress(b"x" * 5000), r"x\.tar is compressed \(bzip2\).*decompress it"),
     ],
+    ids=["empty", "a page", "anything", "gzip", "bzip2"],
 )
 def test_what_is_no_tar_file_is_an_error(tmp_path, content, problem):
     path = tmp_path / "x.tar"
