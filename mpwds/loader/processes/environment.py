@@ -17,7 +17,7 @@ from mpwds.loader.processes.processes import THREAD_VARIABLES
 
 _MULTIPROCESSING = "multiprocessing.process"
 _INHERITED_STATUS = "Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp"
-_READ_AT_START = "GLIBC_", "KMP_", "LD_", "MALLOC_", "OMP_", "PYTHON", *THREAD_VARIABLES
+_READ_AT_START = "GLIBC_", "KMP_", "LD_", "MALLOC_", "OMP_", "PYTHON", "TZ", *THREAD_VARIABLES
 
 
 class ParentEnvironment(NamedTuple):
@@ -51,7 +51,7 @@ def inherited() -> tuple[object, ...]:
     """
     files = [_text_of(name) for name in ("limits", "oom_score_adj", "cgroup")]
     status = [line for line in _text_of("status").splitlines() if line.startswith(_INHERITED_STATUS)]
-    variables = [item for item in os.environ.items() if item[0].startswith(_READ_AT_START)]
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(_READ_AT_START))
     return (*files, *status, *variables, os.getpriority(os.PRIO_PROCESS, 0))
 
 

@@ -538,18 +538,18 @@ def test_by_default_a_worker_starts_its_own_workers_itself():
     assert worker == parent
 
 
-def test_new_workers_have_the_limits_and_the_umask_that_this_process_has_now():
+def test_new_workers_have_the_limits_umask_and_time_zone_that_this_process_has_now():
     def look():
         umask = os.umask(0o022)
-        yield umask, resource.getrlimit(resource.RLIMIT_CORE)[0], os.environ.get("MKL_NUM_THREADS")
+        yield umask, resource.getrlimit(resource.RLIMIT_CORE)[0], time.localtime(0).tm_gmtoff
 
     forkserver.ready([])
     umask, (soft, hard) = os.umask(0o027), resource.getrlimit(resource.RLIMIT_CORE)
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else 4096, hard))
-        expected = (0o027, 0 if soft else 4096, "3")
+        expected = (0o027, 0 if soft else 4096, 10800)
         with pytest.MonkeyPatch.context() as patch, mpwds.MultiLoader(look, workers=1) as loader:
-            patch.setenv("MKL_NUM_THREADS", "3")
+            patch.setenv("TZ", "Etc/GMT-3")
             assert [tuple(each) for each in loader] == [expected]
     finally:
         os.umask(umask)
