@@ -115,6 +115,7 @@ def test_a_damaged_key_shuts_out_its_own_client_alone(folder):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore:waiting for the server")
 def test_nobody_gets_in_if_keys_can_no_longer_be_looked_up(folder, monkeypatch):
     monkeypatch.setattr(keys, "_knows", lambda folder, key: 1 / 0)
     with served(numbers(), keys=folder) as server:
