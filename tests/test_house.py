@@ -3,6 +3,7 @@
 Its sizes are figures and no rules: `python tools/house.py` prints them for docs/design.md.
 """
 
+import re
 import runpy
 import subprocess
 import sys
@@ -39,3 +40,11 @@ sys.exit(", ".join(name for name in before if before[name] != after[name]) or 0)
 
 def test_importing_the_package_changes_nothing_for_the_program():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+
+
+def test_the_design_page_names_files_that_exist():
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "design.md").read_text()
+    files = [f"/{path.relative_to(root)}" for path in root.glob("[mt]*/**/*.py")]
+    named = re.findall(r"`([a-z_/0-9]+\.py)`", page)
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
