@@ -25,6 +25,9 @@ hypothesis.settings.load_profile("judged")
 # start; one that is sent Ctrl-C to end it would run for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A program that inherited this would write a line and its end one by one, so that lines of two workers mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 def pytest_collection_finish():
     """Exempts torch and thousands of tests from garbage collection, which would take 0.1 s each time."""

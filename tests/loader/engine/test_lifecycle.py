@@ -137,8 +137,7 @@ def test_classes_of_a_script_are_not_written_over_by_what_workers_send(program):
         assert started.finish() == (0, "1 2 2\n", "")
 
 
-def test_forked_workers_do_not_write_again_what_the_trainer_had_buffered(program, monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+def test_forked_workers_do_not_write_again_what_the_trainer_had_buffered(program):
     started = program(
         """
         import mpwds
