@@ -89,7 +89,8 @@ def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, make):
     status, _, errors = running.finish()
     assert (status, errors.count("Traceback")) == (-signal.SIGINT, 1)
     assert "    list(loader)\n" in errors
-    assert errors.count(f'  File "{os.path.dirname(mpwds.__file__)}') <= 3
+    frames = errors.count(f'  File "{os.path.dirname(mpwds.__file__)}')
+    assert frames < 8, errors  # three while it sleeps, a few more wherever else it is just then
 
 
 def interrupted(call):
