@@ -164,8 +164,8 @@ from mpwds.stats.measures import StageStats as StageStats
 from mpwds.stats.measures import WorkerStats as WorkerStats
 from mpwds.stats.report import LoaderStats as LoaderStats
 from mpwds.storage.caches.shard_cache import ShardCache as ShardCache
-from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter as StreamingDatasetWriter
-from mpwds.storage.mds.writer_v2 import MDSWriter as MDSWriter
+from mpwds.storage.mds.writers import MDSWriter as MDSWriter
+from mpwds.storage.mds.writers import StreamingDatasetWriter as StreamingDatasetWriter
 from mpwds.storage.streams.gopen import gopen as gopen
 from mpwds.storage.streams.gopen import gopen_schemes as gopen_schemes
 from mpwds.storage.streams.patterns import expand_urls as expand_urls

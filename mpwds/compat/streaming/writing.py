@@ -7,11 +7,11 @@ import os
 from abc import ABC, abstractmethod
 from typing import Any
 
-from mpwds.storage.mds import writer_v2
+from mpwds.storage.mds import writers
 from mpwds.storage.mds.encodings import ENCODINGS, encoding
 from mpwds.storage.mds.location import DatasetLocation
-from mpwds.storage.mds.output import refuse_existing
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, dump_index, parse_index
+from mpwds.storage.mds.writers import refuse_existing
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.storage.writing.destinations import open_destination, write_whole
 
@@ -19,7 +19,7 @@ _encodings = ENCODINGS
 """The encodings by name; a program adds its own: ``_encodings["mine"] = Mine``."""
 
 
-class MDSWriter(writer_v2.MDSWriter):
+class MDSWriter(writers.MDSWriter):
     """``mpwds.MDSWriter``, which writes columns of pickles without being asked: only to read them is unsafe.
 
     Source:

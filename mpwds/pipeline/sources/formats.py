@@ -190,7 +190,7 @@ class _MDS(Format):
     def writer(
         self, where: str, columns: Mapping[str, str], options: WriteOptions
     ) -> AbstractContextManager[Sink]:
-        from mpwds.storage.mds.writer_v2 import MDSWriter
+        from mpwds.storage.mds.writers import MDSWriter
 
         return MDSWriter(
             columns=columns,
@@ -224,7 +224,7 @@ class _MDS1(Format):
     def writer(
         self, where: str, columns: Mapping[str, str], options: WriteOptions
     ) -> AbstractContextManager[Sink]:
-        from mpwds.storage.mds.writer_v1 import StreamingDatasetWriter
+        from mpwds.storage.mds.writers import StreamingDatasetWriter
 
         if options.hashes:
             raise ValueError("--hashes are for MDS of version 2 alone")

@@ -2,5 +2,5 @@
 
 Read ``shards_v2.py`` first: it parses the index and reads samples by number, whose columns ``encodings.py``
 decodes. ``location.py`` says where a dataset is; ``shard_fetcher.py`` brings its shards to a local folder.
-``writer_v2.py`` writes; ``output.py`` stores what it writes. ``_v1`` is the same for version 1.
+``shards_v1.py`` is the same for version 1. ``writers.py`` writes both.
 """

@@ -235,9 +235,9 @@ def test_a_file_that_a_full_disk_cuts_off_is_named_once(tmp_path, limited, write
 def test_more_than_an_offset_can_say_is_refused(tmp_path, monkeypatch):
     """The last offset in a shard is its size."""
     size = os.path.getsize(write(tmp_path / "whole", size_limit=None) / "shard.00000.mds")
-    monkeypatch.setattr("mpwds.storage.mds.writer_v2.OFFSET_LIMIT", size + 1)
+    monkeypatch.setattr("mpwds.storage.mds.writers.OFFSET_LIMIT", size + 1)
     assert read(MDSShards(write(tmp_path / "fits", size_limit=None))) == SAMPLES
-    monkeypatch.setattr("mpwds.storage.mds.writer_v2.OFFSET_LIMIT", size)
+    monkeypatch.setattr("mpwds.storage.mds.writers.OFFSET_LIMIT", size)
     with pytest.raises(ValueError, match=f"cannot have {size} bytes, 4 GiB or more: set size_limit"):
         write(tmp_path / "does not", size_limit=None)
 
