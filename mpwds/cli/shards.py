@@ -13,9 +13,9 @@ import typer
 
 from mpwds.cli.jobs import noted
 from mpwds.pipeline.sources.formats import tar_urls
+from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.resuming import stream_version
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme
 
 

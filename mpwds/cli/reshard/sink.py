@@ -13,7 +13,7 @@ from mpwds.cli.outputs import (
 )
 from mpwds.cli.reshard.raw_samples import Blocks, FileBlocks, RawSample
 from mpwds.errors import ShardError
-from mpwds.storage.streams.resuming import ClosesOrDiscards
+from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes

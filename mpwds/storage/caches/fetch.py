@@ -37,10 +37,15 @@ from typing import TYPE_CHECKING, BinaryIO
 from mpwds.errors import ShardError
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, remove_abandoned
 from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
-from mpwds.storage.streams.resuming import stream_version
+from mpwds.storage.streams.base import (
+    InputStream,
+    PerhapsCut,
+    detects_truncation,
+    piece_reader,
+    stream_version,
+)
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
-from mpwds.storage.tar.input import PerhapsCut, detects_truncation
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
@@ -156,7 +161,7 @@ class Fetch:
 
     def _copy(self, stream: BinaryIO) -> bool:
         """Copies the stream into the partial file; returns whether all of it is there."""
-        read = getattr(stream, "read1", stream.read)
+        read = piece_reader(stream)
         size = stream_version(stream).size
         granted = 0
         while chunk := read(_CHUNK_BYTES):
@@ -219,7 +224,7 @@ class Fetch:
             warn_not_kept(self.entry, self.url, why)
 
 
-class FetchReader(io.RawIOBase):
+class FetchReader(InputStream):
     """A shard's bytes while this process fetches it. It has no ``fileno``, as the file is not complete."""
 
     def __init__(self, fetch: Fetch, descriptor: int, offset: int, whole: bool) -> None:
@@ -230,9 +235,6 @@ class FetchReader(io.RawIOBase):
         self._whole = whole
         self._position = offset
         self._stream: BinaryIO | None = None  # replaces a fetch that does not continue
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
@@ -248,20 +250,19 @@ class FetchReader(io.RawIOBase):
                 self._position += count
                 return count
             if fetch.complete:
+                self.detects_truncation = fetch.detects_truncation
                 return 0
             if fetch.error is not None:
                 raise fetch.error
         if self._stream is None:  # in a fork, or because the shard cannot be kept
             self._stream = fetch.options.opener(fetch.url, self._position)
-        read: Callable[[int], bytes] = getattr(self._stream, "read1", self._stream.read)
-        data = read(len(view))
+            self._read = piece_reader(self._stream)
+        data = self._read(len(view))
+        if not data:
+            self.detects_truncation = detects_truncation(self._stream)
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
-
-    @property
-    def detects_truncation(self) -> bool:
-        return self._fetch.detects_truncation if self._stream is None else detects_truncation(self._stream)
 
     def wait(self) -> Exception | None:
         """Waits until the fetch has ended, and raises its error. Returns why the shard is not kept."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
+from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.gopen import open_at, open_range
-from mpwds.storage.streams.resuming import Version, stream_version
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.tar.headers import BLOCK, WINDOW_BYTES, find_members
 from mpwds.storage.tar.names import split_name

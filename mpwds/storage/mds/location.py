@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from mpwds.errors import StreamError
 from mpwds.storage.caches.directory import PRIVATE
 from mpwds.storage.caches.locks import lock_shared, same_file
+from mpwds.storage.streams.base import piece_reader, stream_version
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.resuming import Retries, retrying, stream_version
+from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
@@ -166,7 +167,7 @@ def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tupl
     pieces = []
     with gopen(url, retries=retries) as stream:
         version = repr(stream_version(stream))
-        read = getattr(stream, "read1", stream.read)
+        read = piece_reader(stream)
         is_late = False
         while piece := read(_PIECE_BYTES):
             if is_late:  # and more comes: a file that is complete is not thrown away

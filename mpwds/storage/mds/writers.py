@@ -24,8 +24,9 @@ from mpwds.storage.mds import shards_v1
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
 from mpwds.storage.mds.stored_files import Compression, digest, parse_binary_size
+from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.resuming import ClosesOrDiscards, Retries, retrying
+from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
 

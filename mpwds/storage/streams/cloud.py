@@ -16,15 +16,14 @@ from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.imports import require
+from mpwds.storage.streams.base import Version
 from mpwds.storage.streams.pipes import open_command
 from mpwds.storage.streams.resuming import (
     Interrupted,
     Retries,
-    SpooledUpload,
-    Version,
     changed,
     is_passing,
-    open_resuming,
+    open_resource,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 
@@ -90,20 +89,9 @@ def open_cloud(
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
         return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
-    tries = retries or Retries()
-    timeout_s = min(timeout_s, tries.within_s)
-    if mode[0] == "r":
-        source = _CloudObject(url, shown, config, timeout_s, stop)
-        return open_resuming(source.get, shown, offset, tries, bufsize, stop)
-
-    def put(file: BinaryIO, size: int) -> None:
-        store, path = _store(url, config, timeout_s)
-        try:
-            _obstore().put(store, path, file)
-        except _obstore_errors() as error:
-            raise _translated(error, shown, "written", None) from error
-
-    return cast(BinaryIO, SpooledUpload(shown, put, tries))
+    retries = retries or Retries()
+    source = _CloudObject(url, shown, config, min(timeout_s, retries.within_s), stop)
+    return open_resource(source, mode, bufsize, offset, stop, retries)
 
 
 @dataclass
@@ -135,6 +123,13 @@ class _CloudObject:
             if position and (at_end := self._version_that_ends_at(position, store, path)):
                 return _CloudBody(iter(()), position, at_end)
             raise _translated(error, self.name, "read", position) from error
+
+    def put(self, file: BinaryIO, size: int) -> None:
+        store, path = _store(self.url, self.config, self.timeout_s)
+        try:
+            _obstore().put(store, path, file)
+        except _obstore_errors() as error:
+            raise _translated(error, self.name, "written", None) from error
 
     def _version_that_ends_at(self, position: int, store: object, path: str) -> Version | None:
         """The object's version, if a request failed only because it asked for an empty rest."""

@@ -13,22 +13,21 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
 import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError, ResponseError
-from urllib3.util import parse_url
+from urllib3.util import Url, parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.base import Version
 from mpwds.storage.streams.resuming import (
     Attempts,
     Interrupted,
     Retries,
-    SpooledUpload,
-    Version,
     is_passing,
-    open_resuming,
+    open_resource,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 from mpwds.suggestions import shown
@@ -104,9 +103,7 @@ def open_http(
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
     shown = name or without_credentials(url)
     resource = _Resource(url, shown, headers, timeout, stop, Attempts(shown, retries).left_s)
-    if mode[0] == "r":
-        return open_resuming(resource.get, resource.name, offset, retries, bufsize, stop)
-    return cast(BinaryIO, SpooledUpload(resource.name, resource.put, retries))
+    return open_resource(resource, mode, bufsize, offset, stop, retries)
 
 
 def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
@@ -216,7 +213,7 @@ class _Resource:
             raise self._invalid(error) from None
         self._server = parsed.netloc or ""
         self._scheme = parsed.scheme or ""
-        self._url = parsed._replace(auth=None).url
+        self._url = Url(parsed.scheme, None, *parsed[2:]).url
         self._timeouts_s = timeouts_s
         self._headers = {"User-Agent": "mpwds", "Accept-Encoding": "identity", **headers}
         if parsed.auth is not None:
@@ -293,10 +290,9 @@ class _Resource:
     def _body(
         self, response: urllib3.BaseHTTPResponse, position: int, asked_for: Version | None
     ) -> _HttpBody:
-        etag = response.headers.get("ETag", "")
-        version = Version(
-            None if not etag or etag.startswith("W/") else etag, response.headers.get("Last-Modified")
-        )
+        etag = response.headers.get("ETag")
+        etag = None if not etag or etag.startswith("W/") else etag
+        modified = response.headers.get("Last-Modified")
         if response.status == 200:
             if self._stop is not None and asked_for is None:
                 raise self._failed(
@@ -304,14 +300,14 @@ class _Resource:
                     "read a copy, without remote=True",
                     position,
                 )
-            return _HttpBody(response, 0, version._replace(size=response.length_remaining))
+            return _HttpBody(response, 0, Version(etag, modified, response.length_remaining))
         if response.status not in (206, 416):
             raise self._refusal(response, "reading")
         said = response.headers.get("Content-Range", "no Content-Range")
         span = _CONTENT_RANGE.match(said)
         total = int(span[3]) if span and span[3] != "*" else None
-        if asked_for is not None and not version.is_recognisable:
-            version = asked_for  # a part, and not the whole, means that it is of this version
+        if asked_for is not None and etag is modified is None:
+            etag, modified, _ = asked_for  # a part, and not the whole, means that it is of this version
         if response.status == 416:
             if total != position:
                 raise too_short(self.name, total, position)
@@ -321,7 +317,7 @@ class _Resource:
                 "ranges properly",
                 position,
             )
-        return _HttpBody(response, position, version._replace(size=total))
+        return _HttpBody(response, position, Version(etag, modified, total))
 
     def _refusal(self, response: urllib3.BaseHTTPResponse, doing: str) -> Exception:
         """The error for a status code other than success."""
@@ -357,7 +353,7 @@ class _Resource:
             return self._failed(f"the host is not known: {error.strerror}")
         if isinstance(error, TimeoutError):
             return Interrupted("the server is silent")
-        gone = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _UNREACHABLE
+        gone = isinstance(error, OSError) and error.errno in (*_UNREACHABLE, socket.EAI_AGAIN)
         unreached = gone and self._server not in _reached
         return Interrupted(f"the connection failed ({type(error).__name__}: {error})", unreached=unreached)
 
@@ -373,7 +369,8 @@ class _HttpBody:
     def __init__(self, response: urllib3.BaseHTTPResponse, start: int, version: Version) -> None:
         self.start = start
         self.version = version
-        self.detects_truncation = version.size is not None or bool(getattr(response, "chunked", False))
+        is_chunked = isinstance(response, urllib3.HTTPResponse) and response.chunked
+        self.detects_truncation = version.size is not None or is_chunked
         self._response = response
 
     def readinto(self, buffer: memoryview) -> int:

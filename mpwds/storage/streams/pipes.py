@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.resuming import DiscardsOnError
+from mpwds.storage.streams.base import DiscardsOnError, InputStream
 from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     return open_command([*arguments, url], shown, mode, bufsize)
 
 
-class _RunningCommand(io.RawIOBase):
+class _RunningCommand(InputStream):
     """A running command, whose output is read or whose input is written.
 
     Attributes:
@@ -301,11 +301,7 @@ class _RunningCommand(io.RawIOBase):
 
 
 class _Output(_RunningCommand):
-    detects_truncation = False
     _failure: StreamError | None = None
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         if self._failure is not None:
@@ -343,6 +339,9 @@ class _Output(_RunningCommand):
 
 class _Input(_RunningCommand):
     _failed = False
+
+    def readable(self) -> bool:
+        return False
 
     def writable(self) -> bool:
         return True

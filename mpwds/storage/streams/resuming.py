@@ -8,16 +8,14 @@ import logging
 import math
 import os
 import random
-import stat
 import tempfile
 import time
-import warnings
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
+from mpwds.storage.streams.base import DiscardsOnError, InputStream, Version
 from mpwds.storage.streams.urls import too_short
 
 if TYPE_CHECKING:
@@ -142,36 +140,6 @@ def retrying(step: Callable[[], T], retries: Retries) -> T:
     raise AssertionError
 
 
-class Version(NamedTuple):
-    """A resource's version: strong entity tag, date as the server writes it, size; ``None`` if not known."""
-
-    etag: str | None = None
-    modified: str | None = None
-    size: int | None = None
-
-    @property
-    def is_recognisable(self) -> bool:
-        """True if a change of the resource would show."""
-        return self.etag is not None or self.modified is not None
-
-    def difference(self, other: Version) -> str:
-        """The difference of another version, in words; an empty string if it is the same."""
-        for what, mine, its in zip(("entity tag", "date", "size"), self, other, strict=True):
-            if mine is not None and its is not None and mine != its:
-                return f"its {what} was {mine} and is {its}"
-        return "" if other.is_recognisable else "the server no longer says which version it sends"
-
-
-def stream_version(stream: object) -> Version:
-    """The version of an open stream's file or resource; of streams of other libraries, perhaps its size."""
-    raw = getattr(stream, "raw", stream)
-    if isinstance(raw, _ResumingReader):
-        return raw.version
-    if isinstance(raw, io.FileIO) and stat.S_ISREG((status := os.fstat(raw.fileno())).st_mode):
-        return Version(None, str(status.st_mtime_ns), status.st_size)
-    return Version(size=getattr(raw, "size", None))
-
-
 class Body(Protocol):
     """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one.
 
@@ -200,49 +168,53 @@ def changed(name: str, position: int | None, difference: str) -> StreamError:
     )
 
 
-Ask = Callable[[int, "Version | None"], Body]
-"""Requests the bytes from a position on, of a version if possible (``None`` for any)."""
+class Resource(Protocol):
+    """What a URL names at a server. ``name`` is for messages, without credentials."""
+
+    name: str
+
+    def get(self, position: int, version: Version | None) -> Body:
+        """Requests the bytes from a position on, of a version if possible (``None`` for any)."""
+
+    def put(self, file: BinaryIO, size: int) -> None:
+        """Sends a file of this size. Raises ``Interrupted`` if another try may succeed."""
 
 
-def open_resuming(
-    ask: Ask,
-    name: str,
-    offset: int = 0,
-    retries: Retries | None = None,
+def open_resource(
+    resource: Resource,
+    mode: str,
     bufsize: int = 0,
+    offset: int = 0,
     stop: int | None = None,
-) -> io.BufferedReader:
-    """A stream of a resource's bytes, which connects again when the connection breaks.
+    retries: Retries | None = None,
+) -> BinaryIO:
+    """A stream of a resource's bytes, which connects again when the connection breaks; or one to write to.
 
-    It continues at the byte where it broke, and only with the same version of the resource, by entity tag or
-    date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of the
-    process that opened the stream makes a connection of its own. Tries count again after 64 KiB of progress.
-    The stream ends before the byte ``stop``, if it is given.
+    Reading continues at the byte where it broke, and only with the same version of the resource, by entity
+    tag or date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of
+    the process that opened the stream makes a connection of its own. Tries count again after 64 KiB of
+    progress. The stream ends before the byte ``stop``, if it is given.
     """
-    return io.BufferedReader(
-        _ResumingReader(ask, name, offset, retries or Retries(), stop), max(bufsize, _BUFFER_BYTES)
-    )
+    retries = retries or Retries()
+    if mode[0] == "w":
+        return cast(BinaryIO, _SpooledUpload(resource, retries))
+    return io.BufferedReader(_ResumingReader(resource, offset, retries, stop), max(bufsize, _BUFFER_BYTES))
 
 
-class _ResumingReader(io.RawIOBase):
-    def __init__(self, ask: Ask, name: str, offset: int, retries: Retries, stop: int | None) -> None:
-        self.name = name
-        self._ask = ask
+class _ResumingReader(InputStream):
+    def __init__(self, resource: Resource, offset: int, retries: Retries, stop: int | None) -> None:
+        self.name = resource.name
+        self._resource = resource
         self._offset = offset
         self._stop = stop
         self._position = offset
-        self._attempts = Attempts(name, retries)
+        self._attempts = Attempts(self.name, retries)
         self._progress = 0
-        self.version = Version()
         self._body: Body | None = None
         self._pid = os.getpid()
         self._ended = False
-        self.detects_truncation = True
         self._error: StreamError | None = None
         self._retrying(self._connect)
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         if self._pid != os.getpid():
@@ -302,12 +274,13 @@ class _ResumingReader(io.RawIOBase):
         known = self.version if self._position > self._offset else None
         if known is not None:
             self._check_recognisable(None)
-        body = self._ask(self._position, known)
+        body = self._resource.get(self._position, known)
         try:
             if known is not None and (difference := known.difference(body.version)):
                 raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.
-            self.version = known._replace(size=known.size or body.version.size) if known else body.version
+            size = body.version.size
+            self.version = Version(known.etag, known.modified, known.size or size) if known else body.version
             self._skip(body)
         except BaseException:
             body.close()
@@ -330,14 +303,14 @@ class _ResumingReader(io.RawIOBase):
 
     def _check_recognisable(self, cause: Interrupted | None) -> None:
         if self._position > self._offset and not self.version.is_recognisable:
-            raise self._failed(
-                f"{cause or 'a new connection is needed'} at byte {self._position}, and the stream cannot "
-                "continue: the server gives neither ETag nor Last-Modified, so the rest may be of another "
-                "file; read it again from its beginning"
+            raise StreamError(
+                f"{self.name}: {cause or 'a new connection is needed'} at byte {self._position}, and the "
+                "stream cannot continue: the server gives neither ETag nor Last-Modified, so the rest may be "
+                "of another file; read it again from its beginning",
+                self.name,
+                self._position,
+                self._attempts.failures + 1,
             ) from cause
-
-    def _failed(self, what: str) -> StreamError:
-        return StreamError(f"{self.name}: {what}", self.name, self._position, self._attempts.failures + 1)
 
     def _drop_body(self) -> None:
         body, self._body = self._body, None
@@ -345,53 +318,18 @@ class _ResumingReader(io.RawIOBase):
             body.close()
 
 
-class ClosesOrDiscards:
-    """Mixin: ``close``, which completes the output, ends a ``with`` block, or ``discard`` if it raises."""
-
-    def __enter__(self: T) -> T:
-        return self
-
-    def __exit__(self: Any, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
-
-
-class DiscardsOnError(io.BufferedIOBase):
-    """Mixin for streams whose ``close`` completes the output, and whose ``discard`` throws it away.
-
-    A ``with`` block that raises discards, and so does garbage collection of a stream that was never closed:
-    half of a shard must not look complete.
-    """
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Closes the stream without completing the output; does nothing once it is closed."""
-
-    __exit__ = ClosesOrDiscards.__exit__
-
-    def __del__(self) -> None:
-        if not self.closed:
-            message = f"{self!r} was never closed: its content is thrown away"
-            warnings.warn(message, ResourceWarning, stacklevel=2)
-            self.discard()
-
-
-class SpooledUpload(DiscardsOnError):
+class _SpooledUpload(DiscardsOnError):
     """A stream to write to, whose content is sent when it is closed.
 
     So a server gets all of it or nothing, knows its size, and gets it again after a failure. Up to 16 MiB are
     kept in memory, more in a temporary file (``TMPDIR``). A fork of the process that opened it sends nothing.
-
-    ``send`` sends a file of a given size, and raises ``Interrupted`` if another try may succeed. ``close``
-    raises ``StreamError`` if all tries fail.
+    ``close`` raises ``StreamError`` if all tries fail.
     """
 
-    def __init__(self, name: str, send: Callable[[BinaryIO, int], None], retries: Retries) -> None:
-        self.name = name
-        self._send = send
-        self._attempts = Attempts(name, retries)
+    def __init__(self, resource: Resource, retries: Retries) -> None:
+        self.name = resource.name
+        self._resource = resource
+        self._attempts = Attempts(self.name, retries)
         self._pid = os.getpid()
         self._spool = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close
 
@@ -425,6 +363,6 @@ class SpooledUpload(DiscardsOnError):
         while True:
             file.seek(0)
             try:
-                return self._send(file, size)
+                return self._resource.put(file, size)
             except Interrupted as interruption:
                 self._attempts.failed(interruption, f"while {size} bytes were sent, and nothing was written")

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from zlib import adler32
 
 from mpwds.errors import ShardError
+from mpwds.storage.streams.base import PerhapsCut
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import (
@@ -39,7 +40,7 @@ from mpwds.storage.tar.headers import (
     too_large_decompressed,
     truncated,
 )
-from mpwds.storage.tar.input import OpenAt, PerhapsCut, open_archive
+from mpwds.storage.tar.input import OpenAt, open_archive
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""

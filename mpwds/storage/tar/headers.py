@@ -149,7 +149,7 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
     if kind == ord("K"):  # a link's long target
         return known
     if kind == ord("L"):
-        return known._replace(name=body.partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+        return Extended(body.partition(b"\0")[0].decode("utf-8", "surrogateescape"), known.size)
     start = 0
     while start < len(body) and body[start]:
         # length keyword=value newline, where the length counts the whole record
@@ -160,12 +160,12 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
         keyword = match[2]
         if keyword == b"path" and match.end() < stop - 1:
             name = body[match.end() : stop - 1]
-            known = known._replace(name=name.decode("utf-8", "surrogateescape"))
+            known = Extended(name.decode("utf-8", "surrogateescape"), known.size)
         elif keyword == b"size" and match.end() < stop - 1:
             size = body[match.end() : stop - 1]
             if not size.isdigit() or len(size) > 20:
                 raise _bad_record(url, position, body[start : start + 40])
-            known = known._replace(size=int(size))
+            known = Extended(known.name, int(size))
         elif keyword.startswith(b"GNU.sparse."):
             raise sparse(url, position)
         start = stop

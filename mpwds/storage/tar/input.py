@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 from mpwds.errors import ShardError
+from mpwds.storage.streams.base import Readable, detects_truncation, piece_reader
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import LOOK_BYTES, Codec, compression_of
 from mpwds.storage.tar.headers import BLOCK, begins_archive, no_header, nothing_there
@@ -27,13 +28,6 @@ _PIECE_BYTES = 256 * 1024
 # glibc gives freed memory back to the system and has it cleared again for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
 bytes(16 * 1024 * 1024)
-
-
-class Readable(Protocol):
-    """A stream: a file, a pipe, a response or a decompressor."""
-
-    def read(self, size: int, /) -> bytes | None: ...
-    def close(self) -> None: ...
 
 
 class Input(Protocol):
@@ -132,7 +126,7 @@ class StreamInput:
         self.largest = largest
         self.end = sys.maxsize
         self._stream = stream
-        self._read = reader(stream)
+        self._read = piece_reader(stream)
         self._chunk = b""
         self._position = offset  # of the chunk
 
@@ -194,48 +188,11 @@ def _close(stream: Readable) -> None:
         stream.close()
 
 
-def detects_truncation(stream: object) -> bool:
-    """True if a stream raises if it ends too early; streams of the user's own are taken to do so.
-
-    Those of ``gopen`` have an attribute that says so. Pipes and devices do not raise.
-    """
-    raw = getattr(stream, "raw", stream)
-    is_pipe = type(raw) is io.FileIO and not stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
-    return bool(getattr(raw, "detects_truncation", not is_pipe))
-
-
-class PerhapsCut(io.FileIO):
-    """A file that may hold only the beginning of what it was copied from."""
-
-    detects_truncation = False
-
-
-def reader(stream: Readable) -> Callable[[int], bytes]:
-    """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
-    if isinstance(stream, io.RawIOBase):
-        # Its own read copies once more than that of a buffer around it, which is never filled.
-        stream = io.BufferedReader(stream)
-    read: Callable[[int], bytes | None] = getattr(stream, "read1", stream.read)
-    buffered = isinstance(stream, io.BufferedReader)
-
-    def read_some(size: int) -> bytes:
-        piece = read(size)
-        if not piece and buffered:  # at its end; or it would block, which only `read` tells
-            piece = stream.read(1)
-        if piece is None:
-            raise BlockingIOError(f"{stream!r} does not block: shards are read from blocking streams")
-        return piece
-
-    return read_some
-
-
 class Decompressed:
     """A stream of decompressed bytes; consecutive compressed members form one stream.
 
     Zero bytes after the last member are padding; anything else there is an error.
     """
-
-    detects_truncation = True  # the end of a member is marked
 
     def __init__(self, source: Input, codec: Codec) -> None:
         self._source = source

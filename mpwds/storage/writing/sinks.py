@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from mpwds.imports import require
-from mpwds.storage.streams.resuming import ClosesOrDiscards
+from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.writing.destinations import (
     Destination,
     is_series,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from mpwds.storage.streams.resuming import ClosesOrDiscards
+from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import COMPRESSORS, compression_for
 from mpwds.storage.writing.destinations import OwnedStream, open_destination, write_all

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.http import open_http
-from mpwds.storage.streams.resuming import Retries, stream_version
+from mpwds.storage.streams.resuming import Retries
 
 CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
