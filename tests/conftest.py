@@ -14,7 +14,7 @@ import hypothesis
 import psutil
 import pytest
 
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 
 # Where a change is judged, the same examples each time; elsewhere, new ones. Timings decide nothing.
 hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("CI")), deadline=None)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from mpwds.loader.ranks.lengths import count_delivered
 from mpwds.loader.resume.state import described
+from mpwds.loader.worker.elements import count_delivered
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline

@@ -19,12 +19,11 @@ from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
-from mpwds.loader.processes.launchers import launcher_of
+from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.ranks.lengths import CountOf, count_delivered, even_length
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages
-from mpwds.loader.worker.elements import as_dataset
+from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
@@ -361,7 +360,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
-        return even_length(self.even, self._count)
+        return self._length_of(self._count)
 
     def __bool__(self) -> bool:
         return True  # and does not ask for the length
@@ -502,7 +501,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         with beginning(self, self._position, position) as epoch:
             if self.even is None or not self._is_even():
                 return begin(epoch)
-            from mpwds.loader.ranks.even import evened
+            from mpwds.loader.even import evened
 
             here = replace(Context.current(epoch), seed=self.seed)
             return evened(self.even, here, begin, count, position.delivered_before(epoch), self.timeout)
@@ -510,11 +509,18 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     def _count(self, context: Context, exact: bool) -> int:
         return count_delivered(self.dataset, self.workers, context, exact).elements
 
+    def _length_of(self, count: CountOf) -> int:
+        if self.even is None:
+            return count(Context.current(), False)
+        from mpwds.loader.even import even_length
+
+        return even_length(self.even, count)
+
     def _is_even(self) -> bool:
         """True if the loader makes its epochs even on all ranks."""
         if self.even is None:
             return False
-        from mpwds.loader.ranks.even import world_size
+        from mpwds.loader.even import world_size
 
         return world_size() > 1
 
@@ -625,7 +631,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``."""
         if self._length is not None:
             return self._length
-        return even_length(self.loader.even, self._count)
+        return self.loader._length_of(self._count)
 
     def _count(self, context: Context, exact: bool) -> int:
         epochs = self._epochs
@@ -670,7 +676,7 @@ def make_setup(
     here = Context.current()
     blocks = options.prefetch + BLOCKS_OF_CONSUMER
     if options.even is not None and here.world_size > 1:
-        from mpwds.loader.ranks.even import MOST_AHEAD
+        from mpwds.loader.even import MOST_AHEAD
 
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)

@@ -12,7 +12,7 @@ import pytest
 
 import mpwds
 from mpwds.feed.server import worker_relay
-from mpwds.loader.processes.forkserver import ServerGone
+from mpwds.loader.launching.forkserver import ServerGone
 from mpwds.loader.worker import elements
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
 from tests.warned import files_of

@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 from tests.fake_cuda import kept_to_the_rules
 from tests.loader.faults.programs import Program
 

@@ -22,8 +22,8 @@ from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.cuda import Pinning

@@ -14,9 +14,9 @@ from mpwds.feed.fd_passing import FdSender
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.worker_relay import WorkerRelay
 from mpwds.feed.wire import Malformed
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.processes import processes
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.viewing.wording import counted, duration
 
 logger = logging.getLogger("mpwds.feed")

@@ -26,10 +26,10 @@ from mpwds.feed.server.worker_relay import DataMessage, WorkerRelay
 from mpwds.feed.wire import Malformed, WorkerAssignment
 from mpwds.loader.engine import options
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
+from mpwds.loader.launching.forkserver import ServerGone
+from mpwds.loader.launching.launchers import LAUNCHERS
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import processes
-from mpwds.loader.processes.forkserver import ServerGone
-from mpwds.loader.processes.launchers import LAUNCHERS
 from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import LengthUnknown

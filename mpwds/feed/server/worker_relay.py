@@ -14,9 +14,9 @@ from mpwds.errors import WorkerDied
 from mpwds.feed.wire import DataHeader, WorkerAssignment
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message, frame_of
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.resume.progress import Position
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches

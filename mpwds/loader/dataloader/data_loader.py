@@ -16,9 +16,10 @@ from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
+from mpwds.loader.launching import forkserver
+from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.loader.multi_loader import MultiLoader, Rebatching
-from mpwds.loader.processes import forkserver, processes
-from mpwds.loader.processes.launchers import ForkFallback, ForkServerOrSpawn
+from mpwds.loader.processes import processes
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since

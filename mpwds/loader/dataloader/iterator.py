@@ -24,8 +24,8 @@ from mpwds.loader.engine.epoch import OneThread
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.launching.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
 from mpwds.loader.multi_loader import Rebatching
-from mpwds.loader.processes.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import attribute, rows_in

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes import setup as worker_setup
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.pipeline.context import warn_of_idle

@@ -14,9 +14,9 @@ from mpwds.errors import WorkerTimeout
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output, view
 from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import Counters

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from mpwds import interrupts, nest, tenbin
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.interrupts import interrupts_deferred
+from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.processes import processes
-from mpwds.loader.processes.launchers import Launcher
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import StatusPage, stage_in

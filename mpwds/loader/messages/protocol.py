@@ -65,12 +65,12 @@ While the trainer waits for messages, it checks this every millisecond: the work
 
 *Die.* The trainer waits on a worker's channel **and** on its process. When the process ends it reads what
 the worker had sent; if that does not finish the epoch, the worker died. Its exit status is unknown if
-something else in the trainer has reaped it. The fork server (``processes.forkserver``) reaps its workers and
+something else in the trainer has reaped it. The fork server (``launching.forkserver``) reaps its workers and
 reports their exit statuses; they end if it does.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
 on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on the fork server's answers, on other ranks inside a round (``ranks.even``), and for
+with its process, on the fork server's answers, on other ranks inside a round (``loader.even``), and for
 about ``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
 worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
 read it, ``PATIENCE_S`` at the most (``sharedmem.cuda``). While workers are started or closed, Ctrl-C

@@ -10,15 +10,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import iter_elements, rows_in
 from mpwds.pipeline.iterable_sources import iterates_itself
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Count, LengthUnknown, Stream
 
 STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
 STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
@@ -190,6 +191,26 @@ def is_stateful(part: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return True
+
+
+CountOf: TypeAlias = Callable[[Context, bool], int]
+"""Counts the elements of an epoch; the arguments are ``context`` and ``exact`` of ``count_delivered``."""
+
+
+def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
+    """Counts the elements that a loader of a dataset, from ``as_dataset``, delivers to a rank.
+
+    Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of a
+    dataset that is not a pipeline.
+    """
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        if exact or not hasattr(dataset, "__len__"):
+            raise LengthUnknown(f"a {type(dataset).__name__} has none")
+        return Count(len(dataset))
+    if dataset._length is not None and not exact:
+        return Count(dataset._length)
+    each = [replace(context, worker=worker, workers=workers or 1) for worker in range(workers or 1)]
+    return sum((dataset.count_in(context, exact) for context in each), Count(0, 0))
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:

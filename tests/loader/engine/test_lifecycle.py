@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import mpwds
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 from mpwds.sharedmem import segment
 from tests.loader.faults.processes import runs, wait_until_gone
 from tests.open_files import descriptors

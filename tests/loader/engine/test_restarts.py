@@ -13,7 +13,7 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.errors import WorkerDied
-from mpwds.loader.ranks import even
+from mpwds.loader import even
 from mpwds.loader.worker import elements
 from tests.loader.ranks.simulated_ranks import AlikeRanks
 

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 from tests.conftest import fork_server
 from tests.loader.faults import processes
 

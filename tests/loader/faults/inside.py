@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 
 
 def possessions():

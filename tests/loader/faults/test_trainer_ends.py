@@ -114,7 +114,7 @@ def test_a_killed_trainer_leaves_nothing(program, kind):
 @pytest.mark.parametrize(("then", "status"), [("", 0), ("    os.kill(os.getpid(), signal.SIGKILL)", -9)])
 def test_a_trainer_that_ends_leaves_no_fork_server_that_waits_for_another_loader(program, then, status):
     ends = """
-    from mpwds.loader.processes import forkserver
+    from mpwds.loader.launching import forkserver
     list(mpwds.DataLoader(range(4), num_workers=1))
     assert not forkserver._current.is_gone
 """

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from mpwds.errors import WorkerDied, WorkerTimeout
-from mpwds.loader.processes import forkserver
-from mpwds.loader.processes.forkserver import ServerGone
+from mpwds.loader.launching import forkserver
+from mpwds.loader.launching.forkserver import ServerGone
 from tests.loader.faults.misfortunes import (
     CHEAP,
     LARGE,

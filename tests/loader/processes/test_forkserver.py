@@ -20,7 +20,7 @@ from hypothesis.internal import reflection
 import mpwds
 from mpwds.errors import WorkerDied
 from mpwds.loader.dataloader.data_loader import DataLoader
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 from tests.loader.dataloader.data_loader_datasets import Numbers
 from tests.loader.faults.processes import in_threads, wait_until, wait_until_gone
 
@@ -508,7 +508,7 @@ def test_by_default_a_module_that_fails_in_other_processes_is_reported_with_its_
 def test_by_default_fresh_interpreters_take_over_where_the_server_dies(write):
     ends = (
         "import os, sys\n"
-        f"if os.getpid() != {os.getpid()} and 'mpwds.loader.processes.forkserver_process' in sys.modules:\n"
+        f"if os.getpid() != {os.getpid()} and 'mpwds.loader.launching.forkserver_process' in sys.modules:\n"
         "    os._exit(3)\n"
     )
     module = importlib.import_module(write("ends_the_server", ends + PARENTS))

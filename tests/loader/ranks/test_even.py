@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
-from mpwds.loader.ranks.even import EvenIterator, LengthConsensus, RankShard
+from mpwds.loader.even import EvenIterator, LengthConsensus, RankShard
 from mpwds.storage.writing.tar_writer import TarWriter
 from tests.loader.ranks.simulated_ranks import on_all_ranks
 
@@ -316,8 +316,8 @@ def test_one_rank_alone_iterates_as_ever():
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.ranks.even.world_size", lambda: 2)
-    monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: first_rank)
+    monkeypatch.setattr("mpwds.loader.even.world_size", lambda: 2)
+    monkeypatch.setattr("mpwds.loader.even.TorchRanks", lambda: first_rank)
     of_rank(0, 2, monkeypatch)
     large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
     options = {"workers": workers, "prefetch": prefetch, "output": "numpy", "start_method": "fork"}
@@ -347,7 +347,7 @@ def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, monk
     def run(ranks):
         with one_at_a_time:
             monkeypatch.setenv("RANK", str(ranks.rank))
-            monkeypatch.setattr("mpwds.loader.ranks.even.TorchRanks", lambda: ranks)
+            monkeypatch.setattr("mpwds.loader.even.TorchRanks", lambda: ranks)
             loader = MultiLoader(dataset, workers=2, even=even, output="numpy")
             epoch = iter(loader)
         with loader:

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.loader.ranks import even
+from mpwds.loader import even
 from tests.loader.ranks.simulated_ranks import AlikeRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

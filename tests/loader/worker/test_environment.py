@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 
 import mpwds
-from mpwds.loader.processes import forkserver
+from mpwds.loader.launching import forkserver
 
 start_methods = pytest.mark.parametrize(
     "start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]

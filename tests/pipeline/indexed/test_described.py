@@ -4,7 +4,7 @@ import pytest
 
 from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.loader.ranks.lengths import count_delivered
+from mpwds.loader.worker.elements import count_delivered
 from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import LengthUnknown

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 
 from mpwds.errors import MpwdsError
-from mpwds.loader.processes import forkserver, processes
-from mpwds.loader.processes.forkserver import ForkServer
+from mpwds.loader.launching import forkserver
+from mpwds.loader.launching.forkserver import ForkServer
+from mpwds.loader.processes import processes
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, PickledSetup, StillImported, WorkerSetup
 from mpwds.warn import warn

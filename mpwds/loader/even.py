@@ -12,15 +12,26 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 from mpwds.errors import EvenEpochError
 from mpwds.loader.engine.options import Even
-from mpwds.loader.ranks.lengths import CountOf, all_ranks
+from mpwds.loader.worker.elements import CountOf
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.epochs import epoch_of_repetition
 from mpwds.pipeline.stream import LengthUnknown
 from mpwds.warn import warn
+
+
+def even_length(even: Even, count: CountOf) -> int:
+    """The ``len()`` of a loader whose epochs are even: batches on every rank."""
+    counts = [count(rank, False) for rank in _all_ranks(Context.current())]
+    return min(counts) if even == "drop" else max(counts)
+
+
+def _all_ranks(here: Context) -> list[Context]:
+    return [replace(here, rank=rank) for rank in range(here.world_size)]
 
 
 def evened(
@@ -41,7 +52,7 @@ def evened(
         return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
 
     try:
-        counts = [count(rank, True) for rank in all_ranks(here)]
+        counts = [count(rank, True) for rank in _all_ranks(here)]
     except LengthUnknown:
         ranks = TorchRanks()
     else:

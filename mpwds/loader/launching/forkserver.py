@@ -76,7 +76,7 @@ class ForkServer:
                 ours.callback(processes.keep_on_fork, end)
             descriptors = [connection.fileno(), held]
             self._process = processes.spawn(
-                "mpwds.loader.processes.forkserver_process:serve", descriptors, [*descriptors, IDLE_S]
+                "mpwds.loader.launching.forkserver_process:serve", descriptors, [*descriptors, IDLE_S]
             )
             weakref.finalize(self, _end, os.getpid(), ours.pop_all(), self._process)
 
