@@ -389,23 +389,28 @@ class _Binned(Batches):
             _Bucket(inf if most is None else most, most_total, stage.include_padding)
             for most in stage.batchsizes()
         ]
+        self._full: _Bucket | None = None  # is yielded before another element is taken
         self._warned = False
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
-            held: list[tuple[Address, Any]] = []
-            try:
-                address, element = self._next()
-                try:
-                    size = self._size(address, element)
-                except Exception as error:
-                    self._handle(error, address, element)
-                else:
-                    held = self._put((address, element), size)
-            except StopIteration:
-                held = self._left_over()
+            full, self._full = self._full, None
+            held = self._more() if full is None else full.empty()
             if held and (batch := self._batch(held)) is not None:
                 return batch
+
+    def _more(self) -> list[tuple[Address, Any]]:
+        """Takes an element; returns the elements of a batch that it completes, if any."""
+        try:
+            address, element = self._next()
+            try:
+                size = self._size(address, element)
+            except Exception as error:
+                self._handle(error, address, element)
+                return []
+            return self._put((address, element), size)
+        except StopIteration:
+            return self._left_over()
 
     def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
         bucket = self._buckets[bisect_right(self._edges, size)]
@@ -413,13 +418,17 @@ class _Binned(Batches):
         if not bucket.has_room_for(size):
             self._warn_of(item, size)
         bucket.add(item, size)
-        return bucket.empty() if not complete and bucket.is_full else complete
+        if not bucket.is_full:
+            return complete
+        if not complete:
+            return bucket.empty()
+        self._full = bucket
+        return complete
 
     def _left_over(self) -> list[tuple[Address, Any]]:
         for bucket in self._buckets:
-            complete = bucket.is_full
             held = bucket.empty()
-            if held and (self._partial or complete):
+            if held and self._partial:
                 return held
         raise StopIteration
 

@@ -66,6 +66,7 @@ def of_lists(*arguments, **options):
         (of_lists([5], partial=False, max_total=4), [3, 4, 1], [[3], [4]]),
         (of_lists([]), [1] * 25, [[1] * 20, [1] * 5]),
         (of_lists([], max_total=24), [1] * 25, [[1] * 24, [1]]),
+        (of_lists([], max_total=2), [1, 2, 0], [[1], [2], [0]]),
     ],
     ids=[
         "an edge belongs to the bucket above it",
@@ -75,6 +76,7 @@ def of_lists(*arguments, **options):
         "a complete batch is not dropped with what remains",
         "twenty elements",
         "unless a limit says otherwise",
+        "a batch that is full takes no further element, also if it followed at once upon another",
     ],
 )
 def test_batches_are_of(stage, sizes, batches):
