@@ -110,10 +110,20 @@ class _Commands(TyperGroup):
             status = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Buffered output goes nowhere, so that the interpreter does not fail on it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return _NOBODY_READS
+        except OSError:
+            try:
+                sys.stdout.flush()
+            except OSError:  # as if its disk is full
+                _discard_output()
+            raise
         return status
+
+
+def _discard_output() -> None:
+    """Buffered output goes nowhere, so that the interpreter does not fail on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Command(TyperCommand):
