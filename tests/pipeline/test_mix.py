@@ -88,6 +88,15 @@ def test_exact_proportions_hold_in_every_beginning_to_less_than_one_element(weig
             assert abs(count - taken * weight / sum(weights)) < 1 + 1e-9
 
 
+def test_exact_proportions_begin_again_when_a_part_has_dropped_out():
+    weights = [5, 3, 2]
+    endless = list(RandomMix([[0], [1], [2]], weights, stop=9, exact=True))
+    third = [place for place, part in enumerate(endless) if part == 0][2]
+    mixed = list(RandomMix([[0] * 2, [1] * 40, [2] * 40], weights, longest=True, exact=True))
+    assert mixed[:third] == endless[:third]
+    assert mixed[third : third + 20] == list(RandomMix([[1], [2]], weights[1:], stop=20, exact=True))
+
+
 def test_random_proportions_are_those_of_the_weights():
     counts = Counter(RandomMix([[0], [1], [2]], [6, 3, 1], stop=4000))
     assert [round(counts[part] / 400) for part in range(3)] == [6, 3, 1]

@@ -112,12 +112,24 @@ def test_composers_version_holds_the_fields_bytes(run, shards, tmp_path):
     assert dataset.read(0, 0) == {**SAMPLES[0], "__key__": b"a/0"}
 
 
-@pytest.mark.parametrize(("limit", "most", "files"), [("--maxcount", 4, 3), ("--maxsize", 1, 10)])
+@pytest.mark.parametrize(
+    ("limit", "most", "files"), [("--maxcount", 4, 3), ("--maxsize", 1, 10), ("--maxsize", "2kB", 5)]
+)
 def test_records_are_divided_among_files(run, shards, tmp_path, limit, most, files):
     run("convert", shards, tmp_path / "r-%02d.msgpack", limit, most)
     assert sorted(path.name for path in tmp_path.glob("r-*")) == [f"r-{n:02}.msgpack" for n in range(files)]
     run("convert", tmp_path / f"r-{{00..{files - 1:02}}}.msgpack", tmp_path / "back.tar")
     assert read(tmp_path / "back.tar") == SAMPLES
+
+
+@pytest.mark.parametrize("name", ["y.tar", "y.msgpack", "y.cbor", "y-%d.tar", "y-%d.msgpack"])
+def test_a_file_that_an_error_interrupts_is_not_there(refused, shards, tmp_path, name):
+    damaged = tmp_path / "x-2.tar"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    limits = ["--maxcount", 3] if "%" in name else []
+    assert "x-2.tar" in refused("convert", shards, tmp_path / name, *limits)
+    whole = [name % 0, name % 1] if limits else []
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != "x") == whole
 
 
 def test_a_description_names_the_shards(run, shards, tmp_path):
