@@ -1,4 +1,4 @@
-"""Import optional packages, and run a function when a module is imported, without importing it."""
+"""Import optional packages, or find out without importing them: when they are, and what is a tensor."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def require(module: str, hint: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(hint) from error
+
+
+def tensor_class() -> Any:
+    """``torch.Tensor``; while torch is not imported ``()``, of which nothing is an instance or subclass."""
+    return getattr(sys.modules.get("torch"), "Tensor", ())  # torch may be half imported
 
 
 def after_import(name: str, action: Action) -> None:

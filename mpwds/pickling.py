@@ -11,6 +11,8 @@ from typing import Any
 
 import cloudpickle
 
+from mpwds.imports import tensor_class
+
 
 def dumps(item: Any) -> bytes:
     """Pickles any object, with cloudpickle, for ``pickle.loads``.
@@ -44,9 +46,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 class OwnClassPickler(Pickler):
     def reducer_override(self, item: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and type(item) is getattr(torch, "Tensor", None) and _is_float8(item):
-            octets = item.detach().cpu().view(torch.uint8).numpy()
+        if type(item) is tensor_class() and _is_float8(item):
+            octets = item.detach().cpu().view(sys.modules["torch"].uint8).numpy()
             return _float8_tensor, (octets, str(item.dtype).removeprefix("torch."))
         reduced = super().reducer_override(item)
         if reduced is NotImplemented or not isinstance(item, type):

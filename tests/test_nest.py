@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from mpwds import nest, tenbin
 from mpwds.errors import EnvelopeError
-from mpwds.nest.nodes import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE, fields_of
+from mpwds.nest.nodes import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
+from mpwds.trees import fields_of
 
 quick = settings(deadline=None, max_examples=60)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpwds.imports import tensor_class
 from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.output import pinned
@@ -147,8 +148,7 @@ def copy_and_delete_tensors(sample: Any, pin_memory: bool = True) -> Any:
 
 def maybe_copy(a: Any, pin_memory: bool) -> Any:
     """A copy of a tensor, in pinned memory if asked for and there is CUDA; anything else unchanged."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(a, torch.Tensor):
+    if not isinstance(a, tensor_class()):
         return a
     return a.pin_memory() if pin_memory and _cuda_is_available() else a.clone()
 

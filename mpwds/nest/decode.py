@@ -34,7 +34,6 @@ from mpwds.nest.nodes import (
     TUPLE,
     VERSION,
     Structure,
-    fields_of,
     malformed,
     part_with_own_equality,
     stand_in,
@@ -43,6 +42,7 @@ from mpwds.nest.nodes import (
 )
 from mpwds.pickling import find_class
 from mpwds.tenbin import Buffer
+from mpwds.trees import fields_of, instance
 
 # Of the node of each tag, with the tag.
 _LENGTHS = {
@@ -217,17 +217,13 @@ def _instance(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) 
     if tag == NAMEDTUPLE:
         if kind is None or not issubclass(kind, tuple):
             kind = stand_in(name, tuple(fields))
-        return tuple.__new__(kind, values)
-    if kind is None or issubclass(kind, tuple):
+    elif kind is None or issubclass(kind, tuple):
         module, _, qualname = name.partition(":")
         raise TypeError(
             f"the structure has a {qualname!r} of module {module!r}, and no dataclass of that name with the "
             f"fields {fields} is imported: import it before receiving"
         )
-    instance = object.__new__(kind)
-    for field, value in zip(fields, values, strict=True):
-        object.__setattr__(instance, field, value)
-    return instance
+    return instance(kind, fields, values)
 
 
 def _class_of(name: str, fields: list[str], pickled: Any, allow_pickle: bool) -> type | None:

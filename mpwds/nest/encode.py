@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 
 from mpwds import tenbin
+from mpwds.imports import tensor_class
 from mpwds.nest.nodes import (
     ARRAY,
     BIG_INT,
@@ -35,12 +36,12 @@ from mpwds.nest.nodes import (
     TUPLE,
     VERSION,
     Structure,
-    fields_of,
     part_with_own_equality,
     path,
     pickled_class,
 )
 from mpwds.pickling import dumps
+from mpwds.trees import fields_of
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1  # of msgpack
 _INT = {int}
@@ -180,12 +181,12 @@ def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> An
 
 def _tag_of(kind: type) -> int:
     """The tag of a type that is not in ``_TAGS``."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is not None and kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
+    tensor = tensor_class()
+    if kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
         return ARRAY
     if issubclass(kind, np.generic):
         return SCALAR
-    if issubclass(kind, np.ndarray) or (tensor is not None and issubclass(kind, tensor)):
+    if issubclass(kind, (np.ndarray, tensor)):
         return PICKLE
     if hasattr(kind, "write_into"):
         return ARRAY

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import inspect
 import json
 import pickle
-import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from mpwds.errors import EnvelopeError
 from mpwds.pickling import dumps, find_class
+from mpwds.trees import children, fields_of
 
 Structure: TypeAlias = "bool | int | float | str | bytes | list[Any] | None"
 
@@ -45,41 +43,6 @@ STR = {str}
 FACTORIES = {kind.__name__: kind for kind in (list, dict, set, tuple, str, bytes, int, float, complex, bool)}
 
 END: Any = object()  # stands for a missing value: the iterator has ended, or the field was never set
-
-
-def fields_of(kind: type) -> list[str] | None:
-    """The fields of a namedtuple or dataclass; ``None`` if its instances are more than their fields."""
-    if kind not in _known_fields:
-        _known_fields[kind] = _find_fields(kind)
-    return _known_fields[kind]
-
-
-_known_fields: weakref.WeakKeyDictionary[type, list[str] | None] = weakref.WeakKeyDictionary()
-
-
-def _find_fields(kind: type) -> list[str] | None:
-    for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__del__"):
-        method = getattr(kind, name, None)
-        by_dataclass = getattr(method, "__module__", None) == "dataclasses"  # frozen ones with slots
-        if method is not getattr(object, name, None) and not by_dataclass:
-            return None  # it has its own way to be copied or dropped, like enums and exceptions
-    if issubclass(kind, tuple):
-        names = getattr(kind, "_fields", None)
-        return list(names) if type(names) is tuple and set(map(type, names)) <= STR else None
-    if not dataclasses.is_dataclass(kind) or "__dataclass_fields__" not in kind.__dict__:
-        return None  # a plain subclass of a dataclass may have other attributes
-    try:
-        object.__new__(kind)
-    except TypeError:  # abstract, or derived from a builtin container
-        return None
-    names = [field.name for field in dataclasses.fields(kind)]
-    return None if any(_is_computed(kind, name) for name in names) else names
-
-
-def _is_computed(kind: type, name: str) -> bool:
-    """True if setting the attribute runs code, as a property's does and a slot's does not."""
-    attribute = inspect.getattr_static(kind, name, None)
-    return hasattr(type(attribute), "__set__") and type(attribute) is not types.MemberDescriptorType
 
 
 def part_with_own_equality(key: Any) -> Any:
@@ -149,21 +112,19 @@ def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | N
         return ""
     if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
         visited[id(here)] = here  # keeps it alive, so that no other object gets its id
-        for step, child in _children(here):
+        for step, child in _steps(here):
             rest = _way(child, target, depth + 1, visited)
             if rest is not None:
                 return step + rest
     return None
 
 
-def _children(item: Any) -> Iterator[tuple[str, Any]]:
+def _steps(item: Any) -> Iterator[tuple[str, Any]]:
     """The steps from an item, ``[0]`` or ``.name``, and where they lead."""
-    kind = type(item)  # subclasses are leaves: they are sent pickled
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
-        yield from ((f"'s key {key!r}", key) for key in item)
-        for key, value in item.items():
-            yield f"[{json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)}]", value
-    elif kind in (list, tuple):
-        yield from ((f"[{index}]", value) for index, value in enumerate(item))
-    else:
-        yield from ((f".{name}", getattr(item, name, None)) for name in fields_of(kind) or [])
+    held = children(item) or {}
+    if isinstance(item, dict):
+        yield from ((f"'s key {key!r}", key) for key in held)
+    is_instance = type(item) not in (list, tuple) and not isinstance(item, dict)
+    for key, child in held.items():
+        text = json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)
+        yield f".{key}" if is_instance else f"[{text}]", child

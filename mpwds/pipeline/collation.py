@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpwds.imports import tensor_class
+
 Stacker = Callable[[Sequence[Any]], Any]
 """Makes a column of arrays or tensors of one shape."""
 
@@ -165,8 +167,8 @@ def array_kind(value: Any) -> Any:
     """``numpy.ndarray`` or ``torch.Tensor`` if ``value`` is one, otherwise ``None``."""
     if isinstance(value, np.ndarray):
         return np.ndarray
-    torch = sys.modules.get("torch")
-    return torch.Tensor if torch is not None and isinstance(value, torch.Tensor) else None
+    tensor = tensor_class()
+    return tensor if isinstance(value, tensor) else None
 
 
 def in_field(field: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -25,6 +24,7 @@ from mpwds.pipeline.stream import (
     fetch_held,
     reached_end,
 )
+from mpwds.trees import parts
 
 
 class Filter(Part, ABC):
@@ -316,7 +316,8 @@ def rows_in(element: Any) -> int:
     """
     is_list = isinstance(element, list)
     rows = None
-    for column in _columns(element):
+    columns = parts(element)
+    for column in (element,) if columns is None else columns:
         if isinstance(column, list):
             length = len(column)
         elif isinstance(shape := attribute(column, "shape"), tuple) and shape and isinstance(shape[0], int):
@@ -325,7 +326,7 @@ def rows_in(element: Any) -> int:
             continue
         elif is_list:
             return len(element)
-        elif isinstance(column, (dict, tuple)) or _is_dataclass(column):
+        elif parts(column) is not None:
             length = rows_in(column)
         else:
             return 1
@@ -342,15 +343,3 @@ def attribute(item: Any, name: str) -> Any:
         return getattr(item, name, None)
     except Exception:  # the shape of a nested tensor and the nbytes of a sparse one raise RuntimeError
         return None
-
-
-def _columns(element: Any) -> Iterable[Any]:
-    if isinstance(element, dict):
-        return element.values()
-    if _is_dataclass(element):
-        return [attribute(element, field.name) for field in dataclasses.fields(element)]
-    return element if isinstance(element, (tuple, list)) else (element,)
-
-
-def _is_dataclass(element: Any) -> bool:
-    return dataclasses.is_dataclass(element) and not isinstance(element, type)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from mpwds.errors import SharedMemoryError
+from mpwds.imports import tensor_class
 from mpwds.sharedmem import segment
 
 
@@ -50,9 +51,8 @@ def share(data: Any) -> Any:
     """
     if isinstance(data, np.ndarray):
         return _shared_array(data)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(data, torch.Tensor):
-        return _shared_tensor(data, torch)
+    if isinstance(data, tensor_class()):
+        return _shared_tensor(data, sys.modules["torch"])
     if isinstance(data, (list, tuple)):
         return SharedList(data)
     raise TypeError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mpwds.imports import tensor_class
 
 BINS = 24
 """Bins of a histogram."""
@@ -108,8 +109,7 @@ def _text(value: str | bytes) -> str:
 
 def _array(node: Any) -> tuple[Values, str] | None:
     """A numeric array that NumPy can compute with, and the name of its type; ``None`` for other objects."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(node, torch.Tensor):
+    if isinstance(node, tensor_class()):
         tensor = node.detach().cpu()
         name = str(tensor.dtype).removeprefix("torch.")
         if tensor.dtype.is_floating_point and name not in ("float16", "float32", "float64"):

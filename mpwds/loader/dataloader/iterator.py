@@ -34,6 +34,7 @@ from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
+from mpwds.trees import parts
 
 
 class DataLoaderIterator(_BaseDataLoaderIter):
@@ -302,10 +303,9 @@ class LocalCounts:
 
 
 def _array_nbytes(batch: Any) -> int:
-    if isinstance(batch, dict):
-        return sum(map(_array_nbytes, batch.values()))
-    if isinstance(batch, (list, tuple)):
-        return sum(map(_array_nbytes, batch))
+    values = parts(batch)
+    if values is not None:
+        return sum(map(_array_nbytes, values))
     nbytes = attribute(batch, "nbytes")
     return nbytes if isinstance(nbytes, int) else 0
 

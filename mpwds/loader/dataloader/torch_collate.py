@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from mpwds.imports import after_import
 from mpwds.loader.messages.out_of_band import AsTensor
-from mpwds.nest.nodes import fields_of
 from mpwds.pipeline.collation import FIXED_SIZE, Stack, can_be_stacked_into
+from mpwds.trees import fields_of
 
 CollateMap = Mapping[Any, Callable[..., Any]]
 

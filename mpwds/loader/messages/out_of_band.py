@@ -5,18 +5,19 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpwds.imports import tensor_class
 from mpwds.loader.messages import protocol
 from mpwds.loader.processes.setup import reduced_tensor
-from mpwds.nest.nodes import PLAIN_OR_INT, fields_of
+from mpwds.nest.nodes import PLAIN_OR_INT
 from mpwds.pickling import OwnClassPickler
 from mpwds.pipeline.collation import Stack
+from mpwds.trees import fields_of, tree_map, with_parts
 
 
 @dataclass
@@ -52,7 +53,7 @@ def kinds(arrays: list[Any]) -> bytes:
 def _kind(array: Any) -> int:
     if isinstance(array, Stack):
         array = array.rows[0]
-    if not isinstance(array, _tensor_class()):
+    if not isinstance(array, tensor_class()):
         return protocol.ARRAY
     if not array.requires_grad:
         return protocol.TENSOR
@@ -62,10 +63,6 @@ def _kind(array: Any) -> int:
             "reach across processes. Call detach() on it in the dataset or in collate_fn"
         )
     return protocol.TENSOR_WITH_GRADIENT
-
-
-def _tensor_class() -> Any:
-    return getattr(sys.modules.get("torch"), "Tensor", ())
 
 
 def take_apart(item: Any) -> Any:
@@ -84,31 +81,21 @@ def take_apart(item: Any) -> Any:
         return item if _nest_knows(kind) else _pickled(item)
     if set(map(type, values)) <= _LEFT:
         return item
-    parts = [take_apart(value) for value in values]
-    if all(part is value for part, value in zip(parts, values, strict=True)):
-        return item
-    if kind is dict:
-        return dict(zip(item, parts, strict=True))
-    return parts if kind is list else tuple.__new__(kind, parts)
+    return with_parts(item, [take_apart(value) for value in values])
 
 
 def put_together(item: Any) -> Any:
     """Undoes :func:`take_apart`."""
-    kind = type(item)
-    if kind is OutOfBand:
-        return pickle.loads(item.pickled, buffers=[memoryview(buffer) for buffer in item.buffers])
-    if kind is dict:
-        return {key: put_together(value) for key, value in item.items()}
-    if kind is list:
-        return [put_together(value) for value in item]
-    if isinstance(item, tuple):
-        return tuple.__new__(kind, [put_together(value) for value in item])
-    return item
+    return tree_map(item, OutOfBand, _unpickled)
+
+
+def _unpickled(item: OutOfBand) -> Any:
+    return pickle.loads(item.pickled, buffers=[memoryview(buffer) for buffer in item.buffers])
 
 
 def _nest_knows(kind: type) -> bool:
     """True if ``mpwds.nest`` sends instances of this type without pickling them."""
-    is_array = issubclass(kind, (np.generic, _tensor_class())) or hasattr(kind, "write_into")
+    is_array = issubclass(kind, (np.generic, tensor_class())) or hasattr(kind, "write_into")
     return is_array or fields_of(kind) is not None
 
 

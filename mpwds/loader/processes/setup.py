@@ -24,6 +24,7 @@ import cloudpickle
 import msgpack
 import numpy as np
 
+from mpwds.imports import tensor_class
 from mpwds.loader.processes import environment
 from mpwds.pickling import Pickler
 from mpwds.pipeline.iterable_sources import TorchIterable
@@ -270,9 +271,9 @@ def _code_of(item: Any) -> object:
 
 def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Reduces a tensor to an array, in the form of ``__reduce__``; ``None`` if that loses something."""
-    torch = sys.modules.get("torch")
-    if type(item) is not getattr(torch, "Tensor", None) or torch is None:
+    if type(item) is not tensor_class():
         return None
+    torch = sys.modules["torch"]
     dense = item.is_cpu and item.layout is torch.strided and not item.is_nested
     if not dense or item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
         return None

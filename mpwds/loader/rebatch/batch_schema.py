@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import collections
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpwds.nest.nodes import fields_of
+from mpwds.imports import tensor_class
+from mpwds.trees import children, instance
 
 _OBJECTS = np.dtype(object)
-_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,12 @@ def build(schema: Schema, columns: Iterator[Any]) -> Any:
         return collections.defaultdict(schema.factory, zip(schema.keys, parts, strict=True))
     if issubclass(kind, dict):
         return kind(zip(schema.keys, parts, strict=True))
-    if issubclass(kind, tuple):
-        return tuple.__new__(kind, parts)
-    if kind is list:
-        return parts
-    instance = object.__new__(kind)
-    for name, part in zip(schema.keys, parts, strict=True):
-        object.__setattr__(instance, name, part)
-    return instance
+    return parts if kind is list else instance(kind, schema.keys, parts)
 
 
 def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
     if isinstance(schema, ColumnGroup):
-        found = None if type(item) is not schema.kind else _children(item)
+        found = None if type(item) is not schema.kind else children(item)
         if found is None:
             raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
         if found.keys() != set(schema.keys):
@@ -173,7 +165,7 @@ class _Search:
             if len(item) != self.rows:
                 raise self._other_number(item, path)
             return _array_column(item, path)
-        parts = _children(item)
+        parts = children(item)
         if parts is None:
             raise _Mismatch(
                 TypeError(
@@ -239,7 +231,7 @@ def _possible_row_counts(batch: Any) -> set[int]:
         if _is_list(item) and item is not batch:
             first_list = first_list or item
         else:
-            pending.extend((_children(item) or {}).values())
+            pending.extend((children(item) or {}).values())
     array = _first_array(first_list)
     return {len(first_list)} if array is None else {len(first_list), len(array)}
 
@@ -247,19 +239,8 @@ def _possible_row_counts(batch: Any) -> set[int]:
 def _first_array(item: Any) -> Any:
     if _is_array(item):
         return item
-    arrays = map(_first_array, (_children(item) or {}).values())
+    arrays = map(_first_array, (children(item) or {}).values())
     return next((array for array in arrays if array is not None), None)
-
-
-def _children(item: Any) -> dict[Any, Any] | None:
-    """Returns an item's values by key, index or attribute; ``None`` if it cannot hold columns."""
-    kind = type(item)
-    if kind in _MAPPINGS:
-        return dict(item)
-    if kind in (list, tuple):
-        return dict(enumerate(item))
-    names = fields_of(kind)
-    return None if names is None else {name: getattr(item, name) for name in names}
 
 
 def _step(item: Any, key: Any) -> str:
@@ -269,19 +250,12 @@ def _step(item: Any, key: Any) -> str:
 
 def _is_array(item: Any) -> bool:
     """True if an item is an array or a tensor that has rows."""
-    if type(item) is np.ndarray or _is_tensor(item):
-        return bool(item.ndim)
-    return False
-
-
-def _is_tensor(item: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(item, torch.Tensor)
+    return (type(item) is np.ndarray or isinstance(item, tensor_class())) and bool(item.ndim)
 
 
 def _array_column(array: Any, path: str) -> Column:
     """The schema of an array, or TypeError for a tensor in a GPU's memory and a sparse one."""
-    if _is_tensor(array):
+    if type(array) is not np.ndarray:
         layout = str(array.layout).removeprefix("torch.")
         if array.device.type != "cpu" or layout != "strided":
             raise TypeError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 import msgpack
 
 from mpwds import nest, tenbin
+from mpwds.imports import tensor_class
 from mpwds.pipeline.caching.stored import Store
 from mpwds.pipeline.stream import Address, as_address
 
@@ -297,8 +297,7 @@ def element_to_bytes(stage: str, element: Any) -> bytes:
             "pickle; move the stage before the one that makes such objects, convert them to arrays, "
             "numbers or text, or drop them"
         ) from error
-    torch = sys.modules.get("torch")
-    tensors = [torch is not None and isinstance(array, torch.Tensor) for array in arrays]
+    tensors = [isinstance(array, tensor_class()) for array in arrays]
     encoded = [tenbin.encode_buffer([array]) for array in arrays]
     return nest.pack({"structure": structure, "arrays": encoded, "tensors": tensors})
 

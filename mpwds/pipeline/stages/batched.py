@@ -20,6 +20,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
 from mpwds.suggestions import shown, suggest_arguments
+from mpwds.trees import parts
 
 
 @suggest_arguments
@@ -325,17 +326,16 @@ class BatchedBySize(Bucketed, called="batched"):
 def size_in_bytes(element: Any) -> int:
     """Bytes of an element's data, which ``batched(max_bytes=...)`` limits.
 
-    Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists and
-    tuples; other objects count as ``sys.getsizeof`` says.
+    Counts the data of arrays and tensors, the lengths of strings and bytes, and the items of dicts, lists,
+    tuples and dataclasses; other objects count as ``sys.getsizeof`` says.
     """
     size = attribute(element, "nbytes")
     if isinstance(size, int):
         return size
     if isinstance(element, (bytes, bytearray, str)):
         return len(element)
-    if isinstance(element, (dict, list, tuple)):
-        return sum(map(size_in_bytes, element.values() if isinstance(element, dict) else element))
-    return sys.getsizeof(element)
+    values = parts(element)
+    return sys.getsizeof(element) if values is None else sum(map(size_in_bytes, values))
 
 
 @dataclass

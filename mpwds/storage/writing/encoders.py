@@ -7,7 +7,6 @@ import io
 import json
 import operator
 import pickle
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpwds import tenbin
-from mpwds.imports import require
+from mpwds.imports import require, tensor_class
 
 FieldEncoder: TypeAlias = Callable[[Any], bytes]
 SampleEncoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -141,8 +140,7 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
 
 def _as_array(value: Any) -> np.ndarray[Any, Any]:
     """An array of an array, a tensor (also on a device, or with a gradient), a number or a list."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if isinstance(value, tensor_class()):
         value = value.detach().cpu().numpy()
     return np.asarray(value)
 

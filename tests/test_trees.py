@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 
-from mpwds.loader.output import tree_map
+from mpwds.trees import tree_map
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -50,3 +50,15 @@ def test_dataclasses_are_copied_with_fields_that_are_not_set_left_unset():
 def test_keys_and_all_else_are_left_alone():
     item = {1.5: "text", "set": {2.5}, "class": Point}
     assert doubled(item) == item
+
+
+def test_what_holds_no_such_object_stays_the_same_object():
+    class Version(tuple):
+        def __new__(cls, major, minor):
+            return super().__new__(cls, (major, minor))
+
+    item = {"version": Version(1, 2), "meta": {"names": ["a"]}, "x": 1.5}
+    changed = doubled(item)
+    assert changed == {**item, "x": 3.0}
+    assert changed["version"] is item["version"]
+    assert changed["meta"] is item["meta"]
