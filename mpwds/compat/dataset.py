@@ -146,7 +146,7 @@ class Dataset(DataPipeline):
             self.repeat(epochs)
         if size is not None and length is None:
             length = sum(size(url) for url in expand_urls(self._urls)) if callable(size) else size
-        self._length = length
+        self.given_length = length
 
     node_selection = _hook("node_selection")
     shard_selection = _hook("shard_selection")
@@ -185,7 +185,7 @@ class Dataset(DataPipeline):
 
     def shard_fn(self) -> list[str]:
         """The URLs of the shards that the next ``iter()`` reads in this process, as the hooks choose them."""
-        shards = DataPipeline(*self.pipeline[: self._head], seed=self._seed)
+        shards = DataPipeline(*self.pipeline[: self._head], seed=self.given_seed)
         return [shard["url"] for _, shard in shards.stream(self._context())]
 
     def raw_samples(self, urls: list[str]) -> Iterator[tuple[str, bytes]]:
@@ -195,11 +195,11 @@ class Dataset(DataPipeline):
     def samples(self, urls: str | list[str]) -> Iterator[Any]:
         """Iterates what the stages make of other shards, all of which this process reads."""
         shards = ShardList(urls, nodesplitter=None, splitter=None)
-        return iter(DataPipeline(shards, *self.pipeline[self._head :], seed=self._seed))
+        return iter(DataPipeline(shards, *self.pipeline[self._head :], seed=self.given_seed))
 
     def reseed_rng(self) -> None:
         """Chooses another seed at random."""
-        self._seed = SystemRandom().getrandbits(32)
+        self.given_seed = SystemRandom().getrandbits(32)
 
     def _set(self, **hooks: Any) -> None:
         self._hooks = replace(self._hooks, **hooks)

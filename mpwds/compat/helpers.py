@@ -49,7 +49,7 @@ ChoppedDataset = ResizedDataset
 class _Chopped(DataPipeline):
     def __init__(self, dataset: Any, length: int) -> None:
         super().__init__(dataset)
-        self._epochs = ContinuedEpochs(None, length)
+        self.given_epochs = ContinuedEpochs(None, length)
 
 
 def with_epoch(dataset: Any, length: int) -> DataPipeline:

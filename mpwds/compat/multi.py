@@ -76,7 +76,7 @@ class MultiDataset(LoaderPipeline):
         kind = MultiLoader if "output" in options else _ArraysAsTheyAre
         loader = kind(dataset, workers, **{"prefetch": ahead, **options})
         super().__init__(loader)
-        self._length = nominal
+        self.given_length = nominal
         self._pin_memory = (
             checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
         )

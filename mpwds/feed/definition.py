@@ -24,8 +24,8 @@ def define(dataset: Any) -> dict[str, Any]:
     is_pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
     return {
         "description": described(dataset),
-        "seed": dataset._seed if is_pipeline else None,
-        "length": dataset._length if is_pipeline else None,
+        "seed": dataset.given_seed if is_pipeline else None,
+        "length": dataset.given_length if is_pipeline else None,
         "in_any_order": takes_any_order(dataset),
         "unaddressed": dataset.non_resumable_part if is_pipeline else None,
         "fingerprint": fingerprint(dataset),
@@ -78,8 +78,8 @@ class RemoteSource(IterableSource):
 def remote_dataset(definition: dict[str, Any], counter: Callable[[Context], int | str]) -> DataPipeline:
     """The dataset of a server, for the trainer's loader."""
     dataset = DataPipeline(RemoteSource(definition, counter))
-    dataset._seed = definition["seed"]
-    dataset._length = definition["length"]
+    dataset.given_seed = definition["seed"]
+    dataset.given_length = definition["length"]
     return dataset
 
 

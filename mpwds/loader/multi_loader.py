@@ -333,13 +333,13 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of this many elements. See :meth:`mpwds.DataPipeline.with_epoch`."""
         extended = LoaderPipeline(self).with_epoch(nsamples, nbatches)
-        warn_if_dropped(MultiLoader, extended._epochs)
+        warn_if_dropped(MultiLoader, extended.given_epochs)
         return extended
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> LoaderPipeline:
         """Makes an epoch of ``nepochs`` epochs of the workers. See :meth:`mpwds.DataPipeline.repeat`."""
         extended = LoaderPipeline(self).repeat(nepochs, nbatches)
-        warn_if_dropped(MultiLoader, extended._epochs)
+        warn_if_dropped(MultiLoader, extended.given_epochs)
         return extended
 
     def with_length(self, n: int, silent: bool = False) -> LoaderPipeline:
@@ -545,7 +545,9 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def __init__(self, loader: MultiLoader) -> None:
         dataset = loader.dataset
-        seed = dataset._seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
+        seed = (
+            dataset.given_seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
+        )
         super().__init__(LoaderSource(loader), seed=seed)
         self.loader = loader
         self._call = loader._as_called()
@@ -614,7 +616,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
 
     def _described(self) -> list[str]:
-        return described_stages(self.stages, self._epochs)
+        return described_stages(self.stages, self.given_epochs)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
         """Starts the loader's workers now: see :meth:`mpwds.MultiLoader.warm_up`."""
@@ -629,12 +631,12 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
     def __len__(self) -> int:
         """Elements in an epoch, as those of a ``MultiLoader``, or the length set by ``with_length``."""
-        if self._length is not None:
-            return self._length
+        if self.given_length is not None:
+            return self.given_length
         return self.loader._length_of(self._count)
 
     def _count(self, context: Context, exact: bool) -> int:
-        epochs = self._epochs
+        epochs = self.given_epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
         count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)

@@ -63,9 +63,9 @@ class DataPipeline(Fluent, IterableSource):
         self.pipeline: list[Any] = []
         self._call = ""  # for repr: the call of a subclass's constructor, and the number of parts it makes
         self._made = 1
-        self._seed: int | None = None if seed is None else int(seed)
-        self._epochs = ONCE
-        self._length: int | None = None
+        self.given_seed: int | None = None if seed is None else int(seed)
+        self.given_epochs = ONCE
+        self.given_length: int | None = None
         for stage in stages:
             if isinstance(stage, list) and (self.pipeline or _are_stages(stage)):
                 for each in stage:
@@ -92,9 +92,10 @@ class DataPipeline(Fluent, IterableSource):
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
         origin, *stages = self.parts
-        if origin.never_empty and self._epochs.repetitions is None and self._epochs.limit is not None:
-            return Count(self._epochs.limit)
-        return self._epochs.count_of(stages, origin.count_in(context, exact))
+        epochs = self.given_epochs
+        if origin.never_empty and epochs.repetitions is None and epochs.limit is not None:
+            return Count(epochs.limit)
+        return epochs.count_of(stages, origin.count_in(context, exact))
 
     def stage(self, i: int) -> Any:
         """Part ``i`` of the pipeline, as it was passed; the source is part 0."""
@@ -102,8 +103,8 @@ class DataPipeline(Fluent, IterableSource):
 
     def __repr__(self) -> str:
         first, stages = self._beginning()
-        epochs = [] if self._epochs == ONCE else [str(self._epochs)]
-        length = [] if self._length is None else [f"with_length({self._length})"]
+        epochs = [] if self.given_epochs == ONCE else [str(self.given_epochs)]
+        length = [] if self.given_length is None else [f"with_length({self.given_length})"]
         return "\n    .".join([first, *map(str, stages), *epochs, *length])
 
     def _beginning(self) -> tuple[str, tuple[Filter, ...]]:
@@ -111,14 +112,14 @@ class DataPipeline(Fluent, IterableSource):
         if self._call:
             return self._call, self.stages[self._made - 1 :]
         source = [str(self.parts[0])] if self.pipeline else []
-        seed = [] if self._seed is None else [f"seed={self._seed}"]
+        seed = [] if self.given_seed is None else [f"seed={self.given_seed}"]
         return f"DataPipeline({', '.join([*source, *seed])})", self.stages
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; a ``TypeError`` without one."""
-        if self._length is None:
+        if self.given_length is None:
             raise TypeError(f"object of type {type(self).__name__!r} has no len(): set one by with_length(n)")
-        return self._length
+        return self.given_length
 
     def __add__(self, other: Any) -> Any:
         """torch's ``ChainDataset`` of both, or ``ConcatDataset`` if this one is read by index."""
@@ -164,8 +165,8 @@ class DataPipeline(Fluent, IterableSource):
         """A function that makes the stream of one epoch."""
         source, *stages = self.parts
         stages = self._run_as(stages)
-        seeded = replace(context, seed=self._seed) if context.seed is None else context
-        return lambda: self._epochs.stream(lambda context: chain(source, stages, context), seeded)
+        seeded = replace(context, seed=self.given_seed) if context.seed is None else context
+        return lambda: self.given_epochs.stream(lambda context: chain(source, stages, context), seeded)
 
     def _run_as(self, stages: list[Filter]) -> list[Filter]:
         """The stages to run in place of these."""
@@ -191,7 +192,7 @@ class DataPipeline(Fluent, IterableSource):
             as_stage(f)
         elif _is_plain(f):
             self.pipeline.extend(f.pipeline)
-            self._seed = f._seed if self._seed is None else self._seed
+            self.given_seed = f.given_seed if self.given_seed is None else self.given_seed
             return
         else:
             as_source(f)
@@ -244,7 +245,7 @@ class DataPipeline(Fluent, IterableSource):
             >>> list(DataPipeline("abc").with_epoch(5))
             ['a', 'b', 'c', 'a', 'b']
         """
-        self._epochs = Epochs(None, _limit("with_epoch", nsamples=nsamples, nbatches=nbatches))
+        self.given_epochs = Epochs(None, _limit("with_epoch", nsamples=nsamples, nbatches=nbatches))
         return self
 
     def repeat(self: Pipeline, nepochs: int = -1, nbatches: int = -1) -> Pipeline:
@@ -261,7 +262,7 @@ class DataPipeline(Fluent, IterableSource):
             ['a', 'b', 'a', 'b']
         """
         check_whole("repeat", "nepochs", nepochs)
-        self._epochs = Epochs(nepochs if nepochs > 0 else None, _limit("repeat", nbatches=nbatches))
+        self.given_epochs = Epochs(nepochs if nepochs > 0 else None, _limit("repeat", nbatches=nbatches))
         return self
 
     def with_length(self: Pipeline, n: int, silent: bool = False) -> Pipeline:
@@ -284,7 +285,7 @@ class DataPipeline(Fluent, IterableSource):
                 "in an epoch (with_length(n, silent=True) omits this warning)",
                 stacklevel=2,
             )
-        self._length = int(n)
+        self.given_length = int(n)
         return self
 
 
@@ -294,7 +295,7 @@ def _is_plain(source: Any) -> bool:
         isinstance(source, DataPipeline)
         and type(source).stream is DataPipeline.stream
         and not iterates_itself(source)
-        and source._epochs == ONCE
+        and source.given_epochs == ONCE
     )
 
 

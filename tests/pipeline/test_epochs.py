@@ -44,7 +44,7 @@ def test_a_repeated_epoch_continues_from_its_state_exactly(
     shards, continues, limit, stop, worker, repetitions
 ):
     dataset = WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("__key__ cls").batched(2)
-    dataset._epochs = Epochs(repetitions, limit)
+    dataset.given_epochs = Epochs(repetitions, limit)
     continues(lambda: dataset.stream(Context(epoch=3, worker=worker, workers=2)), stop)
 
 

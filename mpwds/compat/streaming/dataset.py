@@ -289,7 +289,7 @@ class StreamingDataset(PartitionedDataset):
 
     @property
     def _facts(self) -> dict[str, int | None]:
-        return {"shuffle_seed": self._seed, "epoch_size": self.epoch_size, "ranks": self.ranks}
+        return {"shuffle_seed": self.given_seed, "epoch_size": self.epoch_size, "ranks": self.ranks}
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """Sample ``sample_id``. ``retry`` has no effect: ``download_retry`` says how often to try."""

@@ -73,7 +73,7 @@ class TensorcomDataset(DataPipeline):
 
     def __len__(self) -> int:
         """Batches in an epoch; after stages, what ``with_length`` set."""
-        if self._length is None and not self.stages:
+        if self.given_length is None and not self.stages:
             length: int = self.pipeline[0].length
             return length
         return super().__len__()

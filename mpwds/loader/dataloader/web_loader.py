@@ -121,7 +121,7 @@ class WebLoader(Rebatching, DataPipeline):
         }
 
     def _facts(self) -> dict[str, Any]:
-        return {"stages": described_stages(self.stages, self._epochs)}
+        return {"stages": described_stages(self.stages, self.given_epochs)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, as ``DataLoader`` does.

@@ -231,7 +231,7 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
         "in_order": loader.in_order or loader.workers < 2,
         "rank": here.rank,
         "world_size": here.world_size,
-        "seed": dataset._seed if seed is None and isinstance(dataset, DataPipeline) else seed,
+        "seed": dataset.given_seed if seed is None and isinstance(dataset, DataPipeline) else seed,
         "dataset": described(dataset),
         "stages": stages or [],
     }
@@ -269,7 +269,7 @@ def described(dataset: Any) -> list[str]:
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
         return [_counted(name + _lambdas_in(dataset), dataset)]
     origin, *stages = dataset.parts
-    return _origin(origin) + described_stages(stages, dataset._epochs)
+    return _origin(origin) + described_stages(stages, dataset.given_epochs)
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:

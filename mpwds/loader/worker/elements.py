@@ -207,8 +207,8 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact:
         if exact or not hasattr(dataset, "__len__"):
             raise LengthUnknown(f"a {type(dataset).__name__} has none")
         return Count(len(dataset))
-    if dataset._length is not None and not exact:
-        return Count(dataset._length)
+    if dataset.given_length is not None and not exact:
+        return Count(dataset.given_length)
     each = [replace(context, worker=worker, workers=workers or 1) for worker in range(workers or 1)]
     return sum((dataset.count_in(context, exact) for context in each), Count(0, 0))
 

@@ -124,7 +124,7 @@ class IndexedDataset(DataPipeline):
 
     def __len__(self) -> int:
         """The number of samples, of all ranks and workers together; or what ``with_length`` set."""
-        return len(self.source) if self._length is None else self._length
+        return len(self.source) if self.given_length is None else self.given_length
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -243,7 +243,7 @@ class IndexedDataset(DataPipeline):
         if self._access is None or self._access[0] != key:
             if (obstacle := self._obstacle()) is not None:
                 raise TypeError(f"{obstacle} does not map one sample to one sample, which ds[i] needs")
-            seeded = replace(context, seed=self._seed)
+            seeded = replace(context, seed=self.given_seed)
             self._access = key, chain(self.source, list(self.stages), seeded)
         address: Address = number
         if context.owns_process:  # a DataLoader's worker, whose later epochs are to draw other numbers
@@ -262,7 +262,7 @@ class IndexedPipeline(DataPipeline):
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
-        if self._length is not None or self._epochs != ONCE:
+        if self.given_length is not None or self.given_epochs != ONCE:
             return super().__len__()
         return ONCE.count_of(self.stages, Count(len(self.pipeline[0]))).elements
 

@@ -60,8 +60,8 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
 
     # Stages that say who reads which shard when: that does not count here.
     dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
-    if pipeline._epochs != ONCE:
-        raise TypeError(f"IndexedDataset: call {pipeline._epochs} after it, not in its source")
+    if pipeline.given_epochs != ONCE:
+        raise TypeError(f"IndexedDataset: call {pipeline.given_epochs} after it, not in its source")
     if iterates_itself(pipeline):
         raise TypeError(f"IndexedDataset: the elements of {type(pipeline).__name__} have no numbers")
     origin, *stages = pipeline.parts
@@ -93,7 +93,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> Opened:
             f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "
             'after the IndexedDataset, and shuffle="global" chooses an order, for example'
         )
-    return Opened(shards, called, (*before, *stages), pipeline._seed, chosen)
+    return Opened(shards, called, (*before, *stages), pipeline.given_seed, chosen)
 
 
 class ElementsAsShard:

@@ -137,8 +137,10 @@ class PartitionedDataset(IndexedDataset):
         return False
 
     def __len__(self) -> int:
+        if self.given_length is not None:
+            return self.given_length
         context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
-        length: int = self.parts[0].count_in(context).elements if self._length is None else self._length
+        length: int = self.parts[0].count_in(context).elements
         return length
 
     @property

@@ -183,7 +183,7 @@ class WebDataset(DataPipeline):
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; else what the stages make of the samples of a description."""
-        if self._length is not None or self._samples is None or self._epochs != ONCE:
+        if self.given_length is not None or self._samples is None or self.given_epochs != ONCE:
             return super().__len__()
         return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
 

@@ -89,7 +89,7 @@ class TestSources:
         assert str(dataset).startswith(
             f"IndexedDataset({tar_shards!r}, shuffle='global')\n    .decode()\n    .to_"
         )
-        assert dataset._seed == 7
+        assert dataset.given_seed == 7
 
     def test_a_pipeline_that_deals_shards_out(self, tar_shards):
         parts = mpwds.SimpleShardList(tar_shards), mpwds.split_by_node, mpwds.split_by_worker
