@@ -34,7 +34,6 @@ from mpwds.pipeline.fluent import Composable, Fluent, Self
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.pipeline.stream import Stream
 from mpwds.sharedmem.arena import MOST_BLOCKS
-from mpwds.sharedmem.cuda import CudaAccess
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn_if_dropped
@@ -43,7 +42,7 @@ from mpwds.warn import warn_if_dropped
 if TYPE_CHECKING:
     from mpwds.loader.output import OutputConverter
     from mpwds.loader.stages import StagesStream
-    from mpwds.sharedmem.cuda import Pinning
+    from mpwds.sharedmem.cuda import CudaAccess, Pinning
     from mpwds.stats.report import LoaderStats
 
 
@@ -194,7 +193,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     pin_memory: bool
     device: Any
     progress: bool
-    _cuda: ClassVar[CudaAccess] = CudaAccess()
+    _cuda: ClassVar[CudaAccess | None] = None  # torch's
     _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
     _remote: WorkerSource | None = None  # of its workers that are elsewhere
 

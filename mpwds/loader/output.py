@@ -27,8 +27,9 @@ class OutputConverter:
     """
 
     def __init__(
-        self, output: FinalOutput, device: Any, pin_memory: bool, ahead: int, access: CudaAccess
+        self, output: FinalOutput, device: Any, pin_memory: bool, ahead: int, access: CudaAccess | None
     ) -> None:
+        access = access or CudaAccess()
         self.to_device = _cuda_device(device)
         if self.to_device is not None:
             if output != "torch":

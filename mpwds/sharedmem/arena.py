@@ -100,6 +100,8 @@ class Arena:
 
 
 class _Segment:
+    descriptor = -1
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._close = os.close
@@ -129,7 +131,7 @@ class _Segment:
         self._committed[number] = wanted
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
+        if self.descriptor >= 0:
             self._close(self.descriptor)
 
 
@@ -139,6 +141,8 @@ class EventFd:
     Code that may still ring keeps a reference to the bell, and the last reference closes the descriptor. So
     nothing is written to a descriptor number that the system has given away again.
     """
+
+    _descriptor = -1
 
     def __init__(self, descriptor: int | None = None) -> None:
         new = os.EFD_CLOEXEC | os.EFD_NONBLOCK
@@ -169,5 +173,4 @@ class EventFd:
             self._close(descriptor)
 
     def __del__(self) -> None:
-        if hasattr(self, "_close"):
-            self.close()
+        self.close()

@@ -14,13 +14,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpwds import interrupts
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.arena import EventFd, Layout
-from mpwds.sharedmem.cuda import Fence, Pinning, Runtime
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.cuda import Fence, Pinning, Runtime
 
 Exporter = Any
 """A ctypes array: the object that every view of a block refers to, directly or through other views."""

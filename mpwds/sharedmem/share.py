@@ -145,10 +145,10 @@ class Mappings:
     """
 
     def __init__(self) -> None:
-        self._ranges = list(_shared_ranges())  # in the order of their addresses
-        self._starts = [item.start for item in self._ranges]
         self._held: dict[tuple[str, int], int] = {}
         self._close = os.close
+        self._ranges = list(_shared_ranges())  # in the order of their addresses
+        self._starts = [item.start for item in self._ranges]
 
     def find(self, address: int, nbytes: int) -> Region | None:
         """The region at an address; ``None`` if that is this process' private memory."""
@@ -159,7 +159,7 @@ class Mappings:
         return Region(path, item.offset + address - item.start, nbytes, item.writable)
 
     def __del__(self) -> None:
-        for descriptor in getattr(self, "_held", {}).values():
+        for descriptor in self._held.values():
             self._close(descriptor)
 
     def _path(self, item: _Range) -> str | None:

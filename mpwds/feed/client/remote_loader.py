@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import braceexpand
 
@@ -26,9 +26,11 @@ from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.sharedmem.cuda import Pinning
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.suggestions import suggest_arguments
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.cuda import Pinning
 
 
 class RemoteLoader(MultiLoader):

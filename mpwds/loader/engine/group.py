@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
@@ -21,9 +21,11 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import START, Position
 from mpwds.pipeline.context import warn_of_idle
-from mpwds.sharedmem.cuda import Pinning
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.cuda import Pinning
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 

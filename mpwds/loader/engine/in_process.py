@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpwds import nest, tenbin
 from mpwds.errors import WorkerTimeout
@@ -25,8 +25,10 @@ from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
-from mpwds.sharedmem.cuda import Pinning
 from mpwds.stats.snapshot import CounterSnapshot
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.cuda import Pinning
 
 
 class InProcessGroup(WorkerGroup):

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpwds import interrupts, nest, tenbin
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
@@ -24,11 +24,13 @@ from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.resume.progress import START, Position
 from mpwds.loader.worker.counters import StatusPage, stage_in
 from mpwds.sharedmem.arena import EventFd, Layout
-from mpwds.sharedmem.cuda import Pinning
 from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
 from mpwds.stats.snapshot import CounterSnapshot
 from mpwds.tenbin.kinds import torch_dtypes
 from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.cuda import Pinning
 
 _EXIT_WAIT_S = 1.0
 
