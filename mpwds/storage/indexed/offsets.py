@@ -211,7 +211,7 @@ def _agree(offsets: Offsets, shard: Shard) -> bool:
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
         window = shard.read(stop - start, start)
         try:
-            found = _offsets_of([(window, start, find_members(window, start, shard)[0])])
+            found = _offsets_of([(window, start, find_members(window, start, shard))])
         except ShardError:
             return False
         row = offsets.rows[index * width : (index + 1) * width]

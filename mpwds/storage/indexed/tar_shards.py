@@ -176,10 +176,10 @@ class TarShards:
         file, starts, *_, blank = self._opened(shard)
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
         block = file.read(stop - start + BLOCK, start)  # with the header behind it
-        found = find_members(block[: stop - start], start, file)[0]
+        found = find_members(block[: stop - start], start, file)
         is_sample = bool(found) and found[-1][2] + found[-1][3] <= stop
         if is_sample:
-            behind = find_members(block[stop - start :], stop, file)[0]
+            behind = find_members(block[stop - start :], stop, file)
             keys = {split_name(name)[0] for name, *_ in found} - {""}
             is_sample = len(keys) == 1 and keys.isdisjoint(split_name(name)[0] for name, *_ in behind)
         if not is_sample:

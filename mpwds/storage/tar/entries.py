@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import BinaryIO
-from zlib import adler32
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.base import PerhapsCut
@@ -16,29 +15,11 @@ from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import (
     BLOCK,
-    EXTENSIONS,
-    GLOBAL,
-    LAYOUT,
-    NAME_BYTES,
-    NOTHING,
-    REGULAR,
-    SIZE,
-    TIME_ALONE,
-    ZERO_BLOCK,
-    back_sum,
-    bad_size,
+    MemberFinder,
     begins_archive,
-    checksums,
     cut_off,
     data_missing,
-    directory_of,
-    extend,
-    has_valid_checksum,
-    no_header,
-    size_of,
-    sizes,
     too_large_decompressed,
-    truncated,
 )
 from mpwds.storage.tar.input import OpenAt, open_archive
 
@@ -89,152 +70,66 @@ def read_members(
     if offset < 0:
         raise ValueError(f"offset in a shard must not be negative, got {offset}")
     with closing(open_archive(url, offset, open, max_decompressed_bytes)) as source:
-        shown = source.url
-        unpack = LAYOUT.unpack_from
+        finder = MemberFinder(source, applies_global=True)
         window = b""  # of the archive, from `base` on
-        base = offset
-        at = 0  # of the next header, in the window
-        available = 0  # bytes in the window
-        first = -1  # offset of the member's first header, once an extension header is read
-        after_zeros = offset  # where the zero blocks end that were read last
-        for_all = extended = NOTHING
-        known_back = b""  # third part of a header that was found to be a regular file's, ...
-        known_sum = 0  # ... what it adds to the checksum, ...
-        directory = b""  # ... the part of the name in it, ...
-        by_name = False  # ... and whether the name alone tells directories, as in v7 archives
-        pax_back, pax_sum = b"", 0  # the same of an extension header
+        base = position = offset
+        need = BLOCK
         while True:
-            if at + BLOCK > available:
-                position = base + at
-                window, at = source.window(position, BLOCK)
+            at = position - base
+            if at + need > len(window):
+                window, at = source.window(position, need)
                 base = position - at
-                available = len(window)
                 if position >= source.end:
                     break
-                if at + BLOCK > available:
-                    if first >= 0 or any(window[at:]):
-                        raise no_header(window[at:], source, offset, position, after_zeros)
-                    return
-            front, stored, back = unpack(window, at)
-
-            if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
-                seen = back == pax_back and checksums[stored] == (adler32(front) & 0xFFFF) + pax_sum
-                if not seen and not has_valid_checksum(front, stored, back):
-                    header = window[at : at + BLOCK]
-                    if first >= 0 or header != ZERO_BLOCK:
-                        raise no_header(header, source, offset, base + at, after_zeros)
-                    zeros = available - at - len(window[at:].lstrip(b"\0"))
-                    at += zeros // BLOCK * BLOCK
-                    after_zeros = base + at
+            fault, following = None, position
+            try:
+                following = base + finder.find(window, base, at)
+            except ShardError as error:
+                fault = error  # raised after the members before it
+            is_all_here = following <= base + len(window)  # or all but the data of the last one found
+            for name, first, start, size in finder.found:
+                chosen = name if choose is None else choose(name)
+                if chosen is None:
                     continue
-                kind = back[0]
-                if seen or kind in EXTENSIONS:
-                    position = base + at
-                    size = sizes[front[SIZE]]
-                    start = at + BLOCK
-                    following = start + size + (-size & 511)
-                    if size < 0 or following > available:
-                        size_of(front, kind, extended, source, position)  # raises if it is wrong
-                        window, start = source.window(position + BLOCK, following - start)
-                        base = position + BLOCK - start
-                        available = len(window)
-                        following = start + size + (-size & 511)
-                        if following > available:
-                            raise data_missing(source, position, size)
-                    at = following
-                    if not (
-                        size < 100
-                        and window.startswith(TIME_ALONE[size], start)
-                        and window.find(b"\n", start, start + size) == start + size - 1
-                    ):
-                        body = window[start : start + size]
-                        extended = extend(extended, kind, body, shown, position)
-                        if kind == GLOBAL:
-                            for_all = extend(for_all, kind, body, shown, position)
-                    if kind != GLOBAL:
-                        if first < 0:
-                            first = position
-                        if not seen:
-                            pax_back, pax_sum = back, back_sum(back)
+                at = start - base
+                if is_all_here or at + size + (-size & 511) <= len(window):
+                    yield chosen, first, window[at : at + size]
                     continue
-                if kind not in REGULAR:
-                    size = size_of(front, kind, extended, source, base + at)
-                    at += BLOCK + size + (-size & 511)
-                    first, extended = -1, for_all
-                    continue
-                known_back, known_sum = back, back_sum(back)
-                directory, by_name = directory_of(back), not kind
-
-            size = sizes[front[SIZE]]
-            name = None
-            if extended is not NOTHING:
-                name = extended.name
-                if extended.size is not None:
-                    size = extended.size
-                extended = for_all
-            if name is None:
-                raw_name = front.partition(b"\0")[0]
-                if len(raw_name) > NAME_BYTES:  # a name that fills its field has no zero after it
-                    raw_name = raw_name[:NAME_BYTES]
-                if directory:
-                    raw_name = directory + raw_name
-                try:
-                    name = raw_name.decode()
-                except UnicodeDecodeError:
-                    name = raw_name.decode("utf-8", "surrogateescape")
-            if size < 0:
-                raise bad_size(front, source, base + at)
-            start = at + BLOCK
-            stop = start + size
-            following = stop + (-size & 511)
-            member_offset = base + at if first < 0 else first
-            first = -1
-            chosen: str | None = name
-            if by_name and name.endswith("/"):
-                chosen = None
-            elif choose is not None:
-                chosen = choose(name)
-            if chosen is None:
-                if base + following > source.end:
-                    raise data_missing(source, base + at, size)
-                at = following
-                continue
-
-            if following <= available:
-                data = window[start:stop]
+                padding = -size & 511
+                if size >= _APART_BYTES:
+                    if size > source.largest:
+                        raise too_large_decompressed(source, start - BLOCK, name, size, source.largest)
+                    data = source.data(start, size, padding)
+                else:
+                    window, at = source.window(start, size + padding)
+                    base = start - at
+                    data = window[at : at + size]
+                if start + size + padding > source.end:
+                    raise data_missing(source, start - BLOCK, size)
+                yield chosen, first, data
+            if fault is not None:
+                raise fault
+            if following > position:
+                position, need = following, BLOCK
+            elif source.end - position < BLOCK:  # zeros
+                return
             else:
-                position, end = base + at, base + following
-                if end <= source.end:
-                    if size >= _APART_BYTES:
-                        if size > source.largest:
-                            raise too_large_decompressed(source, position, name, size, source.largest)
-                        data = source.data(base + start, size, following - stop)
-                        window, available = b"", 0
-                    else:
-                        window, at = source.window(position, end - position)
-                        base = position - at
-                        available = len(window)
-                        following = end - base
-                        data = window[at + BLOCK : at + BLOCK + size]
-                if end > source.end:
-                    raise data_missing(source, position, size)
-            at = following
-            yield chosen, member_offset, data
-
+                need *= 2
         if position > source.end:
             raise ShardError(
-                f"{shown} is truncated: it ends at {source.end}, inside a member that reaches to {position}"
+                f"{source.url} is truncated: it ends at {source.end}, inside a member that reaches to "
+                f"{position}"
             )
-        if first >= 0:
-            raise truncated(source, first, "it ends after an extension header, before its member")
-        if position > after_zeros and not source.detects_truncation:
-            raise cut_off(source, position)
-        if position > after_zeros and warn_of_no_end:
-            warnings.warn(
-                f"{shown} ends at offset {position} without the end-of-archive blocks: it may be truncated",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        if position > max(offset, finder.after_zeros):
+            if not source.detects_truncation:
+                raise cut_off(source, position)
+            if warn_of_no_end:
+                warnings.warn(
+                    f"{source.url} ends at offset {position} without the end-of-archive blocks: it may be "
+                    "truncated",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:

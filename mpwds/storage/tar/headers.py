@@ -2,15 +2,15 @@
 
 A header is 512 bytes: name, size, kind and checksum of a member, whose data follow in whole blocks.
 Extension headers (GNU, pax) come before a member's own and replace its name or size. Headers are read in
-three places, which a property test holds equal to each other and to ``tarfile``:
+two places, which a property test holds equal to each other and to ``tarfile``:
 
-- ``read_members`` (``entries.py``) yields names and data in order: the hot path;
-- :func:`find_members` yields names and offsets, for random access;
+- :class:`MemberFinder` finds the files in a window of an archive: the hot path, for reading in order
+  (``read_members`` in ``entries.py``) and for random access;
 - ``scan`` (``scanning.py``) goes past damage.
 
-This file decides what a header says for all of them. The first two repeat the common case inline: a regular
-file whose header differs from the last one in name, size and checksum alone takes 0.8 us in them, and a call
-takes a tenth of that.
+This file decides what a header says for both. The finder has the common case inline: a regular file whose
+header differs from the last one in name, size and checksum alone takes 0.8 us, and a call takes a tenth of
+that.
 """
 
 from __future__ import annotations
@@ -202,16 +202,10 @@ class SeekableArchive(Archive, Protocol):
     def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
 
-class _Regular(NamedTuple):
-    """The third part of a regular file's header, and what it says: see ``LAYOUT``."""
-
-    back: bytes
-    sum: int
-    directory: bytes
-    is_v7: bool  # where only the name tells directories
-
-
-_last = _Regular(b"", 0, b"", False)  # shared by all archives: most have the same in each header
+# Third parts of headers (see ``LAYOUT``) that were found to be a regular file's and an extension's, and what
+# they add to the checksum. Of the regular file: the directory in it, and whether it is a v7 archive's, where
+# only the name tells directories. Shared by all archives: most have the same in each header.
+_known: tuple[bytes, int, bytes, bool, bytes, int] = b"", 0, b"", False, b"", 0
 
 
 def find_all_members(
@@ -226,11 +220,12 @@ def find_all_members(
     """
     least, most = archive.window_bytes
     size = least
-    position, after_zeros = 0, -1
+    position = 0
+    finder = MemberFinder(archive)
     while position < archive.end:
         window = archive.read(min(size, archive.end - position), position)
-        found, following, after_zeros = find_members(window, position, archive, after_zeros)
-        yield window, position, found
+        following = position + finder.find(window, position)
+        yield window, position, finder.found
         if following == position:
             if position + len(window) >= archive.end:
                 raise truncated(archive, position, "its header is not complete")
@@ -240,6 +235,13 @@ def find_all_members(
         else:
             size = least
         position = following
+
+
+def find_members(window: bytes | memoryview, base: int, archive: Archive) -> list[Found]:
+    """The regular files whose headers are in ``window``, the bytes of an archive from a header on."""
+    finder = MemberFinder(archive)
+    finder.find(window, base)
+    return finder.found
 
 
 def size_of(front: bytes, kind: int, extended: Extended, archive: Archive, position: int) -> int:
@@ -279,92 +281,131 @@ def name_of(front: bytes, directory: bytes, extended: Extended) -> str:
     return (directory + front[:NAME_BYTES].partition(b"\0")[0]).decode("utf-8", "surrogateescape")
 
 
-def find_members(
-    window: bytes | memoryview, base: int, archive: Archive, after_zeros: int = -1
-) -> tuple[list[Found], int, int]:
-    """The regular files whose headers are in ``window``, the bytes of an archive from ``base`` on.
-
-    ``base`` is the offset of a header. A global pax header is not applied to the members after it.
+class MemberFinder:
+    """Finds the regular files of an archive, window after window of it.
 
     Args:
-        window: Bytes of the archive; the data of members need not be in it.
-        base: Their offset.
         archive: Its name and its end, for errors.
-        after_zeros: Where the zero blocks end that were found last.
+        applies_global: Whether a global pax header is applied to the members after it.
 
-    Returns:
-        The files; the offset from which to continue, which is ``base`` if the first member's headers are not
-        all in the window; and where the zero blocks end that were found last.
-
-    Raises:
-        ShardError: The archive is damaged, or holds a sparse file.
+    Attributes:
+        found: The files whose headers are in the last window; the data of members need not be in it.
+        after_zeros: Where the zero blocks end that were found last; -1 before.
     """
-    global _last
-    known_back, known_sum, directory, is_v7 = _last
-    found: list[Found] = []
-    unpack = LAYOUT.unpack_from
-    first = -1  # offset of the member's first header, once an extension header was there
-    extended = NOTHING
-    at = 0
-    last = len(window) - BLOCK
-    end = archive.end
-    while at <= last:
-        front, stored, back = unpack(window, at)
-        if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
-            position = base + at
-            if not has_valid_checksum(front, stored, back):
-                header = bytes(window[at : at + BLOCK])
-                if header == ZERO_BLOCK and first < 0:
-                    at += BLOCK
-                    after_zeros = base + at
+
+    def __init__(self, archive: Archive, applies_global: bool = False) -> None:
+        self._archive = archive
+        self._applies_global = applies_global
+        self._for_all = NOTHING
+        self.found: list[Found] = []
+        self.after_zeros = -1
+
+    def find(self, window: bytes | memoryview, base: int, at: int = 0) -> int:
+        """Finds the files in a window, the bytes of the archive from ``base`` on, where a header is ``at``.
+
+        Returns:
+            Where to continue, as an index in the window or beyond it: ``at`` if the first member's headers
+            are not all in the window.
+
+        Raises:
+            ShardError: The archive is damaged, or holds a sparse file. The files before are in ``found``.
+        """
+        global _known
+        known_back, known_sum, directory, is_v7, pax_back, pax_sum = _known
+        self.found = []
+        add = self.found.append
+        archive = self._archive
+        unpack = LAYOUT.unpack_from
+        if isinstance(window, memoryview):
+            window = bytes(window)
+        first = -1  # index of the member's first header, once an extension header was there
+        extended = self._for_all
+        available = len(window)
+        last = available - BLOCK
+        end = archive.end - base
+        while at <= last:
+            front, stored, back = unpack(window, at)
+            if back != known_back or checksums[stored] != (adler32(front) & 0xFFFF) + known_sum:
+                seen = back == pax_back and checksums[stored] == (adler32(front) & 0xFFFF) + pax_sum
+                if not seen and not has_valid_checksum(front, stored, back):
+                    header = window[at : at + BLOCK]
+                    if header == ZERO_BLOCK and first < 0:
+                        at += BLOCK
+                        self.after_zeros = base + at
+                        continue
+                    raise no_header(header, archive, base + at, self.after_zeros)
+                kind = back[0]
+                if seen or kind in EXTENSIONS:
+                    size = sizes[front[SIZE]]
+                    start = at + BLOCK
+                    following = start + size + (-size & 511)
+                    if size < 0 or following > available:
+                        size_of(front, kind, extended, archive, base + at)  # raises if it is wrong
+                        return at if first < 0 else first
+                    is_time = (
+                        size < 100
+                        and window.startswith(TIME_ALONE[size], start)
+                        and window.find(b"\n", start, start + size) == start + size - 1
+                    )
+                    if not is_time and (kind != GLOBAL or self._applies_global):
+                        body = window[start : start + size]
+                        extended = extend(extended, kind, body, archive.url, base + at)
+                        if kind == GLOBAL:
+                            self._for_all = extend(self._for_all, kind, body, archive.url, base + at)
+                    if kind != GLOBAL:
+                        first = at if first < 0 else first
+                        if not seen:
+                            pax_back, pax_sum = back, back_sum(back)
+                            _known = known_back, known_sum, directory, is_v7, pax_back, pax_sum
+                    at = following
                     continue
-                raise no_header(header, archive, -1, position, after_zeros)
-            kind = back[0]
-            size = size_of(front, kind, extended, archive, position)
-            following = at + BLOCK + size + (-size & 511)
-            if kind in EXTENSIONS:
-                if following > len(window):
-                    return found, position if first < 0 else first, after_zeros
-                if kind != GLOBAL:
-                    body = bytes(window[at + BLOCK : at + BLOCK + size])
-                    extended = extend(extended, kind, body, archive.url, position)
-                    first = position if first < 0 else first
-                at = following
-                continue
-            if kind not in REGULAR:
-                at, first, extended = following, -1, NOTHING
-                continue
-            known_back, known_sum = back, back_sum(back)
-            directory, is_v7 = directory_of(back), not kind
-            _last = _Regular(known_back, known_sum, directory, is_v7)
+                if kind not in REGULAR:
+                    size = size_of(front, kind, extended, archive, base + at)
+                    at += BLOCK + size + (-size & 511)
+                    first, extended = -1, self._for_all
+                    continue
+                known_back, known_sum = back, back_sum(back)
+                directory, is_v7 = directory_of(back), not kind
+                _known = known_back, known_sum, directory, is_v7, pax_back, pax_sum
 
-        size = sizes[front[SIZE]]
-        if extended is NOTHING:
-            name = (directory + front[:NAME_BYTES].partition(b"\0")[0]).decode("utf-8", "surrogateescape")
-        else:
-            name = name_of(front, directory, extended)
-            size, extended = size if extended.size is None else extended.size, NOTHING
-        start = base + at + BLOCK
-        following = at + BLOCK + size + (-size & 511)
-        if size < 0 or base + following > end:
-            raise bad_size(front, archive, base + at) if size < 0 else data_missing(archive, base + at, size)
-        if not (is_v7 and name.endswith("/")):
-            found.append((name, base + at if first < 0 else first, start, size))
-        at, first = following, -1
-    if base + len(window) >= archive.end and at < len(window):
-        rest = bytes(window[at:])
-        if any(rest) or first >= 0:
-            raise no_header(rest, archive, -1, base + at, after_zeros)
-    if first >= 0:
-        if base + len(window) >= archive.end:
-            raise truncated(archive, first, "it ends after an extension header, before its member")
-        return found, first, after_zeros
-    return found, base + at, after_zeros
+            size = sizes[front[SIZE]]
+            name = None
+            if extended is not NOTHING:
+                name = extended.name
+                if extended.size is not None:
+                    size = extended.size
+                extended = self._for_all
+            if name is None:
+                raw_name = front.partition(b"\0")[0]
+                if len(raw_name) > NAME_BYTES:  # a name that fills its field has no zero after it
+                    raw_name = raw_name[:NAME_BYTES]
+                if directory:
+                    raw_name = directory + raw_name
+                try:
+                    name = raw_name.decode()
+                except UnicodeDecodeError:
+                    name = raw_name.decode("utf-8", "surrogateescape")
+            start = at + BLOCK
+            following = start + size + (-size & 511)
+            if size < 0:
+                raise bad_size(front, archive, base + at)
+            if following > end:
+                raise data_missing(archive, base + at, size)
+            if not (is_v7 and name.endswith("/")):
+                add((name, base + (at if first < 0 else first), base + start, size))
+            at, first = following, -1
+        if available >= end:
+            if at < available and (first >= 0 or any(window[at:])):
+                raise no_header(window[at:], archive, base + at, self.after_zeros)
+            if first >= 0:
+                why = "it ends after an extension header, before its member"
+                raise truncated(archive, base + first, why)
+        return at if first < 0 else first
 
 
-def no_header(block: bytes, source: Archive, offset: int, position: int, after_zeros: int) -> ShardError:
+def no_header(block: bytes, source: Archive, position: int, after_zeros: int = -1) -> ShardError:
     """The error for a block, perhaps cut off, that is not a header; zero blocks ended at ``after_zeros``."""
-    if offset < after_zeros == position:
+    if after_zeros == position:
         number = "bytes" if source.end == sys.maxsize else f"{source.end - position} bytes"
         return ShardError(
             f"{number} at offset {position} of {source.url} follow the end of the archive and are no tar "

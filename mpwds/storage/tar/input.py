@@ -291,7 +291,7 @@ def _open_inside(url: str, offset: int, open: OpenAt) -> Input:
         if offset > source.end or not (block or isinstance(source, FileInput)):
             raise nothing_there(source, offset)
         if not begins_archive(block):
-            raise no_header(block, source, offset, offset, offset)
+            raise no_header(block, source, offset)
     except BaseException:
         source.close()
         raise

@@ -156,7 +156,7 @@ class _Scan:
                 first = self._position = self._after_zeros = position + BLOCK
                 continue
             if len(header) < BLOCK or not has_valid_checksum(*LAYOUT.unpack(header)):
-                raise no_header(header, source, 0, position, self._after_zeros)
+                raise no_header(header, source, position, self._after_zeros or -1)
             headers.append(header)
             front, _, back = LAYOUT.unpack(header)
             kind = back[0]
