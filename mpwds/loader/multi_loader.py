@@ -311,8 +311,10 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             progress,
             times,
             self._group,
-            self._options,
             in_order=self.in_order and not takes_any_order(self.dataset),
+            timeout=self._options.timeout,
+            persistent=self._options.persistent,
+            restarts=self._options.on_worker_death == "restart" and self.workers > 0,
         )
         self._iterations.add(iterator)
         return iterator

@@ -21,6 +21,7 @@ from mpwds.feed.client.connections import SAY_EVERY_S, ServerConnections
 from mpwds.feed.wire import WorkerAssignment, printed
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, Output, batch_of
+from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import LENGTHS, Message
 from mpwds.loader.messages.protocol import with_cause
@@ -38,14 +39,12 @@ _INT = {int}
 _attempts = itertools.count(1)
 
 
-class RemoteWorker:
-    """A worker on a server; implements ``WorkerHandle``, which documents the methods.
+class RemoteWorker(WorkerHandle):
+    """A worker on a server.
 
     If its server, or a message, is lost, the worker starts again at the first batch that has not arrived: on
     the same server when that is back, or on another one (``on_server_loss="move"``).
     """
-
-    is_ready = True  # the server has its dataset
 
     def __init__(
         self,
@@ -109,14 +108,6 @@ class RemoteWorker:
             if queue.attempt.broken:  # its server has ended, or knows nothing of it
                 return
             self._connections.send(self._connection, wire.STOP, slot=queue.slot, attempt=queue.attempt.number)
-
-    def give(self, task: bytes, generation: int) -> None:
-        raise MpwdsError("workers on servers iterate their dataset; they take no tasks")
-
-    unsent = False
-
-    def flush(self) -> None:
-        """Nothing to do: the thread of the connections sends."""
 
     def register(self, poller: select.poll, *, receives: bool) -> None:
         if receives:
@@ -201,16 +192,6 @@ class RemoteWorker:
     def disconnect(self) -> None:
         self.stop(self._generation)
 
-    def wait(self, timeout_s: float) -> bool:
-        """True: the process is its server's, which ends it."""
-        return True
-
-    def kill(self) -> None:
-        """Nothing to do: see :meth:`wait`."""
-
-    def release(self) -> None:
-        """Nothing to do: the connections hold what is to be freed."""
-
     @property
     def _named(self) -> str:
         return f"worker {self.index} on {self._connection.url}"
@@ -223,7 +204,7 @@ class RemoteWorker:
         if not connection.is_up:
             attempt.broken = True
             return
-        position = self._position._replace(first=self._next)
+        position = replace(self._position, first=self._next)
         self._connections.send(
             connection,
             wire.START,
@@ -233,7 +214,7 @@ class RemoteWorker:
             place=list(self._place),
             window=self._window,
             shared_memory=connection.fd_receiver is not None,
-            **position._asdict(),
+            **vars(position),
         )
 
     def _set_window(self) -> None:

@@ -115,7 +115,7 @@ class _ServedWorker(LocalWorker):
     def begin(self, epoch: int, place: list[Any], generation: int, position: Position) -> None:
         self.index = WorkerAssignment(*place).worker
         start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
-        self._replace_command({**start, **position._asdict()})
+        self._replace_command({**start, **vars(position)})
 
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)
@@ -401,7 +401,7 @@ class WorkerRelay:
             if self._hand_over is not None:
                 self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
         self._generation += 1
-        position = run.position._replace(first=run.next)
+        position = replace(run.position, first=run.next)
         self.worker.begin(run.epoch, run.place, self._generation, position)
         run.begun = True
 

@@ -147,7 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._iterator = None
         self._loaded: EpochRecord | None = None
         self._record = self._next_record()
-        self._record.finished = True
+        self._record.completed.finished = True
         self._statistics = EpochStatistics()
         self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
@@ -233,7 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(self.dataset, _DATAPIPES):
             raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
         record = self._record if self._loaded is None else self._loaded
-        state = (self._next_record() if record.finished else record).as_state(self)
+        state = (self._next_record() if record.completed.finished else record).as_state(self)
         inside = self._loader_inside()
         return state if inside is None else {**state, "dataset": inside.state_dict()}
 

@@ -6,28 +6,31 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Callable
-from itertools import chain, islice
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from mpwds import interrupts
-from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout, shorten
+from mpwds import interrupts, pickling
+from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.dataloader.task_epoch import Answer, TaskEpoch
 from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
-from mpwds.loader.engine.epoch import OneThread
+from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
+from mpwds.loader.messages import protocol
+from mpwds.loader.messages.channel import Message
 from mpwds.loader.multi_loader import Rebatching
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.filter import attribute, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
@@ -52,8 +55,6 @@ class DataLoaderIterator(_BaseDataLoaderIter):
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         super().__init__(loader)
         record.take_back_seed(loader)
-        self._process = os.getpid()
-        self._one_thread = OneThread()
         self._statistics = statistics
         self._forks = forks
         access = CudaAccess()
@@ -75,15 +76,17 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     def _begin(self, loader: DataLoader[Any], record: EpochRecord) -> None:
         # A second time in the first epoch, as in torch: a sampler may draw numbers when it is asked.
         super()._reset(loader)
-        self._num_yielded = record.completed.count
-        self._record = record
-        self._epoch = None
+        self._num_yielded = record.completed.delivered
+        if self._epoch is not None:
+            self._epoch.close()
+            self._epoch = None
         self._times.end()
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
         # The copies of a dataset of this package in the workers cannot count epochs.
         epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
         _start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
-        self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, epoch, self._times)
+        record.completed.epoch = epoch
+        self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, self._times)
         if isinstance(loader.dataset, IterableSource):
             loader.dataset.set_epoch(epoch + 1)
 
@@ -99,7 +102,8 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
     def close(self) -> None:
         """Ends the workers. A later ``next()`` ends the iteration."""
-        self._epoch = None
+        if self._epoch is not None:
+            self._epoch.close()
         self._times.end()
         self._group.close()
 
@@ -109,48 +113,129 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._times.end()
 
     def _next_data(self) -> Any:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"this iteration belongs to process {self._process}, of which this one ({os.getpid()}) is a "
-                "fork: iterate the loader again here"
-            )
-        try:
-            with self._one_thread:
-                batch, errors = self._next_answer()
-                if errors:
-                    raise errors.pop()
-                # torch gives its function no types.
-                return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
-
-    def _next_answer(self) -> Answer:
-        epoch = self._epoch
-        if epoch is None:
+        if self._epoch is None:
             raise StopIteration
+        batch = next(self._epoch)
+        # torch gives its function no types.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+
+class TaskEpoch(EpochIterator):
+    """An epoch whose workers do tasks, which are indices or batches of them.
+
+    Each worker gets the same tasks as in torch's DataLoader: the workers get tasks in turn, first
+    ``prefetch_factor`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
+    indices are asked for at these moments and no earlier. An error of a task does not end the epoch.
+
+    Tasks that are completed already are not given. With an iterable dataset, where each task depends on
+    those before, a worker makes the batches again that follow its last state.
+    """
+
+    _in_fork = "iterate the loader again here"
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        record: EpochRecord,
+        indices: Iterator[Any],
+        group: WorkerGroup,
+        times: ConsumerTimer,
+    ) -> None:
+        self._completed = completed = record.completed
+        timeout, persistent = loader.timeout or None, loader.persistent_workers
+        super().__init__(
+            None, completed, times, group, in_order=loader.in_order, timeout=timeout, persistent=persistent
+        )
+        indices = record.drawn(loader, indices)
+        workers, self._turns = list(self._turns), deque()  # from now on, a turn is a task without an answer
+        self._most = (loader.prefetch_factor or 1) * len(workers)
+        self._iterable = isinstance(loader.dataset, IterableDataset)
+        self._indices = enumerate(indices) if self._iterable else completed.left(indices)
+        # As if it had gone on without a break.
+        if self._iterable:
+            workers.sort(key=lambda worker: completed.workers[worker.index].delivered)
+        else:
+            first = completed.delivered % len(workers)
+            workers = workers[first:] + workers[:first]
+        self._active = {worker.index for worker in workers}
+        self._next_workers = cycle(workers)
+        self._tasks: dict[int, deque[int]] = {worker.index: deque() for worker in workers}
+        # Errors are popped to be raised: if the frame that raises one held it as well, this cycle would keep
+        # the iterator and its workers until the garbage collector runs.
+        self._errors: list[BaseException] = []
+        for _ in range(self._most):
+            self._give_next()
+
+    def _next(self, waits: bool) -> Any:
         try:
-            return epoch.next_answer()
-        except StopIteration:
-            self._epoch = None
-            self._record.finish()
-            if not self._persistent_workers:
-                self._group.close()
-            raise
-        except KeyboardInterrupt:
-            self.close()
+            batch = super()._next(waits)
+        except WorkerDied as error:
+            raise _in_torchs_words(error) from None
+        except WorkerTimeout as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
+        if self._errors:
+            raise self._errors.pop()
+        return batch
+
+    def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
+        if message.fields["kind"] == protocol.ERROR:
+            raise _noted(worker.error(message), worker)
+        is_batch = super()._is_batch(worker, message)
+        if not is_batch:
+            self._active.discard(worker.index)
+            self._give_next()
+        return is_batch
+
+    def _delivered(self, worker: WorkerHandle, message: Message) -> Any:
+        fields, task = message.fields, self._tasks[worker.index].popleft()
+        self._turns.remove(worker)
+        if fields["kind"] == protocol.FAILED:
+            return self._failed(worker, task, _noted(worker.error(message), worker))
+        self._times.arrived()
+        try:
+            batch = worker.batch(message)
+        except MpwdsError:
             raise
         except Exception as error:
-            if not self._group.pids:  # closed meanwhile: by another thread, or by the interpreter's exit
-                self._epoch = None
-                raise StopIteration from error
-            if isinstance(error, MpwdsError):
-                self.close()
-            if isinstance(error, WorkerDied):
-                raise _in_torchs_words(error) from None
-            if isinstance(error, WorkerTimeout):
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
-            raise
+            add_note(error, f"while a batch from worker {worker.index} was unpickled")
+            return self._failed(worker, task, error)
+        self._complete(worker, task, fields.get("state"))
+        self._times.delivered(fields["samples"], fields["nbytes"])
+        return batch
+
+    def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> None:
+        self._errors.append(error)
+        if self._iterable:  # a batch that did not come is none to be made again
+            self._give_next()
+        else:
+            self._complete(worker, task)
+        self._times.left()
+
+    def _complete(self, worker: WorkerHandle, task: int, state: bytes | str | None = None) -> None:
+        self._completed.complete(self._completed.below if self._iterable else task, worker.index, state)
+        try:
+            self._give_next()
+        except Exception as error:  # asking for the next index raised it: the answer is lost, as in torch
+            self._errors = [error]
+
+    def _give_next(self) -> None:
+        for worker in islice(self._next_workers, len(self._tasks)):
+            tasks = self._tasks[worker.index]
+            if worker.index in self._active and (
+                self._in_order or len(tasks) < self._most // len(self._active)
+            ):
+                task = next(self._indices, None)
+                if task is not None:
+                    number, index = task
+                    tasks.append(number)
+                    worker.give(pickling.dumps(index), self._generation)
+                    self._turns.append(worker)
+                return
+
+
+def _noted(error: BaseException, worker: WorkerHandle) -> BaseException:
+    add_note(error, f"Caught {type(error).__name__} in DataLoader worker process {worker.index}.")
+    return error
 
 
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
@@ -167,12 +252,12 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             make_again(super()._next_data, 0, 0, record.runs_again)
         else:
             indices = record.drawn(loader, self._sampler_iter)
-            if record.loaded is not None:
+            if record.resumed:
                 left = (index for _, index in record.completed.left(indices))
                 # The first one now, while the generator that the order is drawn from stands where it did.
                 indices = chain(list(islice(left, 1)), left)
             self._sampler_iter = indices
-        self._num_yielded = record.completed.count
+        self._num_yielded = record.completed.delivered
 
     def _next_data(self) -> Any:
         completed = self._record.completed
@@ -181,20 +266,20 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         try:
             batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
         except StopIteration:
-            self._record.finish()
+            self._record.completed.finish()
             self._times.end()
             raise
         except Exception:
             if not isinstance(self._dataset, IterableDataset):
-                completed.add(completed.below)
+                completed.complete(completed.below)
             self._times.left()
             raise
         finally:
             self._local.active_ns += time.monotonic_ns() - start_ns
-        completed.add(completed.below)
+        completed.complete(completed.below)
         self._times.delivered(*self._local.count(batch))
         if isinstance(self._dataset, Rebatching) and getattr(self._dataset_fetcher, "ended", False):
-            self._record.finish()  # after the incomplete last batch the loader is at its next epoch
+            self._record.completed.finish()  # after the incomplete last batch the loader is at its next epoch
         return batch
 
     def __del__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader, Rebatching
 from mpwds.loader.resume.progress import (
-    Position,
+    EpochProgress,
+    WorkerProgress,
     field_of,
     pack_state,
     unpack_state,
-    warn_of_empty_epoch,
     wrong,
 )
 from mpwds.loader.resume.state import VERSION, check
@@ -30,29 +30,25 @@ from mpwds.pipeline.iterable_sources import IterableSource
 T = TypeVar("T")
 
 
-class CompletedTasks:
-    """The numbers of the tasks that are completed: the batch was delivered, or the error raised.
+class TaskProgress(EpochProgress):
+    """The progress of an epoch of tasks. One is completed if its batch was delivered, or its error raised.
 
     Attributes:
-        states: Of the workers of an iterable dataset: how many tasks came before the state, and the state.
+        below: All tasks with a lower number are completed.
+        above: So are these, where batches come out of order.
         first: The number of the first task whose index the sampler gives.
     """
 
-    def __init__(self, below: int = 0, above: Iterable[int] = (), workers: Iterable[int] = ()) -> None:
-        self.states: dict[int, tuple[int, bytes]] = {}
-        self.first = 0
-        self.below = below  # all tasks with a lower number are completed
-        self.above = set(above)  # so are these, where batches come out of order
-        self.workers = Counter(dict(enumerate(workers)))  # the number of tasks that each worker has completed
+    def __init__(self, workers: int, below: int = 0, above: Iterable[int] = ()) -> None:
+        super().__init__(0, [WorkerProgress() for _ in range(max(workers, 1))])
+        self.below, self.above, self.first = below, set(above), 0
 
     @property
-    def count(self) -> int:
+    def delivered(self) -> int:
         return self.below + len(self.above)
 
-    def add(self, task: int, worker: int = 0, state: bytes | str | None = None) -> None:
-        self.workers[worker] += 1
-        if isinstance(state, bytes):
-            self.states[worker] = self.workers[worker], state
+    def complete(self, task: int, worker: int = 0, state: bytes | str | None = None) -> None:
+        self.count(worker, state=state)
         self.above.add(task)
         while self.below in self.above:
             self.above.remove(self.below)
@@ -72,42 +68,27 @@ class EpochRecord:
     generator: torch.Tensor  # the state, at the epoch's start, of the generator that gives the order
     sampler_epoch: int | None  # the epoch that the sampler was told
     dataset_epoch: int | None  # the epoch of a dataset of this package
-    completed: CompletedTasks
+    completed: TaskProgress
     seedless: bool  # the epoch keeps the workers of the one before, so it draws no seed for them
     dataset_state: Mapping[str, Any] | None = None  # in the loaded state, if the dataset is a loader
     own_state: Mapping[str, Any] | None = None  # in it, of an iterable dataset that has one, without workers
     sampler_states: deque[tuple[int, list[Any]]] = field(default_factory=deque)  # by the tasks before
     fetcher: Any = None  # torch's, of an iterable dataset, without workers
-    loaded: int | None = None  # the number of tasks completed in the loaded state
-    finished: bool = False
+    resumed: bool = False  # it was loaded
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
         """The start of the epoch that the loader would begin now."""
         sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), _dataset_epoch(loader.dataset)
-        return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, CompletedTasks(), seedless)
-
-    def finish(self) -> None:
-        nothing_came = not self.finished and self.loaded and self.completed.count == self.loaded
-        if nothing_came and self.dataset_state is None:  # a loader warns of this itself
-            warn_of_empty_epoch()
-        self.finished = True
+        completed = TaskProgress(loader.num_workers)
+        return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, completed, seedless)
 
     @property
     def runs_again(self) -> int:
         """The number of batches that an iterable dataset makes again from its start, to be dropped."""
         if self.dataset_state is not None or self.own_state is not None:
             return 0
-        without = (worker for worker in self.completed.workers if worker not in self.completed.states)
-        return sum(self.completed.workers[worker] for worker in without)
-
-    def positions(self, loader: DataLoader[Any]) -> list[Position]:
-        """Start positions of the workers of an iterable dataset."""
-        if not isinstance(loader.dataset, IterableDataset):
-            return []
-        states, counts = self.completed.states, self.completed.workers
-        kept = [states.get(worker, (0, None)) for worker in range(loader.num_workers)]
-        return [Position(counts[worker], state, at) for worker, (at, state) in enumerate(kept)]
+        return sum(worker.delivered for worker in self.completed.workers if not worker.states)
 
     def continue_iterator(self, loader: DataLoader[Any], fetcher: Any) -> None:
         """Brings torch's fetcher of an iterable dataset, without workers, to where the loaded state was."""
@@ -204,11 +185,15 @@ class EpochRecord:
             "seedless": self.seedless,
             "sampler_epoch": self.sampler_epoch,
             "dataset_epoch": self.dataset_epoch,
-            "yielded": completed.count,
+            "yielded": completed.delivered,
             "below": completed.below,
             "above": sorted(completed.above),
-            "workers": [completed.workers[worker] for worker in range(max(loader.num_workers, 1))],
-            "states": [[worker, at, unpack_state(state)] for worker, (at, state) in completed.states.items()],
+            "workers": [worker.delivered for worker in completed.workers],
+            "states": [
+                [index, at, unpack_state(state)]
+                for index, worker in enumerate(completed.workers)
+                for at, state in worker.states
+            ],
             "own": self._state_of_dataset(loader),
             "samplers": self._newest_sampler_state(),
         }
@@ -222,11 +207,15 @@ class EpochRecord:
             generator = bytearray(base64.b64decode(encoded, validate=True))
         except ValueError:
             raise wrong("generator", "base64", encoded) from None
-        completed = CompletedTasks(
-            field_of(state, "below", int), field_of(state, "above", list), field_of(state, "workers", list)
-        )
-        for worker, at, unpacked in field_of(state, "states", list):
-            completed.states[worker] = at, pack_state(unpacked, exactly=True)
+        below, above = field_of(state, "below", int), field_of(state, "above", list)
+        completed = TaskProgress(loader.num_workers, below, above)
+        # There may be other workers than of a map-style dataset before.
+        for worker, delivered in zip(completed.workers, field_of(state, "workers", list), strict=False):
+            worker.delivered = worker.received = delivered
+        for index, at, unpacked in field_of(state, "states", list):
+            completed.workers[index].states.append((at, pack_state(unpacked, exactly=True)))
+        if state.get("dataset") is None:  # a loader warns itself of an epoch in which nothing is left
+            completed.loaded = completed.delivered
         samplers = state.get("samplers")
         return cls(
             torch.frombuffer(generator, dtype=torch.uint8),
@@ -237,7 +226,7 @@ class EpochRecord:
             dataset_state=state.get("dataset"),
             own_state=state.get("own"),
             sampler_states=deque([] if samplers is None else [tuple(samplers)]),
-            loaded=completed.count,
+            resumed=True,
         )
 
 

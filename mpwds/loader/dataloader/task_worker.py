@@ -17,7 +17,7 @@ from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import START, Position, made_fewer
+from mpwds.loader.resume.progress import Position, made_fewer
 from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.loader.worker.sending import EpochStopped
 from mpwds.loader.worker.worker import Worker, announce_to_torch
@@ -61,7 +61,7 @@ class FetchingSetup(WorkerSetup):
     def samples(self, context: Context, position: Position) -> WorkerIterator:
         """The samples of an iterable dataset, from a state on."""
         context = replace(context, deferred=self.collate_fn is None and not self.batches)
-        return WorkerIterator(self.dataset, context, START._replace(state=position.state), _iterated)
+        return WorkerIterator(self.dataset, context, Position(state=position.state), _iterated)
 
 
 def _iterated(dataset: Any, context: Context) -> Iterator[Any]:
@@ -128,7 +128,7 @@ class TaskWorker(Worker):
             self._failure = error
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
-        generation, sent = start["generation"], 0
+        generation, sent = start["generation"], start["first"]
         self._samples = None
         fetch: Callable[[Any], Any] | None = None
         with self.meter.epoch():

@@ -12,7 +12,6 @@ from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, shorten
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.options import LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
@@ -49,7 +48,10 @@ class EpochIterator(Iterator[Any]):
     With ``in_order``, which is false for datasets that have no order, workers take turns, and one that has
     ended is left out. Otherwise the first batch to arrive is next. The iteration ends with its last batch,
     with an error (KeyboardInterrupt among them), by :meth:`close`, or when it is dropped. When it is closed,
-    the workers stop, and what they have sent is discarded.
+    the workers stop, and what they have sent is discarded. The workers end with it unless they are
+    ``persistent`` and there was no error. With ``restarts``, another worker takes the place of one that died.
+
+    ``dataloader.iterator.TaskEpoch`` is an epoch whose workers do tasks.
 
     Attributes:
         progress: Where the epoch begins, and then how far it is delivered.
@@ -58,6 +60,7 @@ class EpochIterator(Iterator[Any]):
     """
 
     _running = False
+    _in_fork = "make a loader of its own here"
 
     def __init__(
         self,
@@ -65,9 +68,11 @@ class EpochIterator(Iterator[Any]):
         progress: EpochProgress,
         times: ConsumerTimer,
         group: WorkerGroup,
-        options: LoaderOptions,
         *,
         in_order: bool,
+        timeout: float | None,
+        persistent: bool,
+        restarts: bool = False,
     ) -> None:
         self._owner = owner
         self.progress = progress
@@ -84,14 +89,16 @@ class EpochIterator(Iterator[Any]):
         self._turns = deque(workers)
         self._turns.rotate(-progress.turn)
         self._in_order = in_order
-        self._options = options
+        self._timeout = timeout
+        self._persistent = persistent
+        self._restarts = restarts
         self._group = group
         self._deaths: Counter[tuple[int, int]] = Counter()  # by the worker and the batch that it owed
         self._running = progress.running = True
 
     def __next__(self) -> Any:
         if os.getpid() != self._process:
-            self._group.check_owner("iteration")
+            self._group.check_owner("iteration", self._in_fork)
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(TAKE_TURNS)
         try:
@@ -114,7 +121,7 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._times.asked()
                 while self._turns:
-                    candidates = [self._turns[0]] if self._in_order else list(self._turns)
+                    candidates = [self._turns[0]] if self._in_order else list(dict.fromkeys(self._turns))
                     arrived = self._received(candidates, waits)
                     if arrived is None:
                         self._times.left()
@@ -164,7 +171,7 @@ class EpochIterator(Iterator[Any]):
     def _leave(self, failed: bool = False) -> None:
         self._running = self.progress.running = False
         self._times.end()
-        if failed or not self._options.persistent:
+        if failed or not self._persistent:
             self._group.close()
 
     def _received(
@@ -179,9 +186,9 @@ class EpochIterator(Iterator[Any]):
                         return worker, message
                 if not waits:
                     return None
-                return next_message(candidates, self._generation, self._options.timeout, self._turns)
+                return next_message(candidates, self._generation, self._timeout, self._turns)
             except WorkerDied as death:
-                if self._options.on_worker_death == "raise" or self._group.in_process:
+                if not self._restarts:
                     raise
                 new = self._restarted(death)
                 candidates = [new if worker.index == new.index else worker for worker in candidates]
@@ -215,22 +222,22 @@ class EpochIterator(Iterator[Any]):
         return worker
 
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
-        """True if a message is a batch, which is counted as received, or its worker's end."""
+        """Counts a batch, or a task's error, as received; false if the message is its worker's end."""
         fields, progress = message.fields, self.progress.workers[worker.index]
         kind = fields["kind"]
         if kind == protocol.ERROR:
             raise worker.error(message)
-        number = fields["sequence"] if kind == protocol.BATCH else fields["sent"]
+        number = fields["sent"] if kind == protocol.END else fields["sequence"]
         if number != progress.received:
             raise MpwdsError(
                 f"worker {worker.index} sent {kind} {number}, expected {progress.received}: batches were lost"
             )
-        if kind == protocol.BATCH:
+        if kind != protocol.END:
             progress.received += 1
             return True
         if progress.received < progress.delivered:
             raise made_fewer(worker.index, progress.received, progress.delivered)
-        self._turns.remove(worker)
+        self._turns = deque(other for other in self._turns if other is not worker)
         self._group.check_end(message)
         return False
 

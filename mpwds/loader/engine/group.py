@@ -79,12 +79,12 @@ class WorkerGroup:
         """False in a fork of the process that the workers belong to."""
         return os.getpid() == self._owner
 
-    def check_owner(self, what: str) -> None:
+    def check_owner(self, what: str, instead: str = "make a loader of its own here") -> None:
         """Raises RuntimeError in a fork of the process that the workers belong to."""
         if not self.is_owner():
             raise RuntimeError(
                 f"this {what} belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
-                "make a loader of its own here"
+                f"{instead}"
             )
 
     @property

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds import nest, tenbin
-from mpwds.errors import WorkerTimeout
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output, view
 from mpwds.loader.engine.worker_handle import WorkerHandle
@@ -62,9 +61,7 @@ class InProcessWorker(WorkerHandle):
     """
 
     index = 0
-    is_ready = True
     pid = property(lambda self: os.getpid())
-    unsent = pending_device_reads = False
 
     def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
         self._setup, self._output, self._pinning = setup, output, pinning
@@ -112,26 +109,12 @@ class InProcessWorker(WorkerHandle):
     def stop(self, generation: int) -> None:
         self.disconnect()
 
-    def error(self, message: Message) -> BaseException:
-        raise NotImplementedError("errors of the dataset are raised where it runs")
-
-    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
-        raise NotImplementedError("it works while it is waited for")
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
     def disconnect(self) -> None:
         # It may be the dataset itself, or another thread, that closes its loader.
         if self._run is not None and inspect.getgeneratorstate(self._run[1]) != inspect.GEN_RUNNING:
             iterator, elements = self._run
             elements.close()
             iterator.close()
-
-    def _no_need(self, *arguments: Any, **options: Any) -> None:
-        """Does nothing: there is no transport, no process, and no memory to hand back."""
-
-    give = flush = register = discard = release_finished = kill = release = _no_need
 
     def _copied(self, element: Any) -> dict[str, Any]:
         """The batch, the number of samples in it, and the bytes of its arrays."""

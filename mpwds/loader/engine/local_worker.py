@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpwds import interrupts, nest, tenbin
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.interrupts import interrupts_deferred
+from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_descriptor
@@ -42,8 +43,13 @@ _HINTS = {
 }
 
 
-class LocalWorker:
-    """A running worker process; implements ``WorkerHandle``, which documents the methods."""
+class LocalWorker(WorkerHandle):
+    """A running worker process."""
+
+    pid = 0
+    batch: Callable[[Message], Any]
+    discard: Callable[[Message], None]
+    release_finished: Callable[[], None]
 
     def __init__(
         self, index: int, launcher: Launcher, make_receiver: Callable[[EventFd], BatchReceiver]
@@ -68,7 +74,6 @@ class LocalWorker:
             ours.callback(self._handover.close)
             self._connected = True
             self._outgoing: deque[dict[str, Any]] = deque()  # a command and its tasks
-            self.unsent = False
             processes.close_on_fork(self._channel.fileno())
             ours.callback(self.disconnect)
             workers_lifeline, lifeline = os.pipe()
@@ -92,7 +97,7 @@ class LocalWorker:
             self._ours = ours.pop_all()
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
-        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **position._asdict()}
+        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **vars(position)}
         self._replace_command(command)
 
     def stop(self, generation: int) -> None:
@@ -154,9 +159,6 @@ class LocalWorker:
                 )
             else:
                 self._receiver.discard(message)
-
-    def error(self, message: Message) -> BaseException:
-        return protocol.revive_error(message.fields, self.index, self.pid)
 
     @property
     def pending_device_reads(self) -> bool:

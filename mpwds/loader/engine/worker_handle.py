@@ -5,51 +5,45 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from mpwds.errors import WorkerTimeout
+from mpwds.errors import MpwdsError, WorkerTimeout
+from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import START, Position
 from mpwds.stats.snapshot import CounterSnapshot
 
 
-class WorkerHandle(Protocol):
+class WorkerHandle:
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
     Only :meth:`wait` and :meth:`release_finished` may wait. Commands and tasks that the transport has no room
     for are kept until :meth:`flush` can send them. An implementation must report a worker's death only after
-    it has returned every message that the worker had sent.
+    it has returned every message that the worker had sent. Methods with a default are those that a worker
+    without a transport, a process or memory of its own does not need.
 
     Attributes:
         index: The worker's index in its loader.
         is_ready: The worker has told that it has its dataset.
+        unsent: Something is kept for :meth:`flush`.
     """
 
     index: int
-    is_ready: bool
+    is_ready = True
+    unsent = False
 
     @property
     def pid(self) -> int:
         """The process id, for messages and statistics."""
+        raise NotImplementedError
 
     def start(self, epoch: int, generation: int, position: Position = START) -> None:
         """Tells the worker to begin an epoch at a position."""
+        raise NotImplementedError
 
     def stop(self, generation: int) -> None:
         """Tells the worker to leave an epoch."""
-
-    def give(self, task: bytes, generation: int) -> None:
-        """Gives the worker a pickled task of the epoch that it was started on last."""
-
-    @property
-    def unsent(self) -> bool:
-        """True if something is kept for :meth:`flush`."""
-
-    def flush(self) -> None:
-        """Sends what is kept, as far as there is room."""
-
-    def register(self, poller: select.poll, *, receives: bool) -> None:
-        """Registers what wakes the trainer: room for what is kept and, if it ``receives``, news."""
+        raise NotImplementedError
 
     def receive(self, generation: int) -> Message | None:
         """The next message of a generation, or ``None`` if none has arrived.
@@ -59,34 +53,54 @@ class WorkerHandle(Protocol):
         Raises:
             WorkerDied: The worker is gone, and every message that it had sent has been received.
         """
+        raise NotImplementedError
 
-    def batch(self, message: Message) -> Any:
+    def batch(self, message: Message, /) -> Any:
         """The batch that a message carries."""
+        raise NotImplementedError
 
-    def discard(self, message: Message) -> None:
-        """Hands back the memory of a batch that nobody wants."""
+    def snapshot(self) -> CounterSnapshot:
+        """The worker's counters; readable until :meth:`release`, also after its death."""
+        raise NotImplementedError
+
+    def disconnect(self) -> None:
+        """Tells the worker to end."""
+        raise NotImplementedError
 
     def error(self, message: Message) -> BaseException:
-        """The exception that an ``error`` message carries."""
+        """The exception that an ``error`` or ``failed`` message carries."""
+        return protocol.revive_error(message.fields, self.index, self.pid)
+
+    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
+        """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""
+        return WorkerTimeout(
+            f"worker {self.index} delivered nothing for {timeout_s:g} s", self.index, self.pid
+        )
+
+    def give(self, task: bytes, generation: int) -> None:
+        """Gives the worker a pickled task of the epoch that it was started on last."""
+        raise MpwdsError("these workers iterate their dataset; they take no tasks")
+
+    def flush(self) -> None:
+        """Sends what is kept, as far as there is room."""
+
+    def register(self, poller: select.poll, *, receives: bool) -> None:
+        """Registers what wakes the trainer: room for what is kept and, if it ``receives``, news."""
+
+    def discard(self, message: Message, /) -> None:
+        """Hands back the memory of a batch that nobody wants."""
 
     @property
     def pending_device_reads(self) -> bool:
         """True if a device may still read blocks that the program has released."""
+        return False
 
     def release_finished(self) -> None:
         """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
 
-    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
-        """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""
-
-    def snapshot(self) -> CounterSnapshot:
-        """The worker's counters; readable until :meth:`release`, also after its death."""
-
-    def disconnect(self) -> None:
-        """Tells the worker to end."""
-
     def wait(self, timeout_s: float) -> bool:
         """Waits for the worker to end; false if it still runs after ``timeout_s``."""
+        return True
 
     def kill(self) -> None:
         """Ends a worker that does not end by itself."""

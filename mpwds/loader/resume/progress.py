@@ -6,7 +6,7 @@ import pickle
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 
@@ -16,7 +16,8 @@ from mpwds.warn import warn
 NEWEST_ONLY = 1
 
 
-class Position(NamedTuple):
+@dataclass(frozen=True)
+class Position:
     """Start position of a worker. The worker makes batches ``at`` to ``first - 1`` and discards them."""
 
     first: int = 0  # the number of the first batch that it sends
@@ -98,6 +99,7 @@ class EpochProgress:
         """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
         self.finished = self._ahead is None
         if self.finished and self.loaded and self.delivered == self.loaded:
+            self.loaded = 0  # to warn once
             warn_of_empty_epoch()
 
     def take_ahead(self) -> None:

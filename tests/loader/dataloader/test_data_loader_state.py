@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, get_worker_inf
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.dataloader.data_loader import DataLoader
-from mpwds.loader.dataloader.state import CompletedTasks
+from mpwds.loader.dataloader.state import TaskProgress
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
@@ -354,11 +354,11 @@ def test_other_stages_of_a_web_loader_are_refused():
 
 
 def test_answers_that_come_out_of_order_are_counted():
-    completed = CompletedTasks()
+    completed = TaskProgress(2)
     for task in (3, 0, 2, 5):
-        completed.add(task, worker=task % 2)
-    assert (completed.below, completed.above, completed.count) == (1, {2, 3, 5}, 4)
-    completed.add(1)
+        completed.complete(task, worker=task % 2)
+    assert (completed.below, completed.above, completed.delivered) == (1, {2, 3, 5}, 4)
+    completed.complete(1)
     assert (completed.below, completed.above) == (4, {5})
     assert [task for task, _ in completed.left(range(7))] == [4, 6]
 
