@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpwds import names, peers
+from mpwds import names
 
 __all__ = sorted(("__version__", *names.MODULES, *" ".join(names.NAMES.values()).split()))
 
-peers.install()
+names.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import mpwds
-from mpwds import names, peers
+from mpwds import names
 
 
 def imported_by(code):
@@ -44,12 +44,12 @@ def test_dir_shows_the_names_that_do_the_job():
     assert len(mpwds.__all__) < 40
 
 
-@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize("name", names.PEERS)
 def test_a_module_of_a_peer_has_the_names_that_it_promises(name):
     module = importlib.import_module(f"mpwds.{name}")
     assert module is eval(f"mpwds.{name}")
     assert importlib.util.find_spec(f"mpwds.{name}").name == module.__name__ == f"mpwds.{name}"
-    assert [each for each in peers.homes_of(name) if not hasattr(module, each)] == []
+    assert [each for each in names.homes_of(name) if not hasattr(module, each)] == []
     assert pickle.loads(cloudpickle.dumps(module)) is module
 
 

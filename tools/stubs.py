@@ -1,16 +1,16 @@
-"""Writes the stubs for type checkers: `mpwds/__init__.pyi` by `names.py`, those of peers by `peers.py`."""
+"""Writes the stubs for type checkers by `names.py`: `mpwds/__init__.pyi`, and those of peers' modules."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import mpwds
-from mpwds import names, peers
+from mpwds import names
 
 
 def stubs() -> dict[str, str]:
     """The text of each stub, by the module's name."""
-    by_name = {name: peers.stub(name) for name in peers.PEERS if "." not in name}
+    by_name = {name: names.stub(name) for name in names.PEERS if "." not in name}
     modules = dict.fromkeys(("compat", *names.MODULES, *by_name), "mpwds")
     homes = sorted((home, name) for name, home in {**modules, **names.HOMES}.items())
     lines = [

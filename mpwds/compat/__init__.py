@@ -1,6 +1,6 @@
 """Serves programs for webdataset, wids, tensorcom and mosaicml-streaming; nothing else in mpwds needs it.
 
-``mpwds/peers.py`` gives all this the names of the peers' modules. ``dataset``, ``sample_options`` and
+``mpwds/names.py`` gives all this the names of the peers' modules. ``dataset``, ``sample_options`` and
 ``multi`` are webdataset's first generations, ``tar_stages`` its stages for pipelines of small parts. This
 module itself is ``webdataset.compat``.
 """

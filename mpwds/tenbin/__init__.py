@@ -15,16 +15,18 @@ A decoder compares every length with the bytes that it has. Whatever the input, 
 from __future__ import annotations
 
 from mpwds.tenbin.array import (
+    Array,
     ArrayHeader,
     Buffer,
+    Deferred,
     Output,
     array_nbytes,
     data_offset,
+    holds,
     parse_array,
     view_array,
     write_array,
 )
-from mpwds.tenbin.kinds import Array, Deferred, holds
 from mpwds.tenbin.lists import (
     Infos,
     check_acceptable_input_type,

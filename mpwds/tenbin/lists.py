@@ -12,19 +12,24 @@ import numpy as np
 from mpwds.errors import TenbinError
 from mpwds.tenbin.array import (
     CHUNK,
+    Array,
     ArrayHeader,
     Buffer,
+    Kind,
     Output,
     array_nbytes,
     damaged,
+    describe,
+    ml_bfloat16,
     name_bytes,
     pack_fields,
     parse_array,
     parse_fields,
+    source_of,
     view_array,
     write_array,
+    write_deferred,
 )
-from mpwds.tenbin.kinds import Array, Kind, describe, ml_bfloat16, source_of, write_deferred
 
 if TYPE_CHECKING:
     import zmq

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.tenbin.kinds import describe
+from mpwds.tenbin.array import describe
 
 
 def tonumpy(dtype: Any = None, transpose: bool = True) -> Callable[[Any], Any]:

@@ -17,7 +17,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterator_streams import UnseekableStream
 from mpwds.pipeline.stream import Count, Origin, Stream
 from mpwds.storage.streams.patterns import expand_braces
-from mpwds.tenbin.kinds import describe
+from mpwds.tenbin.array import describe
 from mpwds.warn import warn
 
 

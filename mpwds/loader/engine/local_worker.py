@@ -27,7 +27,7 @@ from mpwds.loader.worker.counters import StatusPage, stage_in
 from mpwds.sharedmem.arena import EventFd, Layout
 from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
 from mpwds.stats.snapshot import CounterSnapshot
-from mpwds.tenbin.kinds import torch_dtypes
+from mpwds.tenbin.array import torch_dtypes
 from mpwds.warn import warn
 
 if TYPE_CHECKING:
