@@ -1,6 +1,6 @@
 from mpwds.compat.helpers import identity as identity
 from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
-from mpwds.pipeline.caching.mcached import Cached as Cached
+from mpwds.pipeline.caching.stored import Cached as Cached
 from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
 from mpwds.pipeline.collation import default_collation_fn as default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
@@ -12,17 +12,17 @@ from mpwds.pipeline.stages.decode import decode_pickle as decode_pickle
 from mpwds.pipeline.stages.decode import decode_text as decode_text
 from mpwds.pipeline.stages.decode import default_decoders as default_decoders
 from mpwds.pipeline.stages.decode import xdecode as xdecode
+from mpwds.pipeline.stages.fields import associate as associate
 from mpwds.pipeline.stages.fields import extract_keys as extract_keys
 from mpwds.pipeline.stages.fields import getfirst as getfirst
+from mpwds.pipeline.stages.fields import map_dict as map_dict
 from mpwds.pipeline.stages.fields import parse_field_spec as parse_field_spec
 from mpwds.pipeline.stages.fields import rename as rename
 from mpwds.pipeline.stages.fields import rename_keys as rename_keys
 from mpwds.pipeline.stages.fields import to_tuple as to_tuple
 from mpwds.pipeline.stages.info import info as info
 from mpwds.pipeline.stages.info import log_keys as log_keys
-from mpwds.pipeline.stages.map import associate as associate
 from mpwds.pipeline.stages.map import map as map
-from mpwds.pipeline.stages.map import map_dict as map_dict
 from mpwds.pipeline.stages.map import map_tuple as map_tuple
 from mpwds.pipeline.stages.map import transform_with as transform_with
 from mpwds.pipeline.stages.select import rsample as rsample

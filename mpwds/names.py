@@ -62,7 +62,7 @@ FURTHER_NAMES = {
     ),
     "mpwds.stats.measures": "StageStats WorkerStats",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
-    "mpwds.pipeline.caching.mcached": "Cached mcached",
+    "mpwds.pipeline.caching.stored": "Cached mcached",
     "mpwds.pipeline.collation": "default_collation_fn",
     "mpwds.pipeline.decoding.audio": "AudioDecoder torch_audio",
     "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
@@ -84,9 +84,11 @@ FURTHER_NAMES = {
     "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.stages.batched": "batch batched bucketed listed",
     "mpwds.pipeline.stages.decode": "decode xdecode",
-    "mpwds.pipeline.stages.fields": "extract_keys getfirst parse_field_spec rename rename_keys to_tuple",
+    "mpwds.pipeline.stages.fields": (
+        "associate extract_keys getfirst map_dict parse_field_spec rename rename_keys to_tuple"
+    ),
     "mpwds.pipeline.stages.info": "info log_keys",
-    "mpwds.pipeline.stages.map": "associate map map_dict map_tuple transform_with",
+    "mpwds.pipeline.stages.map": "map map_tuple transform_with",
     "mpwds.pipeline.stages.select": "rsample select slice",
     "mpwds.pipeline.stages.shuffle": "detshuffle shuffle",
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",

@@ -17,8 +17,8 @@ from mpwds.pipeline.decoding.images import ImageDecoder, imagespecs
 from mpwds.pipeline.decoding.video import torch_video
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
 from mpwds.pipeline.stages.decode import decode
-from mpwds.pipeline.stages.fields import to_tuple
-from mpwds.pipeline.stages.map import associate, map
+from mpwds.pipeline.stages.fields import associate, to_tuple
+from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.suggestions import shown
 

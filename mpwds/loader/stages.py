@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 from mpwds.errors import shorten
 from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
 from mpwds.loader.resume.progress import EpochProgress, field_of, warn_of_empty_epoch
-from mpwds.pipeline.filter import iter_elements
-from mpwds.pipeline.iterator_streams import Replayed
+from mpwds.pipeline.iterable_sources import Replayed, iter_elements
 from mpwds.pipeline.stream import Address, Description, Stream
 from mpwds.stats.collector import ConsumerTimer
 from mpwds.warn import warn

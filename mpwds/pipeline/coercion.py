@@ -14,9 +14,15 @@ from typing import Any, ClassVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, check_function
-from mpwds.pipeline.filter import Filter, iter_elements
-from mpwds.pipeline.iterable_sources import Indexed, Iterated, TorchIterable, iterates_itself
-from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.iterable_sources import (
+    Indexed,
+    Iterated,
+    TorchIterable,
+    UnseekableStream,
+    iter_elements,
+    iterates_itself,
+)
 from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, RowStep, Stage, Stream
 from mpwds.suggestions import shown

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from mpwds.imports import tensor_class
 
-Stacker = Callable[[Sequence[Any]], Any]
-"""Makes a column of arrays or tensors of one shape."""
+Shape = tuple[int, ...]
+
+Stacker = Callable[..., Any]
+"""Makes a column of arrays or tensors: ``stack``, ``defer`` or ``list``."""
 
 ColumnMaker = Callable[[Any, Sequence[Any]], Any]
 """Makes a column of a field's name (its index in tuples, ``None`` for bare values) and its values."""
@@ -83,22 +85,28 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
 class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
-    Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or CPU tensors of one shape and
-    dtype. ``dtype`` holds all of theirs, in the machine's byte order. Must not be a dataclass: those count as
-    records, whose fields are columns.
+    Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or to be padded to
+    ``padded_shape``; or CPU tensors of one shape and dtype. ``dtype`` holds all of theirs, in the machine's
+    byte order. Must not be a dataclass: those count as records, whose fields are columns.
     """
 
-    def __init__(self, rows: Sequence[Any], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, rows: Sequence[Any], dtype: np.dtype[Any], padded_shape: Shape | None = None, padding: Any = 0
+    ) -> None:
         self.rows = rows
         self.dtype = dtype
+        self.padded_shape = padded_shape
+        self.padding = padding
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.rows[0].shape)
+    def shape(self) -> Shape:
+        return (len(self.rows), *(self.rows[0].shape if self.padded_shape is None else self.padded_shape))
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
         """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
-        if isinstance(self.rows[0], np.ndarray):
+        if self.padded_shape is not None:
+            _write_padded(self.rows, out, self.padding)
+        elif isinstance(self.rows[0], np.ndarray):
             for index, row in enumerate(self.rows):
                 out[index] = row
         else:
@@ -106,30 +114,65 @@ class Stack:
 
             torch.stack(list(self.rows), out=torch.from_numpy(out))
 
+    def made(self) -> npt.NDArray[Any]:
+        """The stacked rows, if they are arrays."""
+        out = np.empty(self.shape, self.dtype)  # np.stack would take longer to prepare than to copy
+        self.write_into(out)
+        return out
 
-def stack(rows: Sequence[Any]) -> Any:
-    """Rows of one shape, as one array or tensor."""
-    if not isinstance(rows[0], np.ndarray):
-        import torch
 
+def stack(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
+    """Rows as one array or tensor. Rows of different shapes are padded to ``padded_shape``."""
+    if isinstance(rows[0], np.ndarray):
+        return _of_arrays(rows, padded_shape, padding).made()
+    import torch
+
+    if padded_shape is None:
         return torch.stack(list(rows))
-    # np.stack would take longer to prepare than to copy.
-    out = np.empty((len(rows), *rows[0].shape), common_dtype(rows))
-    Stack(rows, out.dtype).write_into(out)
+    dtype = reduce(torch.promote_types, [row.dtype for row in rows])
+    is_inexact = dtype.is_floating_point or dtype.is_complex
+    _check_holds(lambda: torch.full((), padding, dtype=dtype).item(), padding, dtype, is_inexact)
+    out = rows[0].new_empty((len(rows), *padded_shape), dtype=dtype)
+    _write_padded(rows, out, padding)
     return out
 
 
-def defer(rows: Sequence[Any]) -> Any:
-    """A ``Stack`` of rows, or the stacked rows if the transport cannot carry their dtype."""
+def defer(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
+    """A ``Stack`` of the rows; or what ``stack`` makes, if the transport cannot carry their dtype."""
     first = rows[0]
     if isinstance(first, np.ndarray):
-        dtype = common_dtype(rows)
-        return Stack(rows, dtype) if dtype in FIXED_SIZE else stack(rows)
+        deferred = _of_arrays(rows, padded_shape, padding)
+        return deferred if deferred.dtype in FIXED_SIZE else deferred.made()
     name = str(first.dtype).removeprefix("torch.")
     plain = first.device.type == "cpu" and first.layout is sys.modules["torch"].strided
-    if plain and name in _NAMES and can_be_stacked_into(rows):
+    if padded_shape is None and plain and name in _NAMES and can_be_stacked_into(rows):
         return Stack(rows, np.dtype(name))
-    return stack(rows)
+    return stack(rows, padded_shape, padding)
+
+
+def _of_arrays(rows: Sequence[Any], padded_shape: Shape | None, padding: Any) -> Stack:
+    dtype = np.result_type(*{row.dtype for row in rows})  # in the machine's byte order
+    if padded_shape is not None:
+        with np.errstate(invalid="ignore"):
+            _check_holds(lambda: np.array(padding).astype(dtype)[()], padding, dtype, dtype.kind in "fc")
+    return Stack(rows, dtype, padded_shape, padding)
+
+
+def _write_padded(rows: Sequence[Any], out: Any, padding: Any) -> None:
+    shape = tuple(out.shape[1:])
+    for place, row in zip(out, rows, strict=True):
+        if row.shape != shape:
+            place[...] = padding
+        place[tuple([slice(size) for size in row.shape])] = row
+
+
+def _check_holds(convert: Callable[[], Any], padding: Any, dtype: Any, is_inexact: bool) -> None:
+    try:
+        if convert() == padding or is_inexact:
+            return
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"padded: arrays of {dtype} cannot hold the padding {padding!r}")
 
 
 def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
@@ -139,10 +182,6 @@ def can_be_stacked_into(tensors: Sequence[Any]) -> bool:
     """
     dtype = tensors[0].dtype
     return all(tensor.dtype == dtype and not tensor.requires_grad for tensor in tensors)
-
-
-def common_dtype(rows: Sequence[Any]) -> np.dtype[Any]:
-    return np.result_type(*{row.dtype for row in rows})  # in the machine's byte order
 
 
 def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Sequence[Any]) -> Any:
@@ -217,10 +256,6 @@ def _show(trait: Any) -> str:
     return str(trait) if isinstance(trait, int) else ", ".join(map(str, trait))
 
 
-Shape = tuple[int, ...]
-_Pad = Callable[[Sequence[Any], Shape, Any], Any]
-
-
 def padded(
     padding: Any = 0,
     lengths: bool = False,
@@ -277,13 +312,13 @@ class Padded:
             operator.index(axis)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        return self._collated(samples, stack, _pad)
+        return self._collated(samples, stack)
 
     def deferred(self, samples: Sequence[Any]) -> Any:
         """The same batch, with ``mpwds.tenbin.Deferred`` in place of arrays where that saves a copy."""
-        return self._collated(samples, defer, _defer)
+        return self._collated(samples, defer)
 
-    def _collated(self, samples: Sequence[Any], stack: Stacker, pad: _Pad) -> Any:
+    def _collated(self, samples: Sequence[Any], stack: Stacker) -> Any:
         lengths: dict[Any, Any] = {}
 
         def column(field: Any, values: Sequence[Any]) -> Any:
@@ -295,7 +330,7 @@ class Padded:
             shape = self._shape(values, axes)
             if all(value.shape == shape for value in values):
                 return stack(values)
-            return pad(values, shape, self.padding[field] if self._by_field else self.padding)
+            return stack(values, shape, self.padding[field] if self._by_field else self.padding)
 
         batch = collate(samples, column)
         self._check_fields(samples[0])
@@ -353,66 +388,6 @@ class Padded:
         if absent:
             found = ", ".join(map(str, fields))
             raise ValueError(f"padded: no field {' or '.join(absent)}; the sample has {found}")
-
-
-class PaddedStack(Stack):
-    """Rows that are padded and stacked when the transport writes them into shared memory."""
-
-    def __init__(self, rows: Sequence[Any], dtype: Any, padded_shape: Shape, padding: Any) -> None:
-        super().__init__(rows, dtype)
-        self.padded_shape = padded_shape
-        self.padding = padding
-
-    @property
-    def shape(self) -> Shape:
-        return (len(self.rows), *self.padded_shape)
-
-    def write_into(self, out: npt.NDArray[Any]) -> None:
-        _write_padded(self.rows, out, self.padding)
-
-
-def _write_padded(rows: Sequence[Any], out: Any, padding: Any) -> None:
-    shape = tuple(out.shape[1:])
-    for place, row in zip(out, rows, strict=True):
-        if row.shape != shape:
-            place[...] = padding
-        place[tuple([slice(size) for size in row.shape])] = row
-
-
-def _pad(rows: Sequence[Any], shape: Shape, padding: Any) -> Any:
-    if isinstance(rows[0], np.ndarray):
-        out: Any = np.empty((len(rows), *shape), _checked_dtype(rows, padding))
-    else:
-        import torch
-
-        dtype = reduce(torch.promote_types, [row.dtype for row in rows])
-        is_inexact = dtype.is_floating_point or dtype.is_complex
-        _check_holds(lambda: torch.full((), padding, dtype=dtype).item(), padding, dtype, is_inexact)
-        out = rows[0].new_empty((len(rows), *shape), dtype=dtype)
-    _write_padded(rows, out, padding)
-    return out
-
-
-def _defer(rows: Sequence[Any], shape: Shape, padding: Any) -> Any:
-    if isinstance(rows[0], np.ndarray) and common_dtype(rows) in FIXED_SIZE:
-        return PaddedStack(rows, _checked_dtype(rows, padding), shape, padding)
-    return _pad(rows, shape, padding)
-
-
-def _checked_dtype(rows: Sequence[Any], padding: Any) -> np.dtype[Any]:
-    dtype = common_dtype(rows)
-    with np.errstate(invalid="ignore"):
-        _check_holds(lambda: np.array(padding).astype(dtype)[()], padding, dtype, dtype.kind in "fc")
-    return dtype
-
-
-def _check_holds(convert: Callable[[], Any], padding: Any, dtype: Any, is_inexact: bool) -> None:
-    try:
-        if convert() == padding or is_inexact:
-            return
-    except (ValueError, TypeError, OverflowError, RuntimeError):
-        pass
-    raise ValueError(f"padded: arrays of {dtype} cannot hold the padding {padding!r}")
 
 
 def _lengths(values: Sequence[Any], axes: tuple[int, ...]) -> Any:

@@ -14,8 +14,7 @@ from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.error_context import check_whole
 from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.fluent import Fluent
-from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
-from mpwds.pipeline.iterator_streams import Replayed
+from mpwds.pipeline.iterable_sources import IterableSource, Replayed, iterates_itself
 from mpwds.pipeline.stream import Count, Origin, Stage, Stream
 from mpwds.suggestions import shown
 from mpwds.warn import warn_if_dropped

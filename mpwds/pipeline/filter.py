@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
-from mpwds.errors import shorten
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments_of, check_function, explain
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.iterator_streams import IteratorStream
-from mpwds.pipeline.randomness import Call, States, restore_rng, saved_rng, seeded, unseeded
+from mpwds.pipeline.iterable_sources import IteratorStream, iter_elements
+from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import (
     Address,
     Count,
@@ -121,30 +120,6 @@ class OneToOneStage(MapStage):
         if self.handler is not reraise_exception:
             return super().count_of(incoming)
         return Count(incoming.elements)
-
-
-def iter_elements(stream: Stream[Any]) -> Iterator[Any]:
-    """The elements of a stream without addresses. Puts back random generators: see ``randomness.seeded``."""
-    advance = stream.__next__
-    mine: States = []
-    while True:
-        outermost = saved_rng.states is None
-        if outermost:
-            saved_rng.states = mine
-        try:
-            _, element = advance()
-        except StopIteration:
-            return
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
-        finally:
-            if outermost:
-                saved_rng.states = None
-                if mine:
-                    restore_rng(mine)
-                    mine.clear()
-        yield element
 
 
 class ErrorHandlingStream(WrappedStream[Any]):

@@ -31,8 +31,7 @@ def seeded(context: Context) -> Call:
     The seed depends on the context's seed, epoch and stage and on the element's address. To seed all three
     generators takes 6 us. Unless ``context.owns_process``, the previous states are restored, so that
     iterating a dataset does not change the random numbers of the program around it. That takes 60 us, once
-    for each element that the pipeline yields through ``plain`` in ``mpwds.pipeline.filter``, else after each
-    call.
+    for each element that the pipeline yields through ``iter_elements``, else after each call.
 
     Example:
         >>> call = seeded(Context(seed=1))

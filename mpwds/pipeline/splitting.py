@@ -12,7 +12,7 @@ from mpwds.errors import SecurityError
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.iterable_sources import UnseekableStream
 from mpwds.pipeline.stream import Address, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown

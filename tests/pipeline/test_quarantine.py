@@ -15,7 +15,7 @@ import mpwds
 from mpwds import DataPipeline, WebDataset
 from mpwds.errors import MpwdsError, QuarantineFull
 from mpwds.pipeline.quarantine import quarantine
-from mpwds.pipeline.stages.map import map_dict
+from mpwds.pipeline.stages.fields import map_dict
 
 
 @pytest.fixture

@@ -26,15 +26,17 @@ from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stages.batched import Batched, batched, bucketed
 from mpwds.pipeline.stages.decode import Decode, xdecode
 from mpwds.pipeline.stages.fields import (
+    MapDict,
     Rename,
     ToTuple,
     alternatives,
+    associate,
     extract_keys,
     getfirst,
     rename,
     rename_keys,
 )
-from mpwds.pipeline.stages.map import Map, MapDict, MapTuple, associate
+from mpwds.pipeline.stages.map import Map, MapTuple
 from mpwds.pipeline.stages.select import Select, rsample, slice
 from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle
 from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, flatmap

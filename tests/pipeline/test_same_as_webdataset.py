@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stages.fields import to_tuple
-from mpwds.pipeline.stages.map import map, map_dict, map_tuple
+from mpwds.pipeline.stages.fields import map_dict, to_tuple
+from mpwds.pipeline.stages.map import map, map_tuple
 from mpwds.pipeline.stages.select import select
 from mpwds.pipeline.stages.shuffle import shuffle
 

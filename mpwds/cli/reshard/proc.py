@@ -24,8 +24,8 @@ from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import add_note
-from mpwds.pipeline.filter import iter_elements
 from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered

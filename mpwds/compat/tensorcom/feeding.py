@@ -14,7 +14,7 @@ from mpwds.compat.tensorcom.zcom import Connection, parse_url
 from mpwds.errors import TenbinError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.iterator_streams import UnseekableStream
+from mpwds.pipeline.iterable_sources import UnseekableStream
 from mpwds.pipeline.stream import Count, Origin, Stream
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.tenbin.array import describe

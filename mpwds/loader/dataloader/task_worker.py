@@ -22,8 +22,8 @@ from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.loader.worker.sending import EpochStopped
 from mpwds.loader.worker.worker import Worker, announce_to_torch
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.filter import iter_elements, rows_in
-from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
+from mpwds.pipeline.filter import rows_in
+from mpwds.pipeline.iterable_sources import IterableSource, iter_elements, iterates_itself
 
 
 class Exhausted(Exception):

@@ -13,7 +13,7 @@ from mpwds.loader.resume.state import VERSION, check, described_stages
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.iterator_streams import IteratorStream, skip
+from mpwds.pipeline.iterable_sources import IteratorStream, skip
 from mpwds.pipeline.stream import Origin
 from mpwds.stats.collector import Since
 from mpwds.warn import warn

@@ -17,8 +17,8 @@ from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import arguments
-from mpwds.pipeline.filter import iter_elements, rows_in
-from mpwds.pipeline.iterable_sources import iterates_itself
+from mpwds.pipeline.filter import rows_in
+from mpwds.pipeline.iterable_sources import iter_elements, iterates_itself
 from mpwds.pipeline.stream import Count, LengthUnknown, Stream
 
 STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again

@@ -1,5 +1,5 @@
 """Stages that keep elements, so that later epochs do not make them again.
 
-``stored.py`` is the stream of all of them. ``mcached.py`` keeps elements in memory, ``disk_cached.py`` in a
+``stored.py`` is their stream, and keeps elements in memory. ``disk_cached.py`` keeps them in a
 :class:`DiskStore` (``disk_store.py``).
 """

@@ -14,10 +14,11 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.filter import MapStage, iter_elements
+from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.orders import Shuffling
 from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.stream import Address, Count, Stream
 from mpwds.suggestions import suggest_arguments
 

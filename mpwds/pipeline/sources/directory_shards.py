@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import iter_elements
-from mpwds.pipeline.iterable_sources import IterableSource
+from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
 from mpwds.storage.streams.patterns import expand_braces

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.filter import Filter, iter_elements
-from mpwds.pipeline.iterable_sources import IterableSource
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle

@@ -1,4 +1,4 @@
-"""Pick and rename fields of dict samples by name: ``to_tuple`` and ``rename``."""
+"""Pick, rename, change and add fields of dict samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mpwds.pipeline.filter import OneToOneStage
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import arguments, changed, check_function
+from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import shown, suggest_arguments
+
+Associator = Mapping[str, Mapping[str, Any]] | Callable[[str], "Mapping[str, Any] | None"]
 
 _CACHED_NAMES = 1000  # a limit, because each sample may have new field names
 
@@ -133,6 +139,54 @@ def rename_keys(
     """
     pairs = tuple(map(_pair, (*renamings, *more.items())))
     return RenameKeys(pairs, keep_unselected, must_match, duplicate_is_error, handler)
+
+
+def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
+    """Stage that applies functions to fields of dict samples. The original dict stays unchanged.
+
+    Args:
+        handler: Called when a function raises an exception; the default raises it.
+        functions: A function of the value, for each field.
+
+    Raises:
+        ValueError: There are no functions.
+        TypeError: While iterating, a sample is not a dict.
+        KeyError: While iterating, a sample lacks the field.
+
+    Source:
+        ``webdataset.filters.map_dict``.
+
+    Example:
+        >>> list(map_dict(cls=int)([{"cls": "7", "id": "a"}]))
+        [{'cls': 7, 'id': 'a'}]
+    """
+    return MapDict(functions, handler)
+
+
+@suggest_arguments
+def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
+    """Stage that looks up fields by the ``__key__`` of dict samples and adds them.
+
+    An added field replaces a field of the same name. The original dict stays unchanged.
+
+    Args:
+        associator: A mapping from a key to the fields to add, or a function of the key that returns them or
+            ``None``. Unknown keys add nothing.
+        handler: Called when the lookup raises an exception; the default raises it.
+
+    Raises:
+        TypeError: While iterating, a sample is not a dict.
+        ValueError: While iterating, a sample has no ``__key__``.
+
+    Source:
+        ``webdataset.filters.associate``.
+
+    Example:
+        >>> captions = {"a": {"caption": "a cat"}}
+        >>> list(associate(captions)([{"__key__": "a", "cls": 7}, {"__key__": "b", "cls": 8}]))
+        [{'__key__': 'a', 'cls': 7, 'caption': 'a cat'}, {'__key__': 'b', 'cls': 8}]
+    """
+    return Associate(associator, handler)
 
 
 def getfirst(
@@ -340,3 +394,49 @@ def _pair(renaming: Sequence[str]) -> tuple[str, str]:
         if isinstance(name, str) and isinstance(pattern, str):
             return name, pattern
     raise TypeError(f"rename_keys: expected a pair of a new name and a pattern, got {shown(renaming)}")
+
+
+@dataclass(frozen=True)
+class MapDict(OneToOneStage, called="map_dict"):
+    takes = dict
+    functions: dict[str, Callable[[Any], Any]]
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.functions:
+            raise ValueError("map_dict: no functions given; write map_dict(cls=int), for example")
+        for function in self.functions.values():
+            check_function("map_dict", function)
+
+    def apply(self, sample: Any) -> dict[Any, Any]:
+        result = dict(sample)
+        for field, function in self.functions.items():
+            if field not in sample:
+                raise KeyError(f"map_dict: {missing(sample, [field])}")
+            result[field] = function(sample[field])
+        return result
+
+
+@dataclass(frozen=True)
+class Associate(OneToOneStage, called="associate"):
+    takes = dict
+    associator: Associator
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.associator, Mapping):
+            check_function("associate", self.associator, "a dict or a function of the key")
+
+    def __str__(self) -> str:
+        associator = self.associator if callable(self.associator) else type(self.associator)
+        return f"associate({arguments(associator, **changed(self, 'handler'))})"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else None)
+
+    def apply(self, sample: Any) -> dict[str, Any]:
+        key = getfirst(sample, "__key__")
+        found = self.associator(key) if callable(self.associator) else self.associator.get(key)
+        return {**sample, **(found or {})}

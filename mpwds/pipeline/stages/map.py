@@ -1,21 +1,15 @@
-"""Apply functions to elements: ``map``, ``map_dict``, ``map_tuple`` and ``associate``."""
+"""Apply functions to elements: ``map`` and ``map_tuple``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, changed, check_function
-from mpwds.pipeline.filter import MapStage, MapStream, OneToOneStage
+from mpwds.pipeline.error_context import check_function
+from mpwds.pipeline.filter import MapStage, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stages.fields import getfirst, missing
-from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import suggest_arguments
-
-Associator = Mapping[str, Mapping[str, Any]] | Callable[[str], "Mapping[str, Any] | None"]
 
 
 @suggest_arguments
@@ -38,28 +32,6 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
     return Map(f, handler)
 
 
-def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> MapDict:
-    """Stage that applies functions to fields of dict samples. The original dict stays unchanged.
-
-    Args:
-        handler: Called when a function raises an exception; the default raises it.
-        functions: A function of the value, for each field.
-
-    Raises:
-        ValueError: There are no functions.
-        TypeError: While iterating, a sample is not a dict.
-        KeyError: While iterating, a sample lacks the field.
-
-    Source:
-        ``webdataset.filters.map_dict``.
-
-    Example:
-        >>> list(map_dict(cls=int)([{"cls": "7", "id": "a"}]))
-        [{'cls': 7, 'id': 'a'}]
-    """
-    return MapDict(functions, handler)
-
-
 @suggest_arguments
 def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> MapTuple:
     """Stage that applies a function to each field of tuple samples.
@@ -80,32 +52,6 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
         [('a', 7, 'x')]
     """
     return MapTuple(functions, handler)
-
-
-@suggest_arguments
-def associate(associator: Associator, handler: Handler = reraise_exception) -> Associate:
-    """Stage that looks up fields by the ``__key__`` of dict samples and adds them.
-
-    An added field replaces a field of the same name. The original dict stays unchanged.
-
-    Args:
-        associator: A mapping from a key to the fields to add, or a function of the key that returns them or
-            ``None``. Unknown keys add nothing.
-        handler: Called when the lookup raises an exception; the default raises it.
-
-    Raises:
-        TypeError: While iterating, a sample is not a dict.
-        ValueError: While iterating, a sample has no ``__key__``.
-
-    Source:
-        ``webdataset.filters.associate``.
-
-    Example:
-        >>> captions = {"a": {"caption": "a cat"}}
-        >>> list(associate(captions)([{"__key__": "a", "cls": 7}, {"__key__": "b", "cls": 8}]))
-        [{'__key__': 'a', 'cls': 7, 'caption': 'a cat'}, {'__key__': 'b', 'cls': 8}]
-    """
-    return Associate(associator, handler)
 
 
 def transform_with(
@@ -147,28 +93,6 @@ class Map(MapStage, called="map"):
 
 
 @dataclass(frozen=True)
-class MapDict(OneToOneStage, called="map_dict"):
-    takes = dict
-    functions: dict[str, Callable[[Any], Any]]
-    handler: Handler = reraise_exception
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.functions:
-            raise ValueError("map_dict: no functions given; write map_dict(cls=int), for example")
-        for function in self.functions.values():
-            check_function("map_dict", function)
-
-    def apply(self, sample: Any) -> dict[Any, Any]:
-        result = dict(sample)
-        for field, function in self.functions.items():
-            if field not in sample:
-                raise KeyError(f"map_dict: {missing(sample, [field])}")
-            result[field] = function(sample[field])
-        return result
-
-
-@dataclass(frozen=True)
 class MapTuple(OneToOneStage, called="map_tuple"):
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception
@@ -185,27 +109,3 @@ class MapTuple(OneToOneStage, called="map_tuple"):
                 f"map_tuple needs tuple samples, got a {type(sample).__name__}; put to_tuple(...) before it"
             )
         return tuple(transform_with(sample, self.functions))
-
-
-@dataclass(frozen=True)
-class Associate(OneToOneStage, called="associate"):
-    takes = dict
-    associator: Associator
-    handler: Handler = reraise_exception
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.associator, Mapping):
-            check_function("associate", self.associator, "a dict or a function of the key")
-
-    def __str__(self) -> str:
-        associator = self.associator if callable(self.associator) else type(self.associator)
-        return f"associate({arguments(associator, **changed(self, 'handler'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else None)
-
-    def apply(self, sample: Any) -> dict[str, Any]:
-        key = getfirst(sample, "__key__")
-        found = self.associator(key) if callable(self.associator) else self.associator.get(key)
-        return {**sample, **(found or {})}

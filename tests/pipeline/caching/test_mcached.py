@@ -5,7 +5,7 @@ from itertools import islice
 import cloudpickle
 import pytest
 
-from mpwds.pipeline.caching.mcached import Cached, copied, mcached
+from mpwds.pipeline.caching.stored import Cached, copied, mcached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Source, collect

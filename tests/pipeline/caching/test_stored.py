@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
-from mpwds.pipeline.caching.mcached import Cached
+from mpwds.pipeline.caching.stored import Cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stages.shuffle import Shuffle

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.map import Map, MapDict, MapTuple, associate
+from mpwds.pipeline.stages.fields import MapDict, associate
+from mpwds.pipeline.stages.map import Map, MapTuple
 from mpwds.pipeline.stream import Source, collect
 
 

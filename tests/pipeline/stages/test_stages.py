@@ -15,9 +15,9 @@ from mpwds.pipeline.handlers import (
 )
 from mpwds.pipeline.stages.batched import batched, bucketed, listed
 from mpwds.pipeline.stages.decode import decode, xdecode
-from mpwds.pipeline.stages.fields import extract_keys, rename, rename_keys, to_tuple
+from mpwds.pipeline.stages.fields import associate, extract_keys, map_dict, rename, rename_keys, to_tuple
 from mpwds.pipeline.stages.info import info, log_keys
-from mpwds.pipeline.stages.map import associate, map, map_dict, map_tuple
+from mpwds.pipeline.stages.map import map, map_tuple
 from mpwds.pipeline.stages.select import rsample, select, slice
 from mpwds.pipeline.stages.shuffle import detshuffle, shuffle
 from mpwds.pipeline.stages.unbatched import flatmap, unbatched, unlisted
