@@ -89,10 +89,10 @@ from mpwds.pipeline.decoding.decoders import handle_extension as handle_extensio
 from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS as AUDIO_EXTENSIONS
 from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
 from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.fields import pytorch_weights_only as pytorch_weights_only
+from mpwds.pipeline.decoding.fields import torch_loads as torch_loads
 from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
 from mpwds.pipeline.decoding.images import imagehandler as imagehandler
-from mpwds.pipeline.decoding.loads import pytorch_weights_only as pytorch_weights_only
-from mpwds.pipeline.decoding.loads import torch_loads as torch_loads
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
 from mpwds.pipeline.error_context import Incident as Incident

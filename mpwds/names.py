@@ -66,9 +66,10 @@ FURTHER_NAMES = {
     "mpwds.pipeline.collation": "default_collation_fn",
     "mpwds.pipeline.decoding.audio": "AudioDecoder torch_audio",
     "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
-    "mpwds.pipeline.decoding.fields": "AUDIO_EXTENSIONS IMAGE_EXTENSIONS VIDEO_EXTENSIONS",
+    "mpwds.pipeline.decoding.fields": (
+        "AUDIO_EXTENSIONS IMAGE_EXTENSIONS VIDEO_EXTENSIONS pytorch_weights_only torch_loads"
+    ),
     "mpwds.pipeline.decoding.images": "ImageHandler imagehandler",
-    "mpwds.pipeline.decoding.loads": "pytorch_weights_only torch_loads",
     "mpwds.pipeline.decoding.video": "VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
     "mpwds.pipeline.indexed.mds_datasets": "MDSDataset StreamingDataset",
@@ -145,7 +146,7 @@ PEERS = {
         AUDIO_EXTENSIONS Continue Decoder DecodingError IMAGE_EXTENSIONS ImageHandler VIDEO_EXTENSIONS
         basichandlers gzfilter handle_extension imagehandler pytorch_weights_only torch_audio torch_loads
         torch_video {_DECODERS}.decoders:decoders {_DECODERS}.images:imagespecs
-        {_DECODERS}.loads:cbor_loads,msgpack_loads,npy_loads,npz_loads,unpickle_loads
+        {_DECODERS}.fields:cbor_loads,msgpack_loads,npy_loads,npz_loads,unpickle_loads
         mpwds.compat.sample_options:default_handlers""",
     "cache": """
         FileCache LRUCleanup StreamingOpen pipe_cleaner mpwds.storage.caches.directory:url_to_cache_name
@@ -186,7 +187,7 @@ PEERS = {
     "wids": """
         ChunkedSampler DistributedChunkedSampler ShardListDataset ShardListSampler
         mpwds.compat.wids:IndexedTarSamples,cache_localname,compute_file_md5sum,compute_num_samples
-        mpwds.compat.wids:default_localname mpwds.pipeline.indexed.field_streams:default_decoder
+        mpwds.compat.wids:default_localname mpwds.pipeline.indexed.shard_list:default_decoder
         mpwds.pipeline.indexed.samplers:ShardedSampler""",
     "writer": f"""
         ShardWriter TarWriter numpy_dumps torch_dumps {_CODECS}:cbor_dumps,default_handlers,imageencoder

@@ -3,9 +3,9 @@ from mpwds.compat.wids import cache_localname as cache_localname
 from mpwds.compat.wids import compute_file_md5sum as compute_file_md5sum
 from mpwds.compat.wids import compute_num_samples as compute_num_samples
 from mpwds.compat.wids import default_localname as default_localname
-from mpwds.pipeline.indexed.field_streams import default_decoder as default_decoder
 from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
 from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.samplers import ShardedSampler as ShardedSampler
 from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
+from mpwds.pipeline.indexed.shard_list import default_decoder as default_decoder

@@ -10,13 +10,13 @@ from functools import partial
 from typing import IO
 from urllib.parse import quote, urlsplit
 
-from mpwds.pipeline.indexed.field_streams import default_decoder as default_decoder
 from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
 from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from mpwds.pipeline.indexed.samplers import ShardedSampler as ShardedSampler
 from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.shard_list import SamplesOfShard
 from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
+from mpwds.pipeline.indexed.shard_list import default_decoder as default_decoder
 from mpwds.storage.indexed.tar_shards import TarShards
 
 _PIECE_BYTES = 1 << 20

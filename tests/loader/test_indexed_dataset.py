@@ -8,7 +8,7 @@ import pytest
 import torch.utils.data
 
 import mpwds
-from mpwds.pipeline.indexed.opening import ElementsAsShard
+from mpwds.pipeline.indexed.source import ElementsAsShard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -6,26 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
-from mpwds import tenbin
 from mpwds.errors import DecodeError
-from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, FieldDecoder, extension_of
-from mpwds.pipeline.decoding.images import ImageDecoder
-from mpwds.pipeline.decoding.loads import (
+from mpwds.pipeline.decoding.fields import (
+    AUDIO_EXTENSIONS,
+    LOAD_OPTIONS,
+    LOADS,
     MAX_DECOMPRESSED_BYTES,
-    cbor_loads,
+    VIDEO_EXTENSIONS,
+    FieldDecoder,
+    Load,
+    extension_of,
     gunzip,
-    json_loads,
-    msgpack_loads,
-    npy_loads,
-    npz_loads,
-    pth_loads,
-    text_loads,
-    unpickle_loads,
 )
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
-Load: TypeAlias = Callable[[Any], Any]
 Handler: TypeAlias = Callable[[str, Any], Any]
 HandlerSpec: TypeAlias = str | Handler | tuple[str, Callable[[Any], Any]]
 
@@ -203,27 +198,7 @@ def basichandlers(key: str, data: bytes) -> Any:
     return None if load is None else load(data)
 
 
-_OWN: dict[str, Load] = {
-    **dict.fromkeys(("txt", "text", "transcript"), text_loads),
-    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
-    **dict.fromkeys(("json", "jsn"), json_loads),
-    **dict.fromkeys(("pyd", "pickle", "pkl"), unpickle_loads),
-    "pth": pth_loads,
-    "npy": npy_loads,
-    "npz": npz_loads,
-    **dict.fromkeys(("ten", "tenbin", "tb"), tenbin.decode_buffer),
-    **dict.fromkeys(("mp", "msg", "msgpack"), msgpack_loads),
-    "cbor": cbor_loads,
-}
-# The options of those functions that have any. All of them take memoryviews as well.
-_OPTIONS: dict[Load, tuple[str, ...]] = {
-    unpickle_loads: ("allow_pickle",),
-    pth_loads: ("allow_pickle",),
-    npy_loads: ("allow_pickle",),
-    npz_loads: ("allow_pickle", "max_decompressed_bytes"),
-}
-
-decoders: dict[str, Load] = dict(_OWN)
+decoders: dict[str, Load] = dict(LOADS)
 """The table of ``basichandlers``: extension to function of the bytes.
 
 A program may add entries and replace them. Each process has its own table, and workers are processes:
@@ -249,6 +224,8 @@ class _ExtensionHandler:
 
 def _handler(spec: Any) -> Handler:
     if isinstance(spec, str):
+        from mpwds.pipeline.decoding.images import ImageDecoder
+
         return ImageDecoder(spec)
     if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and callable(spec[1]):
         return handle_extension(*spec)
@@ -307,8 +284,8 @@ class _FieldLoads(dict[str, Load]):
             return partial(_decompressed, load, options["max_decompressed_bytes"])
         if handler is basichandlers and (extension := extension_of(key)) in decoders:
             load = decoders[extension]
-            if load is _OWN.get(extension):  # its result counts, even None
-                given = {name: options[name] for name in _OPTIONS.get(load, ())}
+            if load is LOADS.get(extension):  # its result counts, even None
+                given = {name: options[name] for name in LOAD_OPTIONS.get(load, ())}
                 return partial(load, **given) if given else load
         if _is_chosen_by_name(handler) and handler.handles(key):
             return handler.decode

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, FieldDecoder, as_tensor
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, FieldDecoder, as_tensor, extension_set
 from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ImageDecoder(FieldDecoder):
                 f"unknown image format {shown(imagespec)}: the known ones are {' '.join(imagespecs)}"
             )
         self.imagespec = imagespec.lower()
-        self.extensions = frozenset(extension.lower() for extension in extensions)
+        self.extensions = extension_set(extensions)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.imagespec!r})"

@@ -1,7 +1,6 @@
 """Datasets whose samples have numbers.
 
 ``source.py`` is the source of a pipeline over any ``storage.indexed.shards.IndexedShards``, and ``orders.py``
-the orders of its epochs. ``dataset.py`` is the public class, ``opening.py`` opens what it is given.
-``partitioned.py`` and ``mds_datasets.py`` are the datasets of mosaicml-streaming and composer;
-``shard_list.py``, ``field_streams.py`` and ``samplers.py`` are those of wids.
+the orders of its epochs. ``dataset.py`` is the public class. ``mds_datasets.py`` has the datasets of
+mosaicml-streaming and composer; ``shard_list.py`` and ``samplers.py`` are those of wids.
 """

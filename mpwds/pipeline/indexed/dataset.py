@@ -1,12 +1,12 @@
-"""IndexedDataset: one class for all shards whose samples can be read by number."""
+"""IndexedDataset: one class for all shards whose samples can be read by number, and how it opens them."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -16,11 +16,15 @@ from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.indexed.orders import Shuffling
-from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.iterable_sources import iter_elements
-from mpwds.pipeline.stream import Address, Count, Stream
+from mpwds.pipeline.indexed.orders import Numbers, Shuffling
+from mpwds.pipeline.indexed.source import ElementsAsShard, IndexedSamples
+from mpwds.pipeline.iterable_sources import Indexed, iter_elements, iterates_itself
+from mpwds.pipeline.stream import Address, Count, Stage, Stream
 from mpwds.suggestions import suggest_arguments
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.sources.formats import CacheConfig
+    from mpwds.storage.indexed.shards import IndexedShards
 
 Dataset = TypeVar("Dataset", bound="IndexedDataset")
 
@@ -94,14 +98,12 @@ class IndexedDataset(DataPipeline):
         remote: bool = False,
         threads: int = 1,
     ) -> None:
-        # Not above: workers get shards that are open already.
-        from mpwds.pipeline.indexed.opening import open_source
         from mpwds.pipeline.sources.formats import CacheConfig
 
-        cache = CacheConfig(cache_dir, cache_size, remote)
-        shards, called, stages, seed_of_source, chosen = open_source(source, cache)
-        super().__init__(seed=seed_of_source if seed is None else seed)
-        self.pipeline = [IndexedSamples(shards, shuffle, chunksize, chosen, threads), *stages]
+        opened = _open(source, CacheConfig(cache_dir, cache_size, remote))
+        super().__init__(seed=opened.seed if seed is None else seed)
+        first = IndexedSamples(opened.shards, shuffle, chunksize, opened.chosen, threads)
+        self.pipeline = [first, *opened.stages]
         shown = options(
             shuffle=(shuffle, False),
             chunksize=(chunksize, 2000),
@@ -110,7 +112,7 @@ class IndexedDataset(DataPipeline):
             remote=(remote, False),
             threads=(threads, 1),
         )
-        self._call = f"IndexedDataset({', '.join(filter(None, [called, arguments(**shown)]))})"
+        self._call = f"IndexedDataset({', '.join(filter(None, [opened.called, arguments(**shown)]))})"
 
     @property
     def source(self) -> IndexedSamples:
@@ -184,7 +186,7 @@ class IndexedDataset(DataPipeline):
         """A copy with more stages; a plain pipeline if they do not make one element of one."""
         extended = super().compose(*stages, **keywords)
         extended.__dict__.pop("_access", None)
-        if extended._obstacle() is None:
+        if _obstacle(extended.stages) is None:
             return extended
         iterated = object.__new__(IndexedPipeline)
         iterated.__dict__.update(extended.__dict__)
@@ -234,15 +236,11 @@ class IndexedDataset(DataPipeline):
         """The context with the epoch's number, if its ``run`` tells that."""
         return context
 
-    def _obstacle(self) -> object:
-        """The first stage that does not make one element of one; ``None`` if there is none."""
-        return next((stage for stage in self.stages if not isinstance(stage, MapStage)), None)
-
     def _element(self, number: int, position: int) -> Any:
         context = self._context() if len(self.pipeline) > 1 else ALONE  # to find it takes 3 us
         key = context, len(self.pipeline)
         if self._access is None or self._access[0] != key:
-            if (obstacle := self._obstacle()) is not None:
+            if (obstacle := _obstacle(self.stages)) is not None:
                 raise TypeError(f"{obstacle} does not map one sample to one sample, which ds[i] needs")
             seeded = replace(context, seed=self.given_seed)
             self._access = key, chain(self.source, list(self.stages), seeded)
@@ -302,3 +300,87 @@ class ResumableIterator(Iterator[Any]):
         self._begin(replace(self._context, epoch=state["epoch"], run=state["run"]))
         self._stream.load_state_dict(state["stream"])
         self._dataset._epoch = state["epoch"] + 1
+
+
+class _Opened(NamedTuple):
+    """Shards, how their source prints, the stages behind them, and what the source chose, if it did."""
+
+    shards: IndexedShards
+    called: str
+    stages: Sequence[Stage] = ()
+    seed: int | None = None
+    chosen: range | Numbers | None = None
+
+
+def _open(source: Any, cache: CacheConfig) -> _Opened:
+    # Formats are imported here: workers get shards that are open already.
+    from mpwds.pipeline.sources.formats import FORMATS, find_format, tar_shards
+    from mpwds.storage.streams.patterns import expand_urls, listed
+    from mpwds.storage.streams.urls import is_named
+
+    if isinstance(source, DataPipeline):
+        return _of_pipeline(source, cache)
+    if hasattr(source, "urls") and hasattr(source, "lengths") and hasattr(source, "read"):
+        return _Opened(source, f"{type(source).__name__}(...)")
+    if isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+        if is_named(name, ".yaml", ".yml"):
+            raise ValueError(f"IndexedDataset: {name} is a specification, which mpwds.WebDataset reads")
+        format, place = find_format(name) or (FORMATS["tar"], name)
+        return _Opened(format.shards(place, cache), repr(name))
+    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
+        urls = expand_urls(source)
+        return _Opened(tar_shards(urls, cache), listed(urls))
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+        return _Opened(ElementsAsShard(source), type(source).__name__)
+    raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
+
+
+def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> _Opened:
+    from mpwds.pipeline.sources.formats import tar_shards
+    from mpwds.pipeline.sources.samples import TarSamples
+    from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+    from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
+    from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
+    from mpwds.storage.streams.patterns import listed
+
+    # Stages that say who reads which shard when: that does not count here.
+    dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
+    if pipeline.given_epochs != ONCE:
+        raise TypeError(f"IndexedDataset: call {pipeline.given_epochs} after it, not in its source")
+    if iterates_itself(pipeline):
+        raise TypeError(f"IndexedDataset: the elements of {type(pipeline).__name__} have no numbers")
+    origin, *stages = pipeline.parts
+    before: Sequence[Stage] = ()
+    chosen: range | Numbers | None = None
+    if isinstance(origin, DataPipeline):
+        shards, called, before, _, chosen = _of_pipeline(origin, cache)
+    elif isinstance(origin, (ShardList, SimpleShardList)):
+        while stages and isinstance(stages[0], dealing):
+            del stages[0]
+        reader = stages.pop(0) if stages else None
+        if not isinstance(reader, TarSamples) or reader.select_files or reader.rename_files:
+            raise TypeError(
+                f"IndexedDataset: expected tarfile_to_samples() after {origin}, without select_files and "
+                f"rename_files, got {reader}"
+            )
+        shards = tar_shards(origin.urls, cache, copies=reader.cache)
+        called = listed(origin.given)
+    elif isinstance(origin, IndexedSamples):
+        shards, called, *_ = _open(origin.shards, cache)
+        chosen = origin.chosen
+    elif isinstance(origin, Indexed):
+        shards, called, *_ = _open(origin.elements, cache)
+    else:
+        raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
+    if (obstacle := _obstacle(stages)) is not None:
+        raise TypeError(
+            f"IndexedDataset: {obstacle} does not make one element of one. Leave it out here; it can be put "
+            'after the IndexedDataset, and shuffle="global" chooses an order, for example'
+        )
+    return _Opened(shards, called, (*before, *stages), pipeline.given_seed, chosen)
+
+
+def _obstacle(stages: Iterable[object]) -> object:
+    """The first stage that does not make one element of one; ``None`` if there is none."""
+    return next((stage for stage in stages if not isinstance(stage, MapStage)), None)

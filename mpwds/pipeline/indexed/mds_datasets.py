@@ -1,21 +1,36 @@
-"""MDS datasets: mosaicml-streaming's (version 2), and composer's (version 1)."""
+"""MDS datasets: mosaicml-streaming's (version 2), composer's (version 1), and the base of those to extend."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
-from mpwds.pipeline.indexed.orders import Shuffling
-from mpwds.pipeline.indexed.partitioned import PartitionedDataset, PartitionedSamples
+from mpwds.pipeline.indexed.orders import Numbers, Order, Shuffling
+from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.stream import Stream
+from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.suggestions import suggest_arguments
+
+_BEGUN = struct.Struct("<QQQQQ")
+_NAME = "mpwds epochs"
+_SHARDS_OF_A_CHUNK = 4
 
 
 class MDSDataset(IndexedDataset):
@@ -95,7 +110,245 @@ class MDSDataset(IndexedDataset):
         self._call = f"MDSDataset({arguments(**places, **shown)})"
 
 
-_SHARDS_OF_A_CHUNK = 4
+@dataclass(frozen=True, eq=False)
+class PartitionedSamples(IndexedSamples):
+    """Indexed samples of which each rank, and each of its workers, reads consecutive ones of an epoch.
+
+    Args:
+        batch_size: Samples of a batch. Workers then get whole batches, but for the one whose turn it is to
+            make a rank's last batch. 0 divides the samples evenly.
+        replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
+        in_turn: Whether workers take batches in turn, as a DataLoader delivers them: the order of a rank then
+            does not depend on the number of its workers.
+        drawn: Returns ``chosen`` for an epoch, if each has other samples.
+        resumed: An epoch, and how many of each rank's samples it leaves out, as they were delivered before.
+    """
+
+    batch_size: int = 0
+    replication: int = 1
+    in_turn: bool = False
+    drawn: Callable[[int], Numbers | None] | None = None
+    resumed: tuple[int, int] = (0, 0)
+
+    def places(self, context: Context) -> range:
+        """The places of an epoch whose samples a worker reads; with ``in_turn``, of the worker's own."""
+        rank, workers = self._of_rank(context), context.workers
+        if not self.batch_size:
+            return _share(rank, context.worker, workers)
+        batches = range(-(-len(rank) // self.batch_size))
+        missing = len(batches) * self.batch_size - len(rank)
+        last = (len(batches) - 1) % workers
+        if self.in_turn:
+            own = len(batches[context.worker :: workers]) * self.batch_size
+            return range(own - missing * (context.worker == last))
+        share = _share(batches, context.worker, workers)
+        start = share.start * self.batch_size - missing * (context.worker > last)
+        stop = share.stop * self.batch_size - missing * (context.worker >= last)
+        return rank[start:stop]
+
+    def order(self, context: Context) -> Order:
+        order = super().order(context)
+        if not (self.batch_size and self.in_turn):
+            return order
+        start = self._of_rank(context).start
+
+        def of_own(places: Numbers) -> Numbers:
+            batches, inside = np.divmod(places, self.batch_size)
+            return order(start + (batches * context.workers + context.worker) * self.batch_size + inside)
+
+        return of_own
+
+    def read_in(self, context: Context, places: range) -> Iterator[tuple[int, int, int]]:
+        if self.drawn is None:
+            return super().read_in(context, places)
+        return replace(self, chosen=self.drawn(context.epoch), drawn=None).read_in(context, places)
+
+    def ranks(self, context: Context) -> int:
+        """The number of ranks that have samples of their own."""
+        ranks, more = divmod(context.world_size, self.replication)
+        if more:
+            raise ValueError(
+                f"replication={self.replication} does not divide the number of ranks, {context.world_size}: "
+                "some ranks would have no samples"
+            )
+        return ranks
+
+    def _of_rank(self, context: Context) -> range:
+        epoch, delivered = self.resumed
+        share = _share(range(len(self)), context.rank // self.replication, self.ranks(context))
+        return share[delivered:] if context.epoch == epoch else share
+
+
+def _share(of: range, number: int, parts: int) -> range:
+    """Part ``number`` of a range; the first ones may have one element more."""
+    size, more = divmod(len(of), parts)
+    start = number * size + min(number, more)
+    return of[start : start + size + (number < more)]
+
+
+class PartitionedDataset(IndexedDataset):
+    """Base of datasets whose subclasses may change ``ds[i]``: epochs then consist of those samples.
+
+    torch's DataLoader iterates them; its epochs are numbered from 0. ``len`` is the number of this rank's
+    samples.
+
+    Args:
+        source: All samples, of which ``ds[i]`` is the one of number ``i``.
+        chosen: Numbers of the samples of an epoch; all by default.
+        seed: Determines the order of an epoch.
+    """
+
+    def __init__(
+        self, source: PartitionedSamples, chosen: Numbers | None = None, seed: int | None = None
+    ) -> None:
+        DataPipeline.__init__(self, source, seed=seed)
+        self._chosen = chosen
+        self._epoch_counter = SharedEpochCounter()
+        self._first_epoch = 0
+
+    def __str__(self) -> str:
+        return self._call
+
+    @property
+    def source(self) -> PartitionedSamples:
+        source: PartitionedSamples = self.pipeline[0]
+        return source
+
+    @property
+    def map_style(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        if self.given_length is not None:
+            return self.given_length
+        context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
+        length: int = self.parts[0].count_in(context).elements
+        return length
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that the next ``iter()``, of the dataset or of a DataLoader, begins."""
+        return max(self._epoch, self._first_epoch + self._epoch_counter.begun(self._context().rank))
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        source, *stages = super().parts
+        changed = {"chosen": self._chosen} if source.chosen is None else {"drawn": None}
+        source = replace(source, **changed)
+        if not self._is_changed:
+            return source, *stages
+        return replace(source, shards=_Numbers(source.shards)), _Items(self.__getitem__)
+
+    def stream(self, context: Context = ALONE) -> Stream[Any]:
+        """The stream of one epoch."""
+        # A pipeline that begins here does not take over the parts alone.
+        return super().stream(self._numbered(context))
+
+    def compose(self, *stages: Any, **keywords: Any) -> Any:
+        """A copy with more stages; a pipeline, if a subclass changes ``ds[i]`` or they leave none."""
+        extended = None if self._is_changed else super().compose(*stages, **keywords)
+        if isinstance(extended, PartitionedDataset):
+            return extended
+        return DataPipeline(self).compose(*stages, **keywords)  # our parts and epochs are not a pipeline's
+
+    def _with(self, source: IndexedSamples) -> Any:
+        if self._is_changed:
+            raise TypeError(
+                f"{type(self).__name__} changes ds[i], which takes numbers of all samples: "
+                "torch.utils.data.Subset(ds, indices) has some of them"
+            )
+        return super()._with(source)
+
+    def _numbered(self, context: Context) -> Context:
+        if not context.run:
+            return context
+        return replace(context, epoch=self._first_epoch + self._epoch_counter.number_of(context), run=0)
+
+    @property
+    def _is_changed(self) -> bool:
+        return type(self).__getitem__ is not IndexedDataset.__getitem__
+
+
+@dataclass(frozen=True)
+class _Items(OneToOneStage, called="getitem"):
+    get: Callable[[int], Any]
+    handler: Handler = reraise_exception
+
+    def apply(self, number: int) -> Any:
+        return self.get(number)
+
+
+class _Numbers:
+    """Shards whose samples are their numbers, counted through all shards."""
+
+    def __init__(self, shards: IndexedShards) -> None:
+        self.urls: Sequence[str] = shards.urls
+        self.lengths: Sequence[int] = shards.lengths
+        self._starts = [0, *accumulate(shards.lengths)]
+
+    def read(self, shard: int, index: int) -> Any:
+        return self._starts[shard] + index
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SharedEpochCounter:
+    """The epochs that workers have begun, in order. All workers of a rank find the same number for an epoch.
+
+    torch's DataLoader tells its new workers nothing but a random number, which is the same for epochs before
+    which the user sets torch's seed. So a worker of an epoch that has such a worker already begins the next.
+    The list is a nameless file in memory, which forks and pickles share.
+
+    Args:
+        path: Where the file can be opened; a new one is made if it is gone.
+
+    Example:
+        >>> numbers = SharedEpochCounter()
+        >>> [numbers.number_of(Context(run=run)) for run in (94, 17, 94)]
+        [0, 1, 0]
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._found: dict[tuple[int, ...], int] = {}  # by this process
+        self._descriptor = _open(path)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def begun(self, rank: int) -> int:
+        """The number of epochs that a rank's workers have begun."""
+        size = os.fstat(self._descriptor).st_size
+        return _begun(os.pread(self._descriptor, size, 0), rank)
+
+    def number_of(self, context: Context) -> int:
+        """The number of the epoch that a worker begins; again the same if its process asks again."""
+        epoch = [context.rank, context.run, context.epoch]
+        key = *epoch, context.worker
+        if key in self._found:
+            return self._found[key]
+        with open(f"/proc/self/fd/{self._descriptor}", "r+b", buffering=0) as file:  # with a lock of its own
+            fcntl.flock(file, fcntl.LOCK_EX)
+            data = file.read()
+            begun = [(number, worker) for *of, worker, number in _BEGUN.iter_unpack(data) if of == epoch]
+            number, _ = max(begun, default=(-1, 0))
+            if not begun or (number, context.worker) in begun:
+                number = _begun(data, context.rank)
+            file.write(_BEGUN.pack(*key, number))
+        self._found[key] = number
+        return number
+
+    def __reduce__(self) -> Any:
+        return SharedEpochCounter, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
+
+
+def _begun(data: bytes, rank: int) -> int:
+    return 1 + max((number for of, *_, number in _BEGUN.iter_unpack(data) if of == rank), default=-1)
+
+
+def _open(path: str) -> int:
+    with contextlib.suppress(OSError):
+        if _NAME in os.readlink(path):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return os.memfd_create(_NAME)
 
 
 class StreamingDataset(PartitionedDataset):

@@ -1,39 +1,44 @@
-"""ShardListDataset: the samples of tar shards, by number, in the form of wids."""
+"""ShardListDataset: the samples of tar shards, by number, in the form of wids: their fields are streams."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 import posixpath
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import accumulate
 from types import GenericAlias
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from mpwds.pipeline.indexed.field_streams import (
-    LateBytesIO,
-    Sample,
-    Transformation,
-    Transformations,
-    as_function,
-    as_functions,
-)
+import numpy as np
+
+from mpwds.errors import DecodeError
+from mpwds.pipeline.decoding.fields import LOADS, gunzip, torch_loads, unpickle_loads
+from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.caches.directory import distinct_name, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
 from mpwds.storage.indexed.tar_shards import TarShards
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
+
+Sample: TypeAlias = "dict[str, Any]"
+Transformation: TypeAlias = "Callable[[Any], Any]"
+Transformations: TypeAlias = "str | Transformation | Iterable[str | Transformation] | None"
 
 _MOST_MISSES = 0.3  # of all accesses
 _FEW_ACCESSES = 100
 _OPEN_LOCAL = 100
 _LEAST_BYTES = 1_000_000  # of a cache; less counts shards
+_IMAGES = ("jpg", "png", "ppm", "pgm", "pbm", "pnm")
+_DECODED = ("txt", "text", "cls", "cls2", "json", "mp", "npy")
 
 
 class ShardListDataset:
@@ -133,7 +138,9 @@ class ShardListDataset:
         self.dataset_name = dataset_name or contents.get("name") or _hash(str(shards))
         self.total_length = sum(self.lengths)
         self._numbers = range(self.total_length)
-        self.transformations = as_functions(transformations, allow_pickle)
+        is_one = isinstance(transformations, str) or callable(transformations)
+        given: Any = [transformations] if is_one else transformations or []
+        self.transformations = [_transformation(each, allow_pickle) for each in given]
         keep = keep or bool(contents.get("keep"))
         if 0 <= cache_size < _LEAST_BYTES:
             largest = max(shard.get("filesize") or 0 for shard in self.shards)
@@ -192,7 +199,7 @@ class ShardListDataset:
             raise TypeError(f"a sample's index is a whole number, got {index!r}") from None
         inner = number - self._firsts[shard]
         samples = self._samples
-        sample = samples.members(shard, inner, BytesIO, LateBytesIO)
+        sample = samples.members(shard, inner, BytesIO, LazyBytesIO)
         sample["__index__"] = index
         sample["__shardindex__"] = inner
         if samples.fetches:
@@ -203,7 +210,7 @@ class ShardListDataset:
 
     def add_transform(self, transform: str | Transformation) -> ShardListDataset:
         """Adds a transformation after the others; returns the dataset."""
-        self.transformations.append(as_function(transform))
+        self.transformations.append(_transformation(transform))
         return self
 
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
@@ -247,8 +254,146 @@ class SamplesOfShard:
 
     def __getitem__(self, index: int) -> Sample:
         number = range(len(self))[index]
-        sample = self._shards.members(self._shard, number, BytesIO, LateBytesIO)
+        sample = self._shards.members(self._shard, number, BytesIO, LazyBytesIO)
         return {name: value for name, value in sample.items() if name == "__key__" or name[0] == "."}
+
+
+class LazyBytesIO(BytesIO):
+    """A stream of bytes that lie in a mapped file: they are copied when the stream is first used.
+
+    So a program that looks at the labels alone does not wait for the pictures. A pickled stream becomes a
+    ``BytesIO``.
+
+    Args:
+        view: The bytes.
+
+    Example:
+        >>> stream = LazyBytesIO(memoryview(b"abc"))
+        >>> stream.read(2), stream.getvalue()
+        (b'ab', b'abc')
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view: memoryview | None = view
+
+    def _copy(self) -> None:
+        if self._view is not None and not self.closed:
+            super().__init__(bytes(self._view))
+            self._view = None
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self._copy()
+        return _restored, (self.getvalue(), self.tell())
+
+
+def _restored(data: bytes, position: int) -> BytesIO:
+    stream = BytesIO(data)
+    stream.seek(position)
+    return stream
+
+
+def _after_copy(method: Any) -> Any:
+    @functools.wraps(method)
+    def copies(self: LazyBytesIO, *args: Any) -> Any:
+        self._copy()
+        return method(self, *args)
+
+    return copies
+
+
+for _name in (
+    *("read", "read1", "readinto", "readinto1", "readline", "readlines", "__next__", "getvalue", "getbuffer"),
+    *("seek", "tell", "truncate", "write", "writelines"),
+):
+    setattr(LazyBytesIO, _name, _after_copy(getattr(BytesIO, _name)))
+
+
+def default_decoder(
+    sample: Sample, format: Literal["PIL", "numpy"] = "PIL", allow_pickle: bool = False
+) -> Sample:
+    """Decodes the fields of a sample whose extensions are common; other fields stay streams.
+
+    ============================ ============================================================
+    Extension                    Value
+    ============================ ============================================================
+    ``txt text``                 ``str``, from UTF-8
+    ``cls cls2``                 ``int``
+    ``jpg png ppm pgm pbm pnm``  a ``PIL.Image``, whose pixels are read when needed; or an array
+    ``json``, ``mp``             what JSON or MessagePack holds
+    ``npy``                      a NumPy array
+    ``pt pth``                   what ``torch.save`` stored
+    ``pickle pkl``               any object, only if ``allow_pickle``
+    any of these with ``.gz``    the same
+    another with ``.gz``         a stream of the decompressed bytes
+    ============================ ============================================================
+
+    Args:
+        sample: A dict of streams; keys that begin with ``__`` are left alone.
+        format: What images become.
+        allow_pickle: Whether to load pickles: the author of the data can run any code.
+
+    Raises:
+        DecodeError: A field cannot be decoded, or is a pickle and ``allow_pickle`` is false.
+
+    Source:
+        ``wids.wids.default_decoder``, which loads all pickles, and leaves a stream of compressed bytes, read
+        to its end, for other fields with ``.gz``.
+
+    Example:
+        >>> default_decoder({"__key__": "a", ".cls": BytesIO(b"7")})
+        {'__key__': 'a', '.cls': 7}
+    """
+    sample = dict(sample)
+    for field, stream in sample.items():
+        if field.startswith("__"):
+            continue
+        extensions = field.split(".")
+        try:
+            compressed = extensions[-1] == "gz"
+            if compressed:
+                extensions.pop()
+                stream = BytesIO(gunzip(stream.read()))
+                sample[field] = stream
+            load = _load_of(extensions[-1], format, allow_pickle)
+            if load is not None:
+                sample[field] = load(stream.read())
+        except Exception as error:
+            key, url = sample.get("__key__"), sample.get("__shard__")
+            where = "" if url is None else f" in {without_credentials(url)}"
+            reason = str(error) or type(error).__name__
+            raise DecodeError(
+                f'field "{field}" of sample "{key}"{where} cannot be decoded: {reason}',
+                key=key,
+                url=url,
+                field=field,
+            ) from error
+    return sample
+
+
+def _transformation(given: str | Transformation, allow_pickle: bool = False) -> Transformation:
+    """A transformation as a function: ``"PIL"`` and ``"numpy"`` stand for ``default_decoder``."""
+    if given in ("PIL", "numpy"):
+        return partial(default_decoder, format=given, allow_pickle=allow_pickle)  # type: ignore[arg-type]
+    if not callable(given):
+        raise TypeError(f'a transformation is "PIL", "numpy" or a function of a sample, got {given!r}')
+    return given
+
+
+def _load_of(extension: str, format: str, allow_pickle: bool) -> Callable[[bytes], Any] | None:
+    if extension in _IMAGES:
+        if format not in ("PIL", "numpy"):
+            raise ValueError(f'format must be "PIL" or "numpy", got {format!r}')
+        return open_image if format == "PIL" else lambda data: np.asarray(open_image(data))
+    if extension in ("pickle", "pkl"):
+        if not allow_pickle:
+            raise ValueError(
+                "it is a pickle, and loading it would run the code that it holds; if you trust the author of "
+                "the shard, pass allow_pickle=True"
+            )
+        return partial(unpickle_loads, allow_pickle=True)
+    if extension in ("pt", "pth"):
+        return partial(torch_loads, allow_pickle=allow_pickle)
+    return LOADS[extension] if extension in _DECODED else None
 
 
 def _checked(shards: Sequence[Mapping[str, Any]], base: str | None) -> list[Mapping[str, Any]]:

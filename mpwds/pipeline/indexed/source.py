@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,6 @@ class IndexedSamples(Origin):
         threads: How many samples an epoch reads at a time.
 
     Example:
-        >>> from mpwds.pipeline.indexed.opening import ElementsAsShard
         >>> source = IndexedSamples(ElementsAsShard("abcde"), "global")
         >>> list(source.stream())
         [(4, 'e'), (1, 'b'), (2, 'c'), (0, 'a'), (3, 'd')]
@@ -147,6 +146,26 @@ class IndexedSamples(Origin):
             shards = np.searchsorted(self._ends, self._numbers_at(np.arange(len(numbers))), "right")
             starts = np.flatnonzero(np.diff(shards)) + 1
         return np.unique(np.append(0, starts))
+
+
+class ElementsAsShard:
+    """A list or map-style dataset as one shard, so that it can be read in any order.
+
+    Example:
+        >>> ElementsAsShard("abc").read(0, 2)
+        'c'
+    """
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self.urls = [type(elements).__name__]
+        self.lengths = [len(elements)]
+        self._elements = elements
+
+    def read(self, shard: int, index: int) -> Any:
+        return self._elements[index]
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _IndexedStream:

@@ -27,12 +27,12 @@ class _GivenShards(IterableSource):
     """Base of the sources that are given the names of all shards."""
 
     def __init__(self, urls: Urls) -> None:
-        self._given = given_urls(urls)
+        self.given = given_urls(urls)
 
     @property
     def urls(self) -> list[str]:
         """The names of all shards, in the order given."""
-        return expand_urls(self._given)
+        return expand_urls(self.given)
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -43,7 +43,7 @@ class _GivenShards(IterableSource):
         order = list(range(len(urls)))
         if rng is not None:
             rng.shuffle(order)
-        return Shards(urls, order, listed(self._given))
+        return Shards(urls, order, listed(self.given))
 
 
 class ShardList(_GivenShards):
@@ -97,7 +97,7 @@ class ShardList(_GivenShards):
             nodesplitter=(self.nodesplitter, split_by_node),
             splitter=(self.splitter, split_by_worker),
         )
-        return ", ".join(filter(None, [f"ShardList({listed(self._given)}", arguments(**given)])) + ")"
+        return ", ".join(filter(None, [f"ShardList({listed(self.given)}", arguments(**given)])) + ")"
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
         if self.nsamples is None or exact:
@@ -140,7 +140,7 @@ class SimpleShardList(_GivenShards):
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed={self.seed}"
-        return f"SimpleShardList({listed(self._given)}{seed})"
+        return f"SimpleShardList({listed(self.given)}{seed})"
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         if self.seed is True:
@@ -248,7 +248,7 @@ class ResampledShards(IterableSource):
         if not isinstance(urls, (str, os.PathLike)):
             urls = list(islice(urls, max_urls))
         self.urls: list[str] = [] if urls == [] and not empty_check else expand_urls(urls)
-        self._given = urls if isinstance(urls, str) and "${" not in urls else self.urls
+        self.given = urls if isinstance(urls, str) and "${" not in urls else self.urls
         self.nshards = nshards
         self.seed = seed
         self.worker_seed = worker_seed
@@ -279,7 +279,7 @@ class ResampledShards(IterableSource):
             draws = Draws("resampled shards", *facts)
         if os.environ.get("WDS_SHOW_SEED", "0") == "1":
             print(f"# ResampledShards: seed {self.seed}, {context}")
-        return Shards(self.urls, _DrawnShards(self, draws, context), listed(self._given))
+        return Shards(self.urls, _DrawnShards(self, draws, context), listed(self.given))
 
 
 ResampledShardList = ResampledShards

@@ -12,7 +12,6 @@ from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
-from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, given_urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
@@ -133,6 +132,8 @@ class WebDataset(DataPipeline):
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
             self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
         elif _is_folder(urls) and mode not in (None, "resampled"):
+            from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
             self._begin(claimed, replace(reader, cache=None))
@@ -144,6 +145,8 @@ class WebDataset(DataPipeline):
         else:
             given: Any
             if _is_folder(urls):
+                from mpwds.pipeline.sources.directory_shards import shards_in
+
                 given = shards_in(urls)  # type: ignore[arg-type]  # a path
             elif is_named(urls, ".json", ".json.gz"):
                 given = self._described(urls)  # type: ignore[arg-type]  # a path

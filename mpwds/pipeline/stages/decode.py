@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
-from mpwds.pipeline.decoding.loads import MAX_DECOMPRESSED_BYTES, unpickle_loads
+from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, unpickle_loads
 from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded

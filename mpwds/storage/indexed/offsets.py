@@ -47,7 +47,6 @@ from mpwds.storage.tar.headers import (
     find_members,
 )
 from mpwds.storage.tar.names import group
-from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
@@ -221,6 +220,8 @@ def _agree(offsets: Offsets, shard: Shard) -> bool:
 
 
 def _store(shard: Shard, offsets: Offsets, path: str) -> None:
+    from mpwds.storage.writing.destinations import PendingFile, write_whole
+
     starts = _packed(_little_endian(offsets.starts).tobytes(), 1)
     rows = _packed(offsets.rows, 1 + 2 * len(offsets.suffixes))
     known = {"starts": starts, "suffixes": offsets.suffixes, "rows": rows}

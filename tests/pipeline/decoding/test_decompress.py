@@ -11,7 +11,7 @@ import pytest
 from mpwds.errors import DecodeError
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.loads import gunzip, unzip
+from mpwds.pipeline.decoding.fields import gunzip, unzip
 
 MIB = 1 << 20
 ZEROS = bytes(64 * MIB)

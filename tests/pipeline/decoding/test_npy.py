@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.decoding.loads import npy_loads, npz_loads
+from mpwds.pipeline.decoding.fields import npy_loads, npz_loads
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from mpwds.errors import DecodeError, SecurityError
-from mpwds.pipeline.decoding import loads
+from mpwds.pipeline.decoding import fields
 from mpwds.pipeline.decoding.decoders import Decoder, handle_extension
-from mpwds.pipeline.decoding.loads import torch_loads, unpickle_loads
+from mpwds.pipeline.decoding.fields import torch_loads, unpickle_loads
 from mpwds.storage.writing.encoders import encode_field
 
 
@@ -90,13 +90,13 @@ def test_torch_loads_takes_tensors_and_plain_values_without_permission():
 
 
 def test_a_user_may_forbid_torch_more_than_weights_in_the_environment(monkeypatch):
-    monkeypatch.setattr(loads, "pytorch_weights_only", True)
+    monkeypatch.setattr(fields, "pytorch_weights_only", True)
     with pytest.raises(pickle.UnpicklingError, match="Weights only"):
         torch_loads(encode_field("pth", Special()), allow_pickle=True)
 
 
 def test_the_environment_is_where_that_is_said():
-    program = "from mpwds.pipeline.decoding.loads import pytorch_weights_only; print(pytorch_weights_only)"
+    program = "from mpwds.pipeline.decoding.fields import pytorch_weights_only; print(pytorch_weights_only)"
     for value, expected in (("1", "True"), ("0", "False")):
         environment = {**os.environ, "WDS_PYTORCH_WEIGHTS_ONLY": value}
         result = subprocess.run(

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.partitioned import SharedEpochCounter
+from mpwds.pipeline.indexed.mds_datasets import SharedEpochCounter
 from tests.loader.faults.processes import wait_until_idle
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from mpwds.pipeline.indexed.field_streams import LateBytesIO
+from mpwds.pipeline.indexed.shard_list import LazyBytesIO
 
 DATA = b"one\ntwo\nthree"
 
@@ -31,12 +31,12 @@ USES = [
 
 @pytest.mark.parametrize("use", USES)
 def test_it_does_what_a_bytesio_does(use):
-    assert use(LateBytesIO(memoryview(DATA))) == use(io.BytesIO(DATA))
+    assert use(LazyBytesIO(memoryview(DATA))) == use(io.BytesIO(DATA))
 
 
 def test_nothing_is_copied_before_it_is_used():
     data = bytearray(DATA)
-    stream = LateBytesIO(memoryview(data))
+    stream = LazyBytesIO(memoryview(data))
     data[:3] = b"ONE"
     assert stream.readline() == b"ONE\n"
     data[4:7] = b"TWO"
@@ -44,7 +44,7 @@ def test_nothing_is_copied_before_it_is_used():
 
 
 def test_a_closed_one_says_so():
-    stream = LateBytesIO(memoryview(DATA))
+    stream = LazyBytesIO(memoryview(DATA))
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         stream.read()

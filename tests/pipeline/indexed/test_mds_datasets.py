@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.partitioned import PartitionedSamples
+from mpwds.pipeline.indexed.mds_datasets import PartitionedSamples
 from mpwds.pipeline.stream import reached_end
 from tests.pipeline.places import read_everywhere
 
