@@ -6,7 +6,6 @@ import codecs
 import os
 import sys
 import tempfile
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -128,21 +127,21 @@ def info(
     urls = expanded(descriptions)
     found = {url: summarize(url) for url in urls}
     if as_json:
-        report(as_json, [{"file": url, **asdict(summary)} for url, summary in found.items()])
+        report(as_json, [{"file": url, **summary} for url, summary in found.items()])
         return
     rows = [
         {
             "file": url,
-            "name": summary.name or "-",
-            "info": summary.info or "-",
-            "base": summary.base,
-            "shards": f"{summary.shards:,}",
-            "samples": f"{summary.samples:,}",
-            "size": size(summary.bytes),
-            "size of a sample": size(summary.bytes / max(summary.samples, 1)),
-            "first shard": summary.first,
-            "last shard": summary.last,
-            "datasets": ", ".join(summary.datasets) or "-",
+            "name": summary["name"] or "-",
+            "info": summary["info"] or "-",
+            "base": summary["base"],
+            "shards": f"{summary['shards']:,}",
+            "samples": f"{summary['samples']:,}",
+            "size": size(summary["bytes"]),
+            "size of a sample": size(summary["bytes"] / max(summary["samples"], 1)),
+            "first shard": summary["first"],
+            "last shard": summary["last"],
+            "datasets": ", ".join(summary["datasets"]) or "-",
         }
         for url, summary in found.items()
     ]

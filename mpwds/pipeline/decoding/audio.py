@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpwds.imports import require
 from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, as_tensor
 from mpwds.pipeline.decoding.media import (
     Data,
@@ -99,20 +100,17 @@ class AudioDecoder(MediaDecoder):
         return (as_tensor(waveform) if self.output == "torch" else waveform), rate
 
     def _samples(self, data: Data) -> tuple[np.ndarray[Any, Any], int]:
-        try:
-            import soundfile
-        except ImportError as error:
-            raise ImportError("audio is decoded with soundfile: pip install 'mpwds[audio]'") from error
+        soundfile = require("soundfile", "audio is decoded with soundfile: pip install 'mpwds[audio]'")
         if not self.allow_partial:
             check_complete(data)
         try:
             file = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError:
-            return self._with_ffmpeg(data)
+            return seeking(partial(self._with_ffmpeg, data))
         with file:
             if self._is_for_soundfile(file, data):
                 return self._with_soundfile(file, soundfile.LibsndfileError)
-        return self._with_ffmpeg(data)
+        return seeking(partial(self._with_ffmpeg, data))
 
     def _is_for_soundfile(self, file: Any, data: Data) -> bool:
         """True if libsndfile knows the length. It decodes nothing beyond the length that it assumes."""
@@ -151,10 +149,7 @@ class AudioDecoder(MediaDecoder):
             raise ValueError(_damaged(file, position))
         return np.concatenate(pieces, axis=1), rate
 
-    def _with_ffmpeg(self, data: Data) -> tuple[np.ndarray[Any, Any], int]:
-        return seeking(partial(self._demuxed, data))
-
-    def _demuxed(self, data: Data, *, seek: bool) -> tuple[np.ndarray[Any, Any], int]:
+    def _with_ffmpeg(self, data: Data, *, seek: bool) -> tuple[np.ndarray[Any, Any], int]:
         end = None if self.duration is None else self.start + self.duration
         sound = Sound(self.start, end, self._float)
         with Media(data, allow_partial=self.allow_partial, purpose="audio of this kind") as media:

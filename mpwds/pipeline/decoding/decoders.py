@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.fields import (
@@ -18,6 +18,7 @@ from mpwds.pipeline.decoding.fields import (
     extension_of,
     gunzip,
 )
+from mpwds.pipeline.error_context import arguments
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -212,8 +213,7 @@ class _ExtensionHandler:
         self.f = f
 
     def __repr__(self) -> str:
-        extensions = " ".join(extension[1:] for extension in self.extensions)
-        return f"handle_extension({extensions!r}, {getattr(self.f, '__name__', self.f)})"
+        return f"handle_extension({arguments(' '.join(each[1:] for each in self.extensions), self.f)})"
 
     def __call__(self, key: str, data: Any) -> Any:
         return self.f(data) if self.matches(key) else None
@@ -241,11 +241,6 @@ def _handler(spec: Any) -> Handler:
 def _takes_views(handler: Handler) -> bool:
     own = handler is gzfilter or handler is basichandlers
     return own or (isinstance(handler, FieldDecoder) and handler.takes_views)
-
-
-def _is_chosen_by_name(handler: Handler) -> TypeGuard[FieldDecoder]:
-    """True if the name of a field alone says whether the handler decodes it."""
-    return isinstance(handler, FieldDecoder) and type(handler).__call__ is FieldDecoder.__call__
 
 
 class _FieldLoads(dict[str, Load]):
@@ -277,20 +272,27 @@ class _FieldLoads(dict[str, Load]):
         """Chains the handlers that may decode a field of that key."""
         if not handlers:
             return partial(_kept_as_media, self, key) if _decoder_of(key) else _kept
-        (handler, *others), options = handlers, self._given[2]
-        rest = tuple(others)
-        if handler is gzfilter and key.endswith(".gz"):
-            load = self._find(rest, key.removesuffix(".gz"))
-            return partial(_decompressed, load, options["max_decompressed_bytes"])
-        if handler is basichandlers and (extension := extension_of(key)) in decoders:
-            load = decoders[extension]
-            if load is LOADS.get(extension):  # its result counts, even None
+        handler, rest, options = handlers[0], handlers[1:], self._given[2]
+        may_apply = True
+        if handler is gzfilter:
+            if key.endswith(".gz"):
+                load = self._find(rest, key.removesuffix(".gz"))
+                return partial(_decompressed, load, options["max_decompressed_bytes"])
+            may_apply = False
+        elif handler is basichandlers:
+            load = decoders.get(extension_of(key), _kept)
+            if load is LOADS.get(extension_of(key)):  # its result counts, even None
                 given = {name: options[name] for name in LOAD_OPTIONS.get(load, ())}
                 return partial(load, **given) if given else load
-        if _is_chosen_by_name(handler) and handler.handles(key):
-            return handler.decode
+            may_apply = load is not _kept
+        elif isinstance(handler, FieldDecoder) and type(handler).__call__ is FieldDecoder.__call__:
+            if handler.handles(key):
+                return handler.decode
+            may_apply = False
+        elif type(handler) is _ExtensionHandler:
+            may_apply = handler.matches(key)
         following = self._find(rest, key)
-        if not _may_apply(handler, key):
+        if not may_apply:
             return following
         takes_views = isinstance(handler, FieldDecoder) and handler.takes_views
 
@@ -303,14 +305,6 @@ class _FieldLoads(dict[str, Load]):
             return self._find(rest, result.key)(result.data) if isinstance(result, Continue) else result
 
         return load_by_handler
-
-
-def _may_apply(handler: Handler, key: str) -> bool:
-    if handler is gzfilter or _is_chosen_by_name(handler):
-        return False  # it would have been taken
-    if handler is basichandlers:
-        return extension_of(key) in decoders
-    return type(handler) is not _ExtensionHandler or handler.matches(key)
 
 
 def _decompressed(load: Load, max_bytes: int, data: Any) -> Any:

@@ -18,6 +18,7 @@ from numpy.lib import format as npy_format
 
 from mpwds import tenbin
 from mpwds.errors import DecodeError
+from mpwds.imports import require
 from mpwds.storage.streams.urls import refuse_in_secure_mode
 
 Load: TypeAlias = Callable[[Any], Any]
@@ -218,10 +219,7 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
         >>> torch_loads(stream.getvalue())
         {'a': tensor([0, 1])}
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("pth files are decoded with torch: pip install torch") from error
+    torch = require("torch", "pth files are decoded with torch: pip install torch")
     refuse_in_secure_mode("pickles may not be loaded (it is for torch.load)")
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
         what = f"for torch.load, which is unsafe before torch 2.6 (this is {torch.__version__})"

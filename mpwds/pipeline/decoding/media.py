@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from mpwds.imports import require
 from mpwds.pipeline.decoding.fields import FieldDecoder, extension_set
 from mpwds.suggestions import shown
 
@@ -72,10 +73,7 @@ class Media:
     def __init__(
         self, data: Data, *, threads: int = 1, allow_partial: bool = False, purpose: str = "video"
     ) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise ImportError(f"{purpose} is decoded with PyAV: pip install 'mpwds[video]'") from error
+        av = require("av", f"{purpose} is decoded with PyAV: pip install 'mpwds[video]'")
         if not allow_partial:
             check_complete(data)
         try:
@@ -89,6 +87,7 @@ class Media:
             raise ValueError(
                 f"damaged, or no audio or video file ({len(data)} bytes): {error.strerror}"
             ) from error
+        self._av = av
         self._allow_partial = allow_partial
         self.video: VideoStream | None = next(iter(self._container.streams.video), None)
         self.audio: AudioStream | None = next(iter(self._container.streams.audio), None)
@@ -155,13 +154,11 @@ class Media:
             self._complain(kind, None, start, "nothing of it can be decoded")
 
     def _packets(self, streams: list[Any], start: float) -> Iterator[Any]:
-        import av
-
         packets = self._container.demux(*streams) if streams else iter(())
         while True:
             try:
                 packet = next(packets, None)
-            except av.FFmpegError as error:
+            except self._av.FFmpegError as error:
                 self._complain("file", None, start, error.strerror)
                 return
             except IndexError:  # PyAV's, after the end, about streams that appeared later
@@ -173,11 +170,9 @@ class Media:
             yield packet
 
     def _decoded(self, packet: Any) -> list[Any]:
-        import av
-
         try:
             return list(packet.decode())
-        except av.FFmpegError as error:
+        except self._av.FFmpegError as error:
             # Errors before the start count too: the frames after it depend on those before.
             self._complain(packet.stream.type, self._time(packet), 0.0, error.strerror)
             return []
@@ -198,11 +193,9 @@ class Media:
         return float(timed.pts * timed.time_base) - self._origin / 1e6
 
     def _seek(self, seconds: float) -> None:
-        import av
-
         try:
             self._container.seek(int(seconds * 1e6) + self._origin)
-        except av.FFmpegError as error:  # the position is unknown now
+        except self._av.FFmpegError as error:  # the position is unknown now
             raise SeekFailed from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -175,7 +175,7 @@ class IndexedDataset(DataPipeline):
             from mpwds.pipeline.stages.select import select
 
             return self.compose(select(predicate, handler))
-        indices = np.asarray(predicate if hasattr(predicate, "__len__") else list(predicate))
+        indices = np.asarray(predicate if isinstance(predicate, Sized) else list(predicate))
         if indices.size == 0:
             indices = indices.astype(np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iub":
@@ -320,7 +320,7 @@ def _open(source: Any, cache: CacheConfig) -> _Opened:
 
     if isinstance(source, DataPipeline):
         return _of_pipeline(source, cache)
-    if hasattr(source, "urls") and hasattr(source, "lengths") and hasattr(source, "read"):
+    if all(hasattr(source, name) for name in ("urls", "lengths", "read")):
         return _Opened(source, f"{type(source).__name__}(...)")
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
@@ -331,7 +331,7 @@ def _open(source: Any, cache: CacheConfig) -> _Opened:
     if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
         urls = expand_urls(source)
         return _Opened(tar_shards(urls, cache), listed(urls))
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
         return _Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.viewing.pictures import SamplePicture, pictures, tile
 from mpwds.viewing.wording import printable
@@ -68,10 +70,8 @@ def _decoded(name: str, value: Any) -> Any:
 def _value(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
-    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
-    if image is not None and isinstance(value, image):
-        import numpy as np
-
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None and isinstance(value, pillow.Image):
         return np.asarray(value.convert("RGB"))
     return value
 

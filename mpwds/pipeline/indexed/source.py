@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from mpwds.pipeline.indexed.orders import (
     order_of,
     worker_positions,
 )
-from mpwds.pipeline.stream import Address, Count, Description, Origin, Stream, one_sample
+from mpwds.pipeline.stream import Address, BaseStream, Count, Description, Origin, Stream, one_sample
 from mpwds.storage.indexed.shards import IndexedShards
 
 _BLOCK = 4096  # places whose samples are found at once
@@ -156,7 +156,7 @@ class ElementsAsShard:
         'c'
     """
 
-    def __init__(self, elements: Sequence[Any]) -> None:
+    def __init__(self, elements: Any) -> None:
         self.urls = [type(elements).__name__]
         self.lengths = [len(elements)]
         self._elements = elements
@@ -168,7 +168,7 @@ class ElementsAsShard:
         """Nothing is open."""
 
 
-class _IndexedStream:
+class _IndexedStream(BaseStream[Any]):
     def __init__(self, source: IndexedSamples, context: Context) -> None:
         self._source = source
         self._context = context
@@ -192,9 +192,6 @@ class _IndexedStream:
             self._samples = ((number, shard, future) for (number, shard, _), future in ahead)
         else:
             self._samples = samples
-
-    def __iter__(self) -> _IndexedStream:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         number, shard, what = next(self._samples)

@@ -171,7 +171,7 @@ class _Claimed(BaseStream[Any]):
         self._shards = shards
         self._draws = draws
         self._drawn = 0
-        self.claims: list[_Claim] = []  # of the shard that is being read
+        self.claims: list[_Lock] = []  # of the shard that is being read
 
     def __next__(self) -> tuple[Address, dict[str, Any]]:
         shards = self._shards
@@ -212,35 +212,20 @@ class _Claimed(BaseStream[Any]):
         self.state_dict()
 
 
-class _Claim:
-    """A shard that this process has claimed, under its new path."""
-
-    def __init__(self, path: str, lock: _Lock) -> None:
-        self.path = path
-        self._lock = lock
-        self._pid = os.getpid()
-
-    def end(self, recycle: Callable[[str], Any]) -> None:
-        """Renames or removes the shard by ``recycle(path)``, then unlocks it; does nothing in a fork."""
-        if self._pid == os.getpid():
-            with contextlib.closing(self._lock), contextlib.suppress(FileNotFoundError):  # the user took it
-                recycle(self.path)
-
-
-def _claim(path: str) -> _Claim | None:
+def _claim(path: str) -> _Lock | None:
     """Claims a shard; ``None`` if another reader has claimed it."""
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
         lock = stack.enter_context(contextlib.closing(_Lock(path)))
         if lock.is_held or lock.domain == _NO_LOCKS:
             origin = "" if lock.tells_all else f"-{lock.domain}-{time.time_ns()}"
-            claimed = f"{path}._{os.getpid()}{origin}_"
-            os.rename(path, claimed)
+            lock.path = f"{path}._{os.getpid()}{origin}_"
+            os.rename(path, lock.path)
             stack.pop_all()
-            return _Claim(claimed, lock)
+            return lock
     return None
 
 
-def _give_back(claims: list[_Claim]) -> None:
+def _give_back(claims: list[_Lock]) -> None:
     """Gives shards that are not read to their end their names back. Any thread may call this."""
     while claims:
         claims.pop().end(lambda path: os.rename(path, _unclaimed(path)))
@@ -252,18 +237,21 @@ def _unclaimed(path: str) -> str:
 
 
 class _Lock:
-    """An attempt to lock a file, which ``close`` unlocks again.
+    """An attempt to lock a shard's file, which ``close`` unlocks again.
 
     Attributes:
+        path: The file's name, which a claim changes.
         is_held: The lock was free, and the file still has its name.
         domain: Identifies the kernel and the mounted file system; ``_NO_LOCKS`` if it has no locks.
         tells_all: No other kernel uses the file system, so a reader that still runs holds its lock.
     """
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self.is_held = False
         self.domain = _NO_LOCKS
         self.tells_all = False
+        self._pid = os.getpid()
         self._descriptor: int | None = None
         for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
             try:
@@ -282,6 +270,12 @@ class _Lock:
             device = os.fstat(descriptor).st_dev
             self.domain, self.tells_all = _domain(device), _is_of_one_kernel(device)
             return
+
+    def end(self, recycle: Callable[[str], Any]) -> None:
+        """Renames or removes the claimed shard by ``recycle(path)``, unlocks it; does nothing in a fork."""
+        if self._pid == os.getpid():
+            with contextlib.closing(self), contextlib.suppress(FileNotFoundError):  # the user took it
+                recycle(self.path)
 
     def close(self) -> None:
         if self._descriptor is not None:

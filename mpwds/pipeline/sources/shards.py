@@ -17,7 +17,7 @@ from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, Count, Description, OrderedStream, Stage, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, BaseStream, Count, Description, OrderedStream, Stage, Stream
 from mpwds.storage.streams.patterns import expand_names, expand_urls, listed
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -329,9 +329,11 @@ class Resampled(Filter):
         return _Redrawn(self, source, context)
 
 
-class _Redrawn(WrappedStream[Any]):
+class _Redrawn(BaseStream[Any]):
+    _counters = ("_drawn",)  # the elements are a function of the epoch: a new stream reads them again
+
     def __init__(self, stage: Resampled, source: Stream[Any], context: Context) -> None:
-        super().__init__(source)
+        self._source = source
         self._n = stage.n
         self._place = context.rank, context.worker
         self._draws = worker_draws("resampled", context)
@@ -353,10 +355,3 @@ class _Redrawn(WrappedStream[Any]):
 
     def describe(self, address: Any, element: object = None) -> Description:
         return self._source.describe(address[0], element)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The elements are a function of the epoch: a new stream reads them again.
-        self._drawn = state["drawn"]

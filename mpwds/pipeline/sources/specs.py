@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias
 
 from mpwds.errors import SecurityError, SpecError
+from mpwds.imports import require
 from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
@@ -435,12 +436,9 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     if isinstance(spec, Mapping):
         return SpecValue(dict(spec))
     file = os.fspath(spec)
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(
-            f"reading the dataset specification {file} needs PyYAML: pip install 'mpwds[yaml]'"
-        ) from error
+    yaml = require(
+        "yaml", f"reading the dataset specification {file} needs PyYAML: pip install 'mpwds[yaml]'"
+    )
     with open_at(file) as stream:
         content = stream.read()
     file = without_credentials(file)
@@ -470,7 +468,7 @@ def _lines(node: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, int]]:
 
     A value that aliases repeat is visited once: it may contain itself, or be too large to visit each time.
     """
-    if isinstance(getattr(node, "value", None), list) and id(node) not in seen:
+    if node is not None and isinstance(node.value, list) and id(node) not in seen:
         seen.add(id(node))
         for number, item in enumerate(node.value):
             key_node, value_node = item if isinstance(item, tuple) else (item, item)

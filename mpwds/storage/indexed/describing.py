@@ -10,7 +10,6 @@ import re
 import shutil
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
@@ -207,36 +206,24 @@ def write_description(
     write_whole(open_destination(path, replace=replace), json.dumps(description, indent=2).encode())
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What ``mpwds index info`` shows of a description; ``bytes`` counts shards whose size is known."""
+def summarize(source: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``mpwds index info`` shows of a description, with the shards that it refers to.
 
-    name: str | None
-    info: str | None
-    base: str
-    shards: int
-    samples: int
-    bytes: int
-    first: str
-    last: str
-    datasets: tuple[str, ...]
-
-
-def summarize(source: str | os.PathLike[str]) -> Summary:
-    """Sums up a description, with the shards that it refers to. Raises as ``load_description``."""
+    ``bytes`` counts shards whose size is known. Raises as ``load_description``.
+    """
     whole = load_description(source)
     shards = whole["shardlist"]
-    return Summary(
-        name=whole.get("name"),
-        info=whole.get("info"),
-        base=whole.get("base") or folder_of(os.fspath(source)),
-        shards=len(shards),
-        samples=sum(shard["nsamples"] for shard in shards),
-        bytes=sum(shard.get("filesize", 0) for shard in shards),
-        first=shards[0]["url"],
-        last=shards[-1]["url"],
-        datasets=tuple(str(part.get("name") or part.get("source_url")) for part in whole.get("datasets", [])),
-    )
+    return {
+        "name": whole.get("name"),
+        "info": whole.get("info"),
+        "base": whole.get("base") or folder_of(os.fspath(source)),
+        "shards": len(shards),
+        "samples": sum(shard["nsamples"] for shard in shards),
+        "bytes": sum(shard.get("filesize", 0) for shard in shards),
+        "first": shards[0]["url"],
+        "last": shards[-1]["url"],
+        "datasets": [str(part.get("name") or part.get("source_url")) for part in whole.get("datasets", [])],
+    }
 
 
 def _absolute_folder(url: str) -> str:

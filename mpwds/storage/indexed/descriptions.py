@@ -93,7 +93,7 @@ def read_description(source: Source) -> dict[str, Any]:
     try:
         contents = json.loads(text)
     except ValueError as error:
-        line = getattr(error, "lineno", None)
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
         raise SpecError(f"{without_credentials(file)} is not JSON: {error}", file, line) from None
     if not isinstance(contents, dict):
         _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)

@@ -152,6 +152,6 @@ def test_a_rebase_of_shards_in_several_folders_is_an_error(shards):
 def test_a_summary_counts_shards_samples_and_bytes(shards):
     write_description(create_description(shards, name="x"), "index.json")
     summary = summarize("index.json")
-    assert (summary.name, summary.shards, summary.samples) == ("x", 2, 8)
-    assert summary.bytes == sum(map(os.path.getsize, shards))
-    assert (summary.first, summary.last) == tuple(sorted(shards))
+    assert (summary["name"], summary["shards"], summary["samples"]) == ("x", 2, 8)
+    assert summary["bytes"] == sum(map(os.path.getsize, shards))
+    assert (summary["first"], summary["last"]) == tuple(sorted(shards))
