@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_note, arguments, changed
-from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.sources.shard_stream import Read, ShardStream, file_of, options_of, url_of
-from mpwds.pipeline.stream import Count, Description, Stream, one_sample
+from mpwds.pipeline.sources.shard_stream import Read, ShardReader, ShardStream, file_of, options_of, url_of
+from mpwds.pipeline.stream import Count, Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
@@ -67,7 +66,7 @@ def tarfile_to_samples(
 
 
 @dataclass(frozen=True)
-class TarSamples(Filter):
+class TarSamples(ShardReader):
     """The stage that ``tarfile_to_samples`` makes, with the options that only datasets set.
 
     Args:
@@ -89,9 +88,6 @@ class TarSamples(Filter):
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     written_as: str = field(default="", compare=False)
 
-    reads_shards = True
-    samples_in = staticmethod(one_sample)
-
     def __post_init__(self) -> None:
         check_handler("tarfile_to_samples", self.handler)
         for name, function in (("select_files", self.select_files), ("rename_files", self.rename_files)):
@@ -110,7 +106,39 @@ class TarSamples(Filter):
         return Count(incoming.rows)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
-        return _TarStream(self, source, context)
+        return ShardStream(self, source, context, self.handler, self.empty_check, self.cache)
+
+    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        url, options = url_of(shard), options_of(shard)
+        select, rename = self.select_files, self.rename_files
+        if "extensions" in options:
+            select, rename = bool, _only(options["extensions"], select, rename)
+        open: OpenAt = self.open_at or open_at
+        local_path = file_of(url) if self.local_paths else None
+        if self.cache is not None:
+            open, local_path = self.cache.open, self.cache.path(url)
+        raises = self.handler is reraise_exception and "handler" not in options
+        samples = read_samples(
+            url,
+            offset,
+            open=open,
+            select=select,
+            rename=rename,
+            on_error=None if raises else on_error,
+            local_path=local_path,
+            max_decompressed_bytes=self.max_decompressed_bytes,
+        )
+        return _with_fields(samples, options["meta"]) if "meta" in options else samples
+
+    def place(self, url: str, offset: int) -> Description:
+        try:
+            if is_local(url):
+                for name, _, _ in read_members(url, offset):
+                    key, _ = split_name(name)
+                    return Description(f'sample "{key}" of {url}', url, key, offset)
+        except Exception:  # this describes another error, which must not be hidden by one of reading again
+            pass
+        return Description(f"the sample at offset {offset} of {url}", url, offset=offset)
 
 
 class TarfileSamples(TarSamples):
@@ -136,44 +164,6 @@ class TarfileSamples(TarSamples):
 
 
 tarfile_samples: Final = TarfileSamples()
-
-
-class _TarStream(ShardStream):
-    def __init__(self, stage: TarSamples, source: Stream[Any], context: Context) -> None:
-        super().__init__(stage, source, context, stage.handler, stage.empty_check, stage.cache)
-        self._tar = stage
-
-    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
-        tar, url, options = self._tar, url_of(shard), options_of(shard)
-        select, rename = tar.select_files, tar.rename_files
-        if "extensions" in options:
-            select, rename = bool, _only(options["extensions"], select, rename)
-        open: OpenAt = tar.open_at or open_at
-        local_path = file_of(url) if tar.local_paths else None
-        if tar.cache is not None:
-            open, local_path = tar.cache.open, tar.cache.path(url)
-        raises = tar.handler is reraise_exception and "handler" not in options
-        samples = read_samples(
-            url,
-            offset,
-            open=open,
-            select=select,
-            rename=rename,
-            on_error=None if raises else on_error,
-            local_path=local_path,
-            max_decompressed_bytes=tar.max_decompressed_bytes,
-        )
-        return _with_fields(samples, options["meta"]) if "meta" in options else samples
-
-    def _place(self, url: str, offset: int) -> Description:
-        try:
-            if is_local(url):
-                for name, _, _ in read_members(url, offset):
-                    key, _ = split_name(name)
-                    return Description(f'sample "{key}" of {url}', url, key, offset)
-        except Exception:  # this describes another error, which must not be hidden by one of reading again
-            pass
-        return Description(f"the sample at offset {offset} of {url}", url, offset=offset)
 
 
 def _with_fields(samples: Iterator[Read], fields: Mapping[str, Any]) -> Iterator[Read]:
@@ -354,15 +344,12 @@ def msgpacks_to_samples(
 
 
 @dataclass(frozen=True)
-class RecordSamples(Filter):
+class RecordSamples(ShardReader):
     """The stage that ``cbors_to_samples`` and ``msgpacks_to_samples`` make; holds one record at a time."""
 
     format: Literal["cbor", "msgpack"]
     handler: Handler = reraise_exception
     max_record_bytes: int = RECORD_LIMIT_BYTES
-
-    reads_shards = True
-    samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
         check_handler(f"{self.format}s_to_samples", self.handler)
@@ -371,23 +358,13 @@ class RecordSamples(Filter):
         return f"{self.format}s_to_samples({arguments(**changed(self, 'handler', 'max_record_bytes'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _RecordStream(self, source, context)
+        return ShardStream(self, source, context, self.handler)
 
+    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        reader = read_cbor_records if self.format == "cbor" else read_msgpack_records
+        url = url_of(shard)
+        with open_at(url, offset) as stream:
+            yield from reader(stream, url, offset, self.max_record_bytes)
 
-class _RecordStream(ShardStream):
-    def __init__(self, stage: RecordSamples, source: Stream[Any], context: Context) -> None:
-        super().__init__(stage, source, context, stage.handler)
-        self._reader = read_cbor_records if stage.format == "cbor" else read_msgpack_records
-        self._max_record_bytes = stage.max_record_bytes
-
-    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
-        return _records(self._reader, url_of(shard), offset, self._max_record_bytes)
-
-    def _place(self, url: str, offset: int) -> Description:
+    def place(self, url: str, offset: int) -> Description:
         return Description(f"the record at offset {offset} of {url}", url, offset=offset)
-
-
-# Not a method: a stream that is dropped closes its file, so the generator must not refer to the stream.
-def _records(read: Callable[..., Iterator[Read]], url: str, offset: int, limit: int) -> Iterator[Read]:
-    with open_at(url, offset) as stream:
-        yield from read(stream, url, offset, limit)

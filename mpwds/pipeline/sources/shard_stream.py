@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_incident, add_note
-from mpwds.pipeline.filter import ErrorHandlingStream
+from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.stream import Address, Description, Stream, as_address
+from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
 from mpwds.suggestions import shown
 
@@ -35,10 +35,30 @@ def _nbytes(element: Any) -> int:
     return sum(len(value) for value in values if isinstance(value, (bytes, memoryview)))
 
 
+class ShardReader(Filter):
+    """Base of the stages that read shards."""
+
+    reads_shards = True
+    samples_in = staticmethod(one_sample)
+
+    @abstractmethod
+    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+        """The elements of a shard from an offset on: 0, or an offset that was yielded.
+
+        ``on_error`` is called with an error that concerns one element. If it returns, the element is skipped.
+        A stream that is dropped closes its file, so the iterator must not refer to the stream.
+        """
+
+    @abstractmethod
+    def place(self, url: str, offset: int) -> Description:
+        """Describes the element at ``offset`` for error messages."""
+
+
 class ShardStream(ErrorHandlingStream):
-    """Base of the streams that read shards. An element's address is (the shard's address, byte offset).
+    """The elements of shards. An element's address is (the shard's address, byte offset).
 
     Args:
+        stage: Reads a shard.
         context: Its ``on_shard`` is called when a shard is begun.
         handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
         empty_check: Whether it is an error if all shards are empty, or if a rank has none. Of a rank's
@@ -48,7 +68,7 @@ class ShardStream(ErrorHandlingStream):
 
     def __init__(
         self,
-        stage: object,
+        stage: ShardReader,
         source: Stream[Any],
         context: Context,
         handler: Handler,
@@ -56,6 +76,8 @@ class ShardStream(ErrorHandlingStream):
         cache: ShardCache | None = None,
     ) -> None:
         super().__init__(source, stage, handler)
+        self._read = stage.read
+        self._place = stage.place
         self._context = context
         self._cache = cache
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
@@ -69,17 +91,6 @@ class ShardStream(ErrorHandlingStream):
         self._shard_handler: Handler | None = None
         self.counts = SimpleNamespace(nbytes=0)
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
-
-    @abstractmethod
-    def _read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
-        """The elements of a shard from an offset on: 0, or an offset that was yielded.
-
-        ``on_error`` is called with an error that concerns one element. If it returns, the element is skipped.
-        """
-
-    @abstractmethod
-    def _place(self, url: str, offset: int) -> Description:
-        """Describes the element at ``offset`` for error messages."""
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
