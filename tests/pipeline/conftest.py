@@ -13,6 +13,9 @@ import msgpack
 import numpy as np
 import pytest
 
+from mpwds.storage.streams.http import pools
+from tests.storage.conftest import Web
+
 
 def plain(value):
     """``value`` with arrays as what ``==`` can compare."""
@@ -96,3 +99,19 @@ def add(archive, name, data=b""):
     info = tarfile.TarInfo(name)
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def serve():
+    """A function that puts a folder's files on a web server; returns its URL, and the server."""
+    web = Web()
+    yield lambda folder: (put_on_web(web, folder), web)
+    web.close()
+    pools.cache_clear()
+
+
+def put_on_web(web, folder):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            web.files[f"/{path.relative_to(folder)}"] = path.read_bytes()
+    return web.url("")

@@ -157,7 +157,10 @@ class WebDataset(DataPipeline):
                 self._samples = None
                 self._begin(ResampledShards(given), reader)
             else:
-                splitters = map(_as_stage, (nodesplitter, workersplitter))
+                splitters = [
+                    split if split is None or isinstance(split, Stage) else Splitter(split)
+                    for split in (nodesplitter, workersplitter)
+                ]
                 shards = ShardList(given, bool(shardshuffle), *splitters)
                 shards.nsamples = self._samples
                 self._begin(shards, reader)
@@ -252,10 +255,6 @@ def _of_source(
     if source.shuffle:
         dataset = dataset.shuffle(source.shuffle)
     return dataset if source.epoch is None else dataset.with_epoch(source.epoch)
-
-
-def _as_stage(split: Split | None) -> Split | None:
-    return split if split is None or isinstance(split, Stage) else Splitter(split)
 
 
 def _cache(

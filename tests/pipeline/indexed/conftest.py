@@ -3,8 +3,6 @@
 import pytest
 
 import mpwds
-from mpwds.storage.streams.http import pools
-from tests.storage.conftest import Web
 
 
 @pytest.fixture
@@ -17,19 +15,3 @@ def tar_shards(tmp_path):
                 sink.write({"__key__": f"k{number}", "cls": number, "txt": "abc"[shard]})
                 number += 1
     return str(tmp_path / "x-{0..2}.tar")
-
-
-@pytest.fixture
-def serve():
-    """A function that puts a folder's files on a web server; returns its URL, and the server."""
-    web = Web()
-
-    def serve(folder):
-        for path in folder.rglob("*"):
-            if path.is_file():
-                web.files[f"/{path.relative_to(folder)}"] = path.read_bytes()
-        return web.url(""), web
-
-    yield serve
-    web.close()
-    pools.cache_clear()

@@ -1,7 +1,5 @@
-import http.server
 import os
 import textwrap
-import threading
 from collections import Counter
 
 import pytest
@@ -235,22 +233,15 @@ def test_the_error_about_a_command_tells_the_call_that_allows_it(yaml_file):
     assert isinstance(eval(call, {"mpwds": mpwds}), WebDataset)
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture
-def web_file(yaml_file, tmp_path):
+def web_file(yaml_file, serve, tmp_path):
     """Makes a YAML file and tells its URL on a web server."""
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), lambda *arguments: Quiet(*arguments, directory=tmp_path)
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield lambda text: f"http://127.0.0.1:{server.server_port}/{os.path.basename(yaml_file(text))}"
-        server.shutdown()
-        thread.join()
+
+    def url(text):
+        name = os.path.basename(yaml_file(text))
+        return f"{serve(tmp_path)[0]}/{name}"
+
+    return url
 
 
 def test_a_specification_on_a_web_server_is_read_from_there(web_file, shards):

@@ -1,7 +1,4 @@
-import collections
-import http.server
 import os
-import threading
 import time
 import warnings
 from itertools import islice
@@ -19,6 +16,9 @@ from mpwds.pipeline.sources.samples import TarSamples, tarfile_samples, tarfile_
 from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.splitting import single_node_only
+from mpwds.storage.streams.http import pools
+from tests.pipeline.conftest import put_on_web
+from tests.storage.conftest import Web
 
 
 def classes(samples):
@@ -233,33 +233,19 @@ def test_prints_as_it_was_written(shards):
     )
 
 
-class Counting(http.server.SimpleHTTPRequestHandler):
-    def do_GET(self):
-        self.server.gets[self.path.rpartition("/")[2]] += 1
-        super().do_GET()
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture(scope="module")
 def server(shards):
-    folder = os.path.dirname(shards)
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), lambda *arguments: Counting(*arguments, directory=folder)
-    ) as server:
-        server.gets = collections.Counter()
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    web = Web()
+    put_on_web(web, Path(shards).parent)
+    yield web
+    web.close()
+    pools.cache_clear()
 
 
 def test_a_cache_fetches_each_shard_once_and_tells_where_it_is(server, shards, tmp_path):
-    url = f"http://127.0.0.1:{server.server_port}/x-{{000..005}}.tar"
+    url = server.url("/x-{000..005}.tar")
     dataset = WebDataset(url, cache_dir=tmp_path, shardshuffle=True)
-    server.gets.clear()
+    server.requests.clear()
     for _ in range(2):
         samples = list(dataset)
         assert sorted(classes(samples)) == list(range(20))
@@ -267,13 +253,13 @@ def test_a_cache_fetches_each_shard_once_and_tells_where_it_is(server, shards, t
         while not all(os.path.exists(sample["__local_path__"]) for sample in samples):
             assert time.monotonic() < deadline
         assert all(sample["__local_path__"].startswith(str(tmp_path)) for sample in samples)
-    assert set(server.gets.values()) == {1}
+    assert sorted(path for _, path, _ in server.requests) == [f"/x-00{n}.tar" for n in range(6)]
 
 
 @settings(max_examples=15, deadline=None)
 @given(stop=st.integers(0, 21), prefetch=st.integers(0, 3), workers=st.integers(1, 2))
 def test_fetching_ahead_keeps_the_state_exact(server, tmp_path_factory, continues, stop, prefetch, workers):
-    url = f"http://127.0.0.1:{server.server_port}/x-{{000..005}}.tar"
+    url = server.url("/x-{000..005}.tar")
     folder = tmp_path_factory.getbasetemp() / "cache"
     folder.mkdir(exist_ok=True)
     dataset = WebDataset(url, cache_dir=folder, shardshuffle=True, prefetch_shards=prefetch).shuffle(3)
@@ -281,7 +267,7 @@ def test_fetching_ahead_keeps_the_state_exact(server, tmp_path_factory, continue
 
 
 def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(server, tmp_path):
-    base = f"http://127.0.0.1:{server.server_port}/x-"
+    base = server.url("/x-")
 
     def failing():
         yield {"url": base + "000.tar"}
@@ -296,7 +282,7 @@ def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(serve
 
 
 def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetching_ahead(server, tmp_path):
-    base = f"http://127.0.0.1:{server.server_port}/x-"
+    base = server.url("/x-")
 
     def failing(name):
         if name == "gone":
@@ -316,7 +302,7 @@ def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetch
 
 
 def test_shards_taken_ahead_are_not_read_when_a_handler_has_ended_the_stream(server, tmp_path):
-    url = f"http://127.0.0.1:{server.server_port}/{{no,x-000,x-001}}.tar"
+    url = server.url("/{no,x-000,x-001}.tar")
     dataset = WebDataset(url, cache_dir=tmp_path, prefetch_shards=2, handler=ignore_and_stop)
     stream, resumed = dataset.stream(Context()), dataset.stream(Context())
     assert [*stream, *stream] == []
@@ -326,14 +312,14 @@ def test_shards_taken_ahead_are_not_read_when_a_handler_has_ended_the_stream(ser
 
 def test_a_damaged_shard_that_was_put_into_the_cache_by_hand_is_named(server, tmp_path):
     (tmp_path / "x-000.tar").write_bytes(b"<html>")
-    dataset = WebDataset(f"http://127.0.0.1:{server.server_port}/x-000.tar", cache_dir=tmp_path)
+    dataset = WebDataset(server.url("/x-000.tar"), cache_dir=tmp_path)
     with pytest.raises(ShardError, match="truncated") as caught:
         list(dataset)
     assert any(f"remove {tmp_path / 'x-000.tar'}" in note for note in caught.value.__notes__)
 
 
 def test_the_cache_may_come_from_the_environment(monkeypatch, server, tmp_path):
-    url = f"http://127.0.0.1:{server.server_port}/x-000.tar"
+    url = server.url("/x-000.tar")
     monkeypatch.setenv("WDS_CACHE", str(tmp_path))
     assert "__local_path__" in next(iter(WebDataset(url)))
     monkeypatch.setenv("WDS_CACHE_SIZE", "0")
