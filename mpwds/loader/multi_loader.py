@@ -11,11 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
-from mpwds import interrupts
 from mpwds.errors import shorten
-from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine import options as checks
-from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.engine.epoch import EpochIterator, finish, leave_all
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
@@ -264,7 +262,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             in_order=self.in_order,
             in_process=self._group.in_process,
         )
-        self._finalizer = weakref.finalize(self, _finish, self._iterations, self._group)
+        self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         if self.workers == 0:
@@ -302,7 +300,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return to_device or self._is_even()
 
     def _iterate_workers(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
-        _end(self._iterations, "another iteration of this loader has begun")
+        leave_all(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
         times = self._times()
         self._statistics.begin(epoch, times)
@@ -428,7 +426,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
                 ranks, another seed, ``in_order`` or dataset; or of another rank, with ``in_order=False``.
                 Functions of a pipeline are compared by their names, lambdas by their code.
         """
-        _end(self._iterations, "a state was loaded")
+        leave_all(self._iterations, "a state was loaded")
         self._epoch = self._position.load(self, state_dict)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:
@@ -464,7 +462,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
     def close(self) -> None:
         """Ends the workers, within about half a second. Iterating again starts new ones."""
-        _end(self._iterations, "the loader was closed")
+        leave_all(self._iterations, "the loader was closed")
         self._group.close()
 
     def __enter__(self) -> MultiLoader:
@@ -684,16 +682,3 @@ def make_setup(
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
     return setup_class(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
-
-
-def _end(iterations: WeakSet[EpochIterator], because: str) -> None:
-    for iteration in list(iterations):
-        iteration.close(because)
-    iterations.clear()
-
-
-def _finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
-    """Ends the workers when a loader is collected, or the interpreter exits."""
-    with interrupts.deferring(), interrupts_deferred():
-        _end(iterations, "")
-        group.close()

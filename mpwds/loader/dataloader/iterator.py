@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from mpwds import interrupts, pickling
+from mpwds import pickling
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
-from mpwds.loader.engine.epoch import EpochIterator
+from mpwds.loader.engine.epoch import EpochIterator, finish, leave_all
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
 from mpwds.loader.engine.worker_handle import WorkerHandle
@@ -64,7 +64,8 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         launcher = _launcher_of(loader.multiprocessing_context, forks)
         setup = _setup(loader, int(self._base_seed))
         self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
-        self._finalizer = weakref.finalize(self, _finish, self._group)
+        self._iterations: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
         self._epoch: TaskEpoch | None = None
         self._begin(loader, record)
 
@@ -77,9 +78,8 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         # A second time in the first epoch, as in torch: a sampler may draw numbers when it is asked.
         super()._reset(loader)
         self._num_yielded = record.completed.delivered
-        if self._epoch is not None:
-            self._epoch.close()
-            self._epoch = None
+        self._epoch = None
+        leave_all(self._iterations)
         self._times.end()
         self._times = self._statistics.begin(self._group, in_order=loader.in_order)
         # The copies of a dataset of this package in the workers cannot count epochs.
@@ -87,6 +87,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         _start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
         record.completed.epoch = epoch
         self._epoch = TaskEpoch(loader, record, self._sampler_iter, self._group, self._times)
+        self._iterations.add(self._epoch)
         if isinstance(loader.dataset, IterableSource):
             loader.dataset.set_epoch(epoch + 1)
 
@@ -102,8 +103,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
     def close(self) -> None:
         """Ends the workers. A later ``next()`` ends the iteration."""
-        if self._epoch is not None:
-            self._epoch.close()
+        leave_all(self._iterations)
         self._times.end()
         self._group.close()
 
@@ -284,12 +284,6 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def __del__(self) -> None:
         self._times.end()
-
-
-def _finish(group: WorkerGroup) -> None:
-    """Ends the workers when an iterator is collected, or the interpreter exits."""
-    with interrupts.deferring():
-        group.close()
 
 
 def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:

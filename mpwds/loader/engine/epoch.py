@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, shorten
@@ -255,3 +256,16 @@ class EpochIterator(Iterator[Any]):
         batch = worker.batch(message)
         self._times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
+
+
+def leave_all(iterations: WeakSet[EpochIterator], because: str = "") -> None:
+    for iteration in list(iterations):
+        iteration.close(because)
+    iterations.clear()
+
+
+def finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
+    """Ends the workers when their loader is collected, or the interpreter exits."""
+    with interrupts.deferring(), interrupts_deferred():
+        leave_all(iterations)
+        group.close()
