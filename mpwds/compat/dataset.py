@@ -18,9 +18,9 @@ from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Urls, given_urls
-from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
+from mpwds.pipeline.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stream import Stage, Stream
+from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import expand_urls, listed
 from mpwds.storage.tar.names import split_name
@@ -34,8 +34,8 @@ _AS_0_1_37: Any = object()
 
 def _hook(name: str) -> Any:
     return property(
-        lambda self: getattr(self._hooks, name) or _DEFAULT_HOOKS[name],
-        lambda self, hook: self._set(**{name: hook}),
+        lambda self: getattr(self._hooks, name),
+        lambda self, hook: self._set(**{name: hook or getattr(_ShardHooks, name)}),
     )
 
 
@@ -116,13 +116,11 @@ class Dataset(DataPipeline):
         self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
         open_at = partial(_opened_by, opener) if callable(opener) else None
         self._open = open_at or gopen
-        if prepare_for_worker is False and shard_selection is None:
-            shard_selection = all_urls
         self._hooks = _ShardHooks(
-            before=prepare_for_worker if callable(prepare_for_worker) else None,
-            node_selection=node_selection,
-            shard_selection=shard_selection,
-            shard_shuffle=shard_shuffle,
+            prepare_for_worker if callable(prepare_for_worker) else _nothing,
+            node_selection or _node_urls,
+            shard_selection or (all_urls if prepare_for_worker is False else worker_urls),
+            shard_shuffle or all_urls,
             shuffled=shuffle > 0,
         )
         head = self._hooks.parts(self._urls)
@@ -299,43 +297,35 @@ def _nothing() -> None:
     pass
 
 
-_DEFAULT_HOOKS: dict[str, Callable[..., Any]] = {
-    "node_selection": _node_urls,
-    "shard_selection": worker_urls,
-    "shard_shuffle": all_urls,
-    "before": _nothing,
-}
-
-
 @dataclass(frozen=True)
 class _ShardHooks:
-    """The hooks of ``Dataset``, each of them optional: they choose and order its shards."""
+    """The hooks of ``Dataset``, which choose and order its shards."""
 
-    before: Callable[[], Any] | None = None
-    node_selection: UrlHook | None = None
-    shard_selection: UrlHook | None = None
-    shard_shuffle: UrlHook | None = None
+    before: Callable[[], Any] = _nothing
+    node_selection: UrlHook = _node_urls
+    shard_selection: UrlHook = worker_urls
+    shard_shuffle: UrlHook = all_urls
     shuffled: bool = False
 
     def parts(self, urls: Urls) -> list[Any]:
         """The list of shards and the stages after it."""
-        own = self.shard_selection
+        node, worker = self.node_selection, self.shard_selection
         shards = ShardList(
             urls,
             self.shuffled,
-            nodesplitter=_splitter(self.node_selection, split_by_node),
-            splitter=_splitter(None if own is worker_urls else own, split_by_worker),
+            nodesplitter=split_by_node if node is _node_urls else _by(node),
+            splitter=split_by_worker if worker is worker_urls else _by(worker),
         )
-        stages: list[Any] = []
-        if self.before is not None:
-            stages.append(Splitter(partial(_after, self.before)))
-        if self.shard_shuffle is not None:
-            stages.append(Splitter(partial(_chosen, self.shard_shuffle)))
-        return [shards, *stages]
+        parts: list[Any] = [shards]
+        if self.before is not _nothing:
+            parts.append(Splitter(partial(_after, self.before)))
+        if self.shard_shuffle is not all_urls:
+            parts.append(_by(self.shard_shuffle))
+        return parts
 
 
-def _splitter(hook: UrlHook | None, default: Stage) -> Split:
-    return default if hook is None else Splitter(partial(_chosen, hook))
+def _by(hook: UrlHook) -> Splitter:
+    return Splitter(partial(_chosen, hook))
 
 
 def _chosen(hook: UrlHook, shards: Iterator[Any]) -> Iterator[Any]:

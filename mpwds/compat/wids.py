@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import IO
 from urllib.parse import quote, urlsplit
 
-from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
-from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
-from mpwds.pipeline.indexed.samplers import ShardedSampler as ShardedSampler
-from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.shard_list import SamplesOfShard
-from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
-from mpwds.pipeline.indexed.shard_list import default_decoder as default_decoder
 from mpwds.storage.indexed.tar_shards import TarShards
 
 _PIECE_BYTES = 1 << 20
-
-wids = sys.modules[__name__]  # programs write `from wids import wids`
 
 
 class IndexedTarSamples(SamplesOfShard):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,11 +36,7 @@ from mpwds.nest.nodes import (
     TUPLE,
     VERSION,
     Structure,
-    malformed,
     part_with_own_equality,
-    stand_in,
-    unpickle,
-    unpickle_class,
 )
 from mpwds.pickling import find_class
 from mpwds.tenbin import Buffer
@@ -129,10 +127,10 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
     if type(node) is not list:
         if type(node) in PLAIN_OR_INT:
             return node
-        raise malformed(f"it has a {type(node).__qualname__}")
+        raise _malformed(f"it has a {type(node).__qualname__}")
     tag = node[0] if node and type(node[0]) is int else -1
     if _LENGTHS.get(tag) != len(node):
-        raise malformed("it has a node that mpwds does not know")
+        raise _malformed("it has a node that mpwds does not know")
     if tag in OF_ARRAYS:
         array = next(arrays, END)
         if array is END:
@@ -151,7 +149,7 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
         return _dict(node, arrays, allow_pickle, depth)
     if tag in (PLAIN_LIST, PLAIN_TUPLE):
         if type(content) is not list or not set(map(type, content)) <= PLAIN_OR_INT:
-            raise malformed("it has a plain list of other things")
+            raise _malformed("it has a plain list of other things")
         return content.copy() if tag == PLAIN_LIST else tuple(content)
     if tag in (NAMEDTUPLE, DATACLASS):
         return _instance(node, arrays, allow_pickle, depth)
@@ -160,28 +158,28 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
     if tag == DEFAULT_DICT:
         factory = FACTORIES.get(node[3]) if type(node[3]) is str else None
         if node[3] is not None and factory is None:
-            raise malformed("it has a defaultdict of an unknown type")
+            raise _malformed("it has a defaultdict of an unknown type")
         return collections.defaultdict(factory, _dict(node, arrays, allow_pickle, depth))
     if tag == COMPLEX:
         if type(content) is not float or type(node[2]) is not float:
-            raise malformed("it has a complex number of other things")
+            raise _malformed("it has a complex number of other things")
         return complex(content, node[2])
     if type(content) is not bytes:
-        raise malformed("it has a node without its bytes")
+        raise _malformed("it has a node without its bytes")
     if tag == BIG_INT:
         return int.from_bytes(content, "little", signed=True)
     if tag == BYTEARRAY:
         return bytearray(content)
     if not allow_pickle:
         raise TypeError(_IS_PICKLED.format("value"))
-    return unpickle(content)
+    return _unpickle(content)
 
 
 def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> list[Any]:
     if type(nodes) is not list:
-        raise malformed("it has a container without a list")
+        raise _malformed("it has a container without a list")
     if depth >= MAX_DEPTH:
-        raise malformed(f"it is nested more than {MAX_DEPTH} levels deep")
+        raise _malformed(f"it is nested more than {MAX_DEPTH} levels deep")
     depth += 1
     return [node if type(node) in PLAIN else _from_node(node, arrays, allow_pickle, depth) for node in nodes]
 
@@ -200,23 +198,23 @@ def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> d
     try:
         result = dict(zip(keys, values, strict=True))
     except (TypeError, ValueError) as error:
-        raise malformed(f"it has a dict with a bad key ({error})") from error
+        raise _malformed(f"it has a dict with a bad key ({error})") from error
     if len(result) != len(keys):
-        raise malformed("it has a dict with the same key twice")
+        raise _malformed("it has a dict with the same key twice")
     return result
 
 
 def _instance(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
     tag, nodes, name, fields, pickled = node
     if type(name) is not str or type(fields) is not list or not set(map(type, fields)) <= STR:
-        raise malformed("it has an instance without a class")
+        raise _malformed("it has an instance without a class")
     kind = _class_of(name, fields, pickled, allow_pickle)
     values = _from_nodes(nodes, arrays, allow_pickle, depth)
     if len(values) != len(fields):
-        raise malformed(f"it has {len(values)} values for fields {fields}")
+        raise _malformed(f"it has {len(values)} values for fields {fields}")
     if tag == NAMEDTUPLE:
         if kind is None or not issubclass(kind, tuple):
-            kind = stand_in(name, tuple(fields))
+            kind = _stand_in(name, tuple(fields))
     elif kind is None or issubclass(kind, tuple):
         module, _, qualname = name.partition(":")
         raise TypeError(
@@ -234,10 +232,44 @@ def _class_of(name: str, fields: list[str], pickled: Any, allow_pickle: bool) ->
     if pickled is None:
         return None
     if type(pickled) is not bytes:
-        raise malformed("it has a class without its bytes")
+        raise _malformed("it has a class without its bytes")
     if not allow_pickle:
         raise TypeError(_IS_PICKLED.format("class"))
-    kind = unpickle_class(pickled)
+    kind = _unpickle_class(pickled)
     if fields_of(kind) != fields:
-        raise malformed(f"the class {name} has not the fields {fields}")
+        raise _malformed(f"the class {name} has not the fields {fields}")
     return kind
+
+
+@functools.lru_cache(maxsize=256)
+def _unpickle_class(data: bytes) -> type:
+    """The class that the sender pickled; the same object for the same bytes."""
+    found = _unpickle(data)
+    if not isinstance(found, type):
+        raise _malformed("its pickled class is not a class")
+    return found
+
+
+def _unpickle(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise EnvelopeError(f"the structure holds a pickle that cannot be opened: {error!r}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _stand_in(name: str, fields: tuple[str, ...]) -> type:
+    """A namedtuple type that stands in for one that this process does not have."""
+    module, _, qualname = name.partition(":")
+    try:
+        # rename: namedtuples that were made with it have fields that would be refused.
+        kind = collections.namedtuple(qualname.rpartition(".")[2], fields, rename=True, module=module)  # type: ignore[misc]  # fields are known at run time only
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise _malformed(f"bad namedtuple ({error})") from error
+    if kind._fields != fields:
+        raise _malformed(f"a namedtuple cannot have the fields {fields}")
+    return kind
+
+
+def _malformed(what: str) -> EnvelopeError:
+    return EnvelopeError(f"the structure is malformed: {what}")

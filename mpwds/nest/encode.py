@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import json
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -37,11 +39,9 @@ from mpwds.nest.nodes import (
     VERSION,
     Structure,
     part_with_own_equality,
-    path,
-    pickled_class,
 )
-from mpwds.pickling import dumps
-from mpwds.trees import fields_of
+from mpwds.pickling import dumps, find_class
+from mpwds.trees import children, fields_of
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1  # of msgpack
 _INT = {int}
@@ -79,7 +79,7 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
     try:
         return _to_node(batch, arrays, allow_pickle, 0), arrays
     except _CannotSend as error:
-        where = path(batch, error.item)
+        where = _path(batch, error.item)
         raise TypeError(f"{where} is a {type(error.item).__qualname__}, {error.reason}") from error.__cause__
 
 
@@ -240,7 +240,7 @@ def _instance(tag: int, item: Any, arrays: list[Any], allow_pickle: bool, depth:
     pickled = None
     if allow_pickle:
         try:
-            pickled = pickled_class(kind, name)
+            pickled = _pickled_class(kind, name)
         except Exception as error:
             raise _CannotSend(item, f"whose class cannot be pickled: {error}") from error
     elif tag == DATACLASS and "<locals>" in name:
@@ -263,3 +263,43 @@ def _pickled(item: Any, allow_pickle: bool) -> Any:
         return [PICKLE, dumps(item)]
     except Exception as error:
         raise _CannotSend(item, f"which cannot be pickled: {error}") from error
+
+
+_pickled_classes: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+
+
+def _pickled_class(kind: type, name: str) -> bytes | None:
+    """The pickle of a class that the receiver cannot find by name; ``None`` for others."""
+    if kind.__module__ != "__main__" and find_class(name) is kind:
+        return None
+    if kind not in _pickled_classes:
+        _pickled_classes[kind] = dumps(kind)
+    return _pickled_classes[kind]
+
+
+def _path(batch: Any, target: Any) -> str:
+    """The first way from a batch to an item in it, such as ``batch["meta"][1]``."""
+    return "batch" + (_way(batch, target, 0, {}) or "")
+
+
+def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | None:
+    if here is target:
+        return ""
+    if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
+        visited[id(here)] = here  # keeps it alive, so that no other object gets its id
+        for step, child in _steps(here):
+            rest = _way(child, target, depth + 1, visited)
+            if rest is not None:
+                return step + rest
+    return None
+
+
+def _steps(item: Any) -> Iterator[tuple[str, Any]]:
+    """The steps from an item, ``[0]`` or ``.name``, and where they lead."""
+    held = children(item) or {}
+    if isinstance(item, dict):
+        yield from ((f"'s key {key!r}", key) for key in held)
+    is_instance = type(item) not in (list, tuple) and not isinstance(item, dict)
+    for key, child in held.items():
+        text = json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)
+        yield f".{key}" if is_instance else f"[{text}]", child

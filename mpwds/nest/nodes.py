@@ -1,18 +1,10 @@
-"""What encoding and decoding share: the nodes on the wire, the classes of instances, places for messages."""
+"""What encoding and decoding share: the nodes on the wire, and which keys of dicts would run code."""
 
 from __future__ import annotations
 
-import collections
-import functools
-import json
-import pickle
-import weakref
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from mpwds.errors import EnvelopeError
-from mpwds.pickling import dumps, find_class
-from mpwds.trees import children, fields_of
+from mpwds.trees import fields_of
 
 Structure: TypeAlias = "bool | int | float | str | bytes | list[Any] | None"
 
@@ -54,77 +46,3 @@ def part_with_own_equality(key: Any) -> Any:
         return key
     parts = tuple.__iter__(key) if base is tuple else ()
     return next((found for part in parts if (found := part_with_own_equality(part)) is not None), None)
-
-
-_pickled_classes: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
-
-
-def pickled_class(kind: type, name: str) -> bytes | None:
-    """The pickle of a class that the receiver cannot find by name; ``None`` for others."""
-    if kind.__module__ != "__main__" and find_class(name) is kind:
-        return None
-    if kind not in _pickled_classes:
-        _pickled_classes[kind] = dumps(kind)
-    return _pickled_classes[kind]
-
-
-@functools.lru_cache(maxsize=256)
-def unpickle_class(data: bytes) -> type:
-    """The class that ``pickled_class`` pickled; the same object for the same bytes."""
-    found = unpickle(data)
-    if not isinstance(found, type):
-        raise malformed("its pickled class is not a class")
-    return found
-
-
-def unpickle(data: bytes) -> Any:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise EnvelopeError(f"the structure holds a pickle that cannot be opened: {error!r}") from error
-
-
-@functools.lru_cache(maxsize=256)
-def stand_in(name: str, fields: tuple[str, ...]) -> type:
-    """A namedtuple type that stands in for one that this process does not have."""
-    module, _, qualname = name.partition(":")
-    try:
-        # rename: namedtuples that were made with it have fields that would be refused.
-        kind = collections.namedtuple(qualname.rpartition(".")[2], fields, rename=True, module=module)  # type: ignore[misc]  # fields are known at run time only
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise malformed(f"bad namedtuple ({error})") from error
-    if kind._fields != fields:
-        raise malformed(f"a namedtuple cannot have the fields {fields}")
-    return kind
-
-
-def malformed(what: str) -> EnvelopeError:
-    return EnvelopeError(f"the structure is malformed: {what}")
-
-
-def path(batch: Any, target: Any) -> str:
-    """The first way from a batch to an item in it, such as ``batch["meta"][1]``."""
-    return "batch" + (_way(batch, target, 0, {}) or "")
-
-
-def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | None:
-    if here is target:
-        return ""
-    if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
-        visited[id(here)] = here  # keeps it alive, so that no other object gets its id
-        for step, child in _steps(here):
-            rest = _way(child, target, depth + 1, visited)
-            if rest is not None:
-                return step + rest
-    return None
-
-
-def _steps(item: Any) -> Iterator[tuple[str, Any]]:
-    """The steps from an item, ``[0]`` or ``.name``, and where they lead."""
-    held = children(item) or {}
-    if isinstance(item, dict):
-        yield from ((f"'s key {key!r}", key) for key in held)
-    is_instance = type(item) not in (list, tuple) and not isinstance(item, dict)
-    for key, child in held.items():
-        text = json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)
-        yield f".{key}" if is_instance else f"[{text}]", child

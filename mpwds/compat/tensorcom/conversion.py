@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.errors import TenbinError
+from mpwds.imports import tensor_class
 from mpwds.tenbin.array import describe
 
 
@@ -28,7 +29,7 @@ def tonumpy(dtype: Any = None, transpose: bool = True) -> Callable[[Any], Any]:
     """
 
     def convert(a: Any) -> Any:
-        if not hasattr(a, "detach"):
+        if not isinstance(a, tensor_class()):
             return a
         a = a.detach().cpu().numpy()
         if transpose and a.ndim in (3, 4) and a.shape[-3] in (3, 4):
@@ -104,8 +105,8 @@ def listify(x: Any) -> Sequence[Any] | None:
     return x if x is None or isinstance(x, (list, tuple)) else [x]
 
 
-def arrays_of(batch: Any) -> list[Any]:
-    """The arrays of a batch: of a list, a tuple, or the values of a dict.
+def arrays_of(batch: Any) -> Mapping[Any, Any]:
+    """The arrays of a batch by place: of a list, a tuple, or a dict.
 
     Raises:
         TenbinError: The batch, or one of its elements, is something else; the message names it and its type.
@@ -115,21 +116,18 @@ def arrays_of(batch: Any) -> list[Any]:
         Traceback (most recent call last):
         mpwds.errors.TenbinError: element 'label' of a batch: expected an array or a tensor, got str. ...
     """
-    if isinstance(batch, Mapping):
-        places = list(batch.items())
-    elif isinstance(batch, (list, tuple)):
-        places = list(enumerate(batch))
-    else:
+    if not isinstance(batch, (Mapping, list, tuple)):
         kind = type(batch).__qualname__
         raise TenbinError(f"a batch must be a list, a tuple or a dict of arrays, got {kind}")
-    for place, array in places:
+    arrays = batch if isinstance(batch, Mapping) else dict(enumerate(batch))
+    for place, array in arrays.items():
         try:
             describe(array)
         except TenbinError as error:
             raise TenbinError(
                 f"element {place!r} of a batch: {error}. tensorcom carries flat batches of arrays only"
             ) from None
-    return [array for _, array in places]
+    return arrays
 
 
 class Statistics:

@@ -188,11 +188,9 @@ _KNOWN = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u8")
 
 def _check_known(batch: Any) -> None:
     """Raises ``TenbinError`` for dtypes that only mpwds can receive."""
-    names = list(batch) if isinstance(batch, dict) else None
-    for index, array in enumerate(arrays_of(batch)):
+    for place, array in arrays_of(batch).items():
         kind, _ = describe(array)
         if kind.code not in _KNOWN:
-            place = index if names is None else names[index]
             raise TenbinError(
                 f"element {place!r} of a batch is {kind.name}, which tensorcom cannot receive: convert it, "
                 "for instance to uint8 (from bool), int32 or float32"

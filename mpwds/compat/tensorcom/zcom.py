@@ -21,8 +21,6 @@ from mpwds.compat.tensorcom.conversion import (
     converter_table,
     listify,
     tensor_of,
-    tonumpy,
-    totorch,
     transform_with,
 )
 from mpwds.errors import StreamError, TenbinError
@@ -30,17 +28,6 @@ from mpwds.feed import unix_sockets
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
-
-__all__ = [
-    "Connection",
-    "Statistics",
-    "converter_table",
-    "listify",
-    "schemes",
-    "tonumpy",
-    "totorch",
-    "transform_with",
-]
 
 schemes = {
     # (kind of socket, whether it binds)
@@ -261,10 +248,11 @@ class Connection:
             TenbinError: An element is not an array that tenbin can carry; the message names it and its type.
             TimeoutError: Nobody took a batch for ``timeout`` seconds.
         """
+        by_place = arrays_of(data)
         names = None if isinstance(self.infos, bool) else self.infos
         if isinstance(data, Mapping):
-            names = list(data)
-        arrays = arrays_of(data)
+            names = list(by_place)
+        arrays = list(by_place.values())
         if not arrays:
             raise TenbinError("a batch needs at least one array, this one is empty")
         tenbin.check_acceptable_input_type(arrays, allow64 or self.allow64)
