@@ -17,8 +17,8 @@ from mpwds import (
 )
 from mpwds.extradatasets import MockDataset, ResizedDataset
 from mpwds.pipeline.coercion import Generator, PipelineFilter
-from mpwds.pipeline.indexed.orders import check_shuffling
 from mpwds.pipeline.indexed.samplers import ChunkedSampler, DistributedChunkedSampler
+from mpwds.pipeline.indexed.source import check_shuffling
 from mpwds.pipeline.iterable_sources import Iterated
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.specs import MultiShardSample

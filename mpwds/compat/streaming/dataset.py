@@ -14,8 +14,7 @@ import numpy as np
 from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.indexed.mds_datasets import PartitionedDataset, PartitionedSamples, SharedEpochCounter
-from mpwds.pipeline.indexed.orders import Shuffling
-from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.indexed.source import IndexedSamples, Shuffling
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import parse_binary_size
 from mpwds.suggestions import suggest_arguments

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.pipeline.indexed.orders import Numbers
+from mpwds.pipeline.indexed.source import Numbers
 from mpwds.storage.mds.shards_v2 import MDSShards
 
 

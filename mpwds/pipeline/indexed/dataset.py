@@ -16,8 +16,7 @@ from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.indexed.orders import Numbers, Shuffling
-from mpwds.pipeline.indexed.source import ElementsAsShard, IndexedSamples
+from mpwds.pipeline.indexed.source import ElementsAsShard, IndexedSamples, Numbers, Shuffling
 from mpwds.pipeline.iterable_sources import Indexed, iter_elements, iterates_itself
 from mpwds.pipeline.stream import Address, Count, Stage, Stream
 from mpwds.suggestions import suggest_arguments

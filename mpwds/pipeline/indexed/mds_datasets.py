@@ -20,8 +20,7 @@ from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
-from mpwds.pipeline.indexed.orders import Numbers, Order, Shuffling
-from mpwds.pipeline.indexed.source import IndexedSamples
+from mpwds.pipeline.indexed.source import IndexedSamples, Numbers, Order, Shuffling
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.mds.shards_v1 import MDS1Shards

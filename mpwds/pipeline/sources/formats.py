@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mpwds.storage.caches.directory import source_digest
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
@@ -365,7 +364,11 @@ def _place_of_mds(source: str, cache: CacheConfig) -> tuple[str | None, str | No
         )
     if is_local(source):
         return source, None
-    return None if cache.directory is None else os.path.join(cache.directory, source_digest(source)), source
+    if cache.directory is None:
+        return None, source
+    from mpwds.storage.caches.directory import source_digest
+
+    return os.path.join(cache.directory, source_digest(source)), source
 
 
 def _limit(cache: CacheConfig) -> int | None:

@@ -34,7 +34,6 @@ import msgpack
 import numpy as np
 
 from mpwds.errors import ShardError
-from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import (
     BLOCK,
@@ -167,6 +166,8 @@ def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
 
 
 def _load_or_make(shard: Shard, path: str) -> Offsets:
+    from mpwds.storage.caches.locks import lock, release
+
     guard = path + ".lock"
     while (claim := lock(guard, create=True, timeout_s=_PATIENCE_S)) is None:
         if (offsets := _load(shard, path)) is not None:

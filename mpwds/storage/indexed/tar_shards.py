@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError, StreamError
-from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest, url_to_cache_name
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.gopen import open_at, open_range
@@ -239,6 +238,13 @@ class TarShards:
 
     def _open_file(self, url: str) -> tuple[_File, list[str]]:
         """A shard, open, and where its offsets may be kept."""
+        from mpwds.storage.caches.directory import (
+            distinct_name,
+            offsets_path,
+            source_digest,
+            url_to_cache_name,
+        )
+
         cache = self._cache(url) if callable(self._cache) else self._cache
         if is_local(url):
             path = local_path(url)

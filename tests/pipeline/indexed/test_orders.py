@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.indexed.orders import order_of, worker_positions
+from mpwds.pipeline.indexed.source import order_of, worker_positions
 
 kinds = st.sampled_from(["global", "chunked", "shards", False])
 

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.indexed.orders import Permutation
+from mpwds.pipeline.indexed.source import Permutation
 
 
 def order(n, *facts):
