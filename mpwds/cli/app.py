@@ -30,7 +30,7 @@ COMMANDS = {
     "ls": About("inspect.commands", "List the samples of shards: number, bytes, key, and fields."),
     "info": About("inspect.commands", "Sum up shards: samples, bytes, fields with types and shapes, damage."),
     "show": About(
-        "show",
+        "inspect.show",
         "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
     "cat": About(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from mpwds.cli.console import progress
-from mpwds.pipeline.error_context import add_note
+from mpwds.pipeline.error_context import add_note, notes_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def run_jobs(
         with MultiLoader(dataset, workers=min(workers, len(items)), output="numpy", **options) as loader:
             yield from loader
     except Exception as error:
-        notes: list[str] = getattr(error, "__notes__", [])  # the user knows nothing of this stage
-        name = getattr(work, "__name__", type(work).__name__)
-        notes[:] = [note for note in notes if name not in note]
+        own = f"in {dataset.pipeline[-1]}, "  # a stage that the user knows nothing of
+        notes = notes_of(error)
+        notes[:] = [note for note in notes if not note.startswith(own)]
         raise
 
 

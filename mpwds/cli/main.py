@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpwds.errors import DecodeError, MpwdsError
+from mpwds.pipeline.error_context import notes_of
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _run(argv: Sequence[str]) -> int:
         if hasattr(error, "format_message"):
             message = " ".join(error.format_message().removeprefix("Invalid value: ").split())
             return _fail(invocation, message, getattr(error, "exit_code", 2))
-        if invocation.debug or not getattr(error, "__notes__", ()):
+        if invocation.debug or not notes_of(error):
             raise
         # Notes say that the user's own code failed, and where.
         message = f"{type(error).__name__}: {_in_one_line(error)}; --debug shows the traceback"
@@ -72,5 +73,5 @@ def _in_one_line(error: BaseException) -> str:
     else:
         message = str(error) or type(error).__name__
     if not isinstance(error, DecodeError):  # whose message already contains its notes
-        message = "; ".join([message, *getattr(error, "__notes__", ())])
+        message = "; ".join([message, *notes_of(error)])
     return " ".join(message.split())

@@ -77,6 +77,12 @@ def add_note(error: BaseException, note: str) -> None:
     notes.append(note)
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """The notes that :func:`add_note` gave to an exception."""
+    notes: list[str] = vars(error).get("__notes__", [])
+    return notes
+
+
 def arguments(*values: object, **named: object) -> str:
     """Arguments as they are written in a call, functions by their names: ``len, 'rgb8', partial=False``."""
     keywords = (f"{name}={_argument(value)}" for name, value in named.items())

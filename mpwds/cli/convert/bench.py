@@ -34,7 +34,9 @@ def bench(
         typer.Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4, ... processors."),
     ] = None,
     seconds: Annotated[float, typer.Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
-    start_method: Annotated[str, typer.Option(help="spawn, forkserver or fork.")] = "spawn",
+    start_method: Annotated[
+        str | None, typer.Option(help="forkserver, spawn or fork; as MultiLoader's.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Measure how fast a dataset can feed this machine, and what bounds it.

@@ -66,7 +66,7 @@ def shards_of(dataset: Any) -> list[str]:
     return list(getattr(source, "urls", ()))
 
 
-def run(dataset: Any, workers: int, seconds: float, start_method: str) -> Run | None:
+def run(dataset: Any, workers: int, seconds: float, start_method: str | None) -> Run | None:
     """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
 
     Epochs follow each other. A training loop that does nothing shows the most that workers can deliver.

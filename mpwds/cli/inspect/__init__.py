@@ -2,5 +2,5 @@
 
 ``shards.py`` turns arguments into shards, ``reading.py`` reads their samples past damage, and
 ``selection.py`` selects samples and fields, by the conditions of ``expressions.py``. ``describing.py`` says
-what fields hold, ``sheet.py`` draws samples for ``mpwds show``, ``folder.py`` writes below one folder only.
+what fields hold, ``sheet.py`` draws samples for ``show`` (``show.py``), ``folder.py`` writes below one folder.
 """

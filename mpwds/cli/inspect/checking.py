@@ -138,7 +138,7 @@ class Verify:
             for what in shard.contradictions(report.samples):
                 report.add(Problem(shard.name, 0, "", "", what))
         except (OSError, ShardError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
             report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {reason}"))
         report.is_readable = report.samples > 0 or not report.problem_count
         report.keys = np.array(sorted(map(_hash, check.offsets)), np.uint64)

@@ -23,7 +23,7 @@ from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.error_context import add_note
+from mpwds.pipeline.error_context import add_note, notes_of
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
@@ -152,7 +152,7 @@ def make_handler(on_error: str) -> Handler:
 
 
 def _tell_and_skip(error: Exception) -> bool:
-    text = ", ".join([f"skipped: {error!r}", *getattr(error, "__notes__", ())])
+    text = ", ".join([f"skipped: {error!r}", *notes_of(error)])
     os.write(sys.stderr.fileno(), f"{printable(' '.join(text.split()))}\n".encode())  # whole, beside others
     return True
 
