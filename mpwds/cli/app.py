@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import inspect
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -163,8 +165,33 @@ def _load(name: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     paragraphs = inspect.cleandoc(function.__doc__ or COMMANDS[name].help).split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, cls=_Command, help=text)(function)
+    app.command(name, cls=_Command, help=text)(_with_plain_options(function))
     return typer.main.get_command(app)
+
+
+def _with_plain_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer takes it: for a dataclass of options, each of its fields is a parameter."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        of_group = [parameter]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            of_group = list(inspect.signature(kind).parameters.values())
+            groups[name] = kind, [each.name for each in of_group]
+            hints.update(get_type_hints(kind, include_extras=True))
+        parameters += (each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in of_group)
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        for name, (kind, names) in groups.items():
+            values[name] = kind(**{each: values.pop(each) for each in names})
+        return command(**values)
+
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    return run
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")]

@@ -1,8 +1,9 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share. A dataclass of options is one parameter of a command."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
@@ -40,28 +41,38 @@ Shards = Annotated[
         "standard input.",
     ),
 ]
-Keys = Annotated[
-    list[str] | None,
-    typer.Option("--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."),
-]
-Numbers = Annotated[
-    str,
-    typer.Option(
-        "--number", "-n", metavar="RANGES", help="Only samples with these numbers, as 10:20 or 3,7,90:."
-    ),
-]
-Where = Annotated[
-    str,
-    typer.Option(
-        "--where",
-        "-w",
-        metavar="EXPRESSION",
-        help="Only samples for which this holds: cls == 3 and len(jpg) > 1000.",
-    ),
-]
-Fields = Annotated[
-    str, typer.Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
-]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Options that choose samples and fields."""
+
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."
+        ),
+    ] = None
+    number: Annotated[
+        str,
+        typer.Option(
+            "--number", "-n", metavar="RANGES", help="Only samples with these numbers, as 10:20 or 3,7,90:."
+        ),
+    ] = ""
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where",
+            "-w",
+            metavar="EXPRESSION",
+            help="Only samples for which this holds: cls == 3 and len(jpg) > 1000.",
+        ),
+    ] = ""
+    fields: Annotated[
+        str, typer.Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
+    ] = ""
+
+
 Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many samples.")]
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")
@@ -80,7 +91,6 @@ class Duplicates(str, Enum):
     keep = "keep"
 
 
-# Of commands from tar shards to tar shards.
 TarShards = Annotated[
     list[str],
     typer.Argument(
@@ -94,33 +104,47 @@ Output = Annotated[
         metavar="OUTPUT", help="A path or URL, a series such as out-%06d.tar, or - for standard output."
     ),
 ]
-MaxCount = Annotated[
-    int | None, typer.Option("--maxcount", min=1, metavar="N", help="The most samples in a shard.")
-]
-MaxSize = Annotated[
-    int | None,
-    typer.Option(
-        "--maxsize",
-        metavar="SIZE",
-        parser=parse_size,
-        help="The most bytes of a shard's tar archive, such as 500MB.",
-    ),
-]
-Memory = Annotated[
-    int,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        parser=parse_size,
-        show_default="1GB",
-        help="Samples held at a time; the rest is in temporary files.",
-    ),
-]
-Temporary = Annotated[
-    str | None,
-    typer.Option("--tmp", metavar="DIR", help="Where to make temporary files; by default beside the output."),
-]
-OnDuplicates = Annotated[
-    Duplicates,
-    typer.Option(help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."),
-]
+
+
+@dataclass(frozen=True)
+class Resharding:
+    """Arguments and options of commands that copy samples from tar shards to tar shards."""
+
+    shards: TarShards
+    output: Output
+    maxcount: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most samples in a shard.")] = (
+        None
+    )
+    maxsize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SIZE", parser=parse_size, help="The most bytes of a shard's tar archive, such as 500MB."
+        ),
+    ] = None
+    duplicates: Annotated[
+        Duplicates,
+        typer.Option(
+            help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."
+        ),
+    ] = Duplicates.error
+    force: Force = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class Spilling:
+    """Options of commands that hold all samples of shards."""
+
+    memory: Annotated[
+        int,
+        typer.Option(
+            metavar="SIZE",
+            parser=parse_size,
+            show_default="1GB",
+            help="Samples held at a time; the rest is in temporary files.",
+        ),
+    ] = 10**9
+    tmp: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where to make temporary files; by default beside the output."),
+    ] = None

@@ -16,15 +16,15 @@ import typer
 from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.inspect.folder import Folder, UnsafeName
-from mpwds.cli.inspect.reading import Problem, Sample, no_data, problem_table
 from mpwds.cli.jobs import each
-from mpwds.cli.options import Fields, Force, Jobs, Json, Keys, Limit, Numbers, Shards, Where
+from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
 from mpwds.cli.outputs import is_file, make_folders, refuse_existing
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
     from mpwds.cli.inspect.checking import Copy
+    from mpwds.cli.inspect.shards import Problem, Sample
 
 _LOOKS = 10  # samples of each shard
 _MOST_SHARDS = 20
@@ -54,13 +54,10 @@ KeepIncomplete = Annotated[
 
 def ls(
     shards: Shards,
+    chosen: Chosen,
     long: Annotated[
         bool, typer.Option("--long", "-l", help="A line for each field: offset, bytes, name.")
     ] = False,
-    key: Keys = None,
-    number: Numbers = "",
-    where: Where = "",
-    fields: Fields = "",
     limit: Limit = None,
     as_json: Json = False,
 ) -> int:
@@ -69,10 +66,9 @@ def ls(
     Damaged places are listed where they are, and the exit status is 1 then. Of local shards, only headers
     are read, and the fields that --where needs.
     """
-    from mpwds.cli.inspect.selection import make_choice, read_chosen
+    from mpwds.cli.inspect.selection import SampleSelection
     from mpwds.cli.inspect.shards import shards_of
 
-    choice = make_choice(key, number, where, fields, limit)
     damaged = False
 
     def report_problem(problem: Problem) -> None:
@@ -84,8 +80,7 @@ def ls(
             _print_line(f"damaged: {problem}")
 
     shard = None
-    for sample in read_chosen(shards_of(shards), choice, no_data, report_problem):
-        sample.members = choice.members(sample)
+    for sample in SampleSelection(shards_of(shards), chosen, limit).read(lambda *_: False, report_problem):
         if as_json:
             report(as_json, sample.as_dict())
             continue
@@ -112,10 +107,7 @@ def _print_line(line: str) -> None:
 
 def cat(
     shards: Shards,
-    key: Keys = None,
-    number: Numbers = "",
-    where: Where = "",
-    fields: Fields = "",
+    chosen: Chosen,
     limit: Limit = None,
     lines: Annotated[bool, typer.Option("--lines", help="End each field with a newline.")] = False,
     as_json: Json = False,
@@ -135,14 +127,14 @@ def cat(
     if as_json + tar + lines + whole > 1:
         raise typer.BadParameter("--json, --tar, --lines and --shards exclude each other")
     if whole:
-        if key or number or where or fields or limit is not None:
+        if any(vars(chosen).values()) or limit is not None:
             raise typer.BadParameter("--shards joins whole shards: choose samples and fields with --tar")
         return Invocation().run(["merge", "--", *shards, "-"])
     from mpwds.cli.inspect.describing import as_json_value
-    from mpwds.cli.inspect.selection import SampleSelection, make_choice
+    from mpwds.cli.inspect.selection import SampleSelection
     from mpwds.cli.inspect.shards import shards_of
 
-    samples = SampleSelection(shards_of(shards), make_choice(key, number, where, fields, limit))
+    samples = SampleSelection(shards_of(shards), chosen, limit)
     try:
         if as_json:
             for sample in samples:
@@ -200,11 +192,8 @@ def _write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
 
 def extract(
     shards: Shards,
+    chosen: Chosen,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
-    key: Keys = None,
-    number: Numbers = "",
-    where: Where = "",
-    fields: Fields = "",
     limit: Limit = None,
     force: Force = False,
     as_json: Json = False,
@@ -214,10 +203,10 @@ def extract(
     No file is written outside of the folder, and none is replaced without --force. Samples that damage may
     have made incomplete are left out, and named on standard error; the exit status is 1 then.
     """
-    from mpwds.cli.inspect.selection import SampleSelection, make_choice
-    from mpwds.cli.inspect.shards import shards_of
+    from mpwds.cli.inspect.selection import SampleSelection
+    from mpwds.cli.inspect.shards import Problem, shards_of
 
-    samples = SampleSelection(shards_of(shards), make_choice(key, number, where, fields, limit))
+    samples = SampleSelection(shards_of(shards), chosen, limit)
     count = files = 0
     with Folder(output, force) as folder, progress(None) as advance:
         for sample in samples:
@@ -252,7 +241,7 @@ def info(
     `mpwds verify` looks at more.
     """
     from mpwds.cli.inspect.describing import ShardFigures, SumUp
-    from mpwds.cli.inspect.shards import shards_of
+    from mpwds.cli.inspect.shards import problem_table, shards_of
 
     found = shards_of(shards)
     total = ShardFigures("all shards")
@@ -301,7 +290,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, as_json: Json
     is any problem.
     """
     from mpwds.cli.inspect.checking import Verify, add_incomplete, keys_in_several
-    from mpwds.cli.inspect.shards import shards_of
+    from mpwds.cli.inspect.shards import problem_table, shards_of
 
     reports = list(each(shards_of(shards), Verify(decode), jobs, "verifying"))
     add_incomplete(reports)
@@ -395,6 +384,8 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
 
 
 def _print(copies: Sequence[Copy], problems: Sequence[Problem]) -> None:
+    from mpwds.cli.inspect.shards import problem_table
+
     if problems:
         console().print(problem_table(problems, len(problems)), "", sep="\n")
     rows = [

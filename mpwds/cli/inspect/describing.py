@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.cli.inspect.reading import Problem, Sample
-from mpwds.cli.inspect.shards import Shard, read_or_report
+from mpwds.cli.inspect.shards import Problem, Sample, Shard, read_or_report
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.images import open_image

@@ -1,15 +1,18 @@
-"""The shards of datasets that a command line names."""
+"""The shards that a command line names, and their samples, read past damage."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rich.table import Table
+
+from mpwds.cli.console import table
 from mpwds.cli.encodings import KEY, Convert, field_of, from_column
-from mpwds.cli.inspect.reading import Found, Member, Problem, Sample, Wants, read_shard
 from mpwds.cli.shards import expanded
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.formats import Format, find_format, tar_urls
@@ -18,22 +21,146 @@ from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import StoredFile, mismatch
 from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.tar.headers import BLOCK
+from mpwds.storage.tar.names import split_name
+from mpwds.storage.tar.scanning import Damage, ScannedMember, blocks, scan
 
+_MOST_ROWS = 50
 _PIECE_BYTES = 1 << 20
 
 
-class Shard(Protocol):
-    """A shard, which can be read again and again, unless it is standard input. It can be pickled.
+@dataclass(frozen=True)
+class Member:
+    """A field of a sample, and the file that holds it. ``data`` is ``None`` if it was not asked for."""
+
+    field: str
+    name: str
+    offset: int
+    size: int
+    header: bytes = b""
+    data: bytes | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset of the next member in a tar archive."""
+        return self.offset + len(self.header) + self.size + -self.size % BLOCK
+
+    @property
+    def blocks(self) -> bytes:
+        """The member as it is in the archive, if its data was asked for."""
+        return blocks(self.header, self.data)
+
+
+@dataclass
+class Sample:
+    """A sample.
 
     Attributes:
-        name: Its path or URL.
+        interrupted: Damage begins inside it or right after it, so its last member may be wrong.
+        after_damage: It is the first one after damage, so members may be missing.
     """
+
+    shard: str
+    number: int  # in the dataset
+    key: str
+    offset: int
+    members: list[Member] = field(default_factory=list)
+    interrupted: bool = False
+    after_damage: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(member.size for member in self.members)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it surely has all its members."""
+        return not (self.interrupted or self.after_damage)
+
+    def data(self) -> dict[str, bytes]:
+        return {member.field: member.data for member in self.members if member.data is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = {
+            member.field: {"name": member.name, "offset": member.offset, "bytes": member.size}
+            for member in self.members
+        }
+        return {
+            "key": self.key,
+            "number": self.number,
+            "shard": without_credentials(self.shard),
+            "offset": self.offset,
+            "bytes": self.size,
+            "whole": self.is_whole,
+            "fields": fields,
+        }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with a shard: where, and what. ``key`` and ``field`` may be empty."""
+
+    shard: str
+    offset: int
+    key: str
+    field: str
+    what: str
+
+    def __str__(self) -> str:
+        where = f', sample "{self.key}"' if self.key else ""
+        where += f', field "{self.field}"' if self.field else ""
+        return f"{without_credentials(self.shard)}, offset {self.offset}{where}: {self.what}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "shard": without_credentials(self.shard),
+            "offset": self.offset,
+            "key": self.key,
+            "field": self.field,
+            "problem": self.what,
+        }
+
+
+def problem_table(problems: Sequence[Problem], total: int) -> Table:
+    """The first problems in a table, with a note about the others."""
+    rows = [
+        (
+            without_credentials(each.shard),
+            f"{each.offset:,}",
+            ": ".join(filter(None, (each.key, each.field))),
+            each.what,
+        )
+        for each in problems[:_MOST_ROWS]
+    ]
+    columns = ("shard", "offset", "sample", "what is wrong")
+    found = table("problems", columns, rows, ("shard", "sample", "what is wrong"))
+    if total > len(rows):
+        found.caption = f"and {total - len(rows):,} more; --json lists up to 1,000 of each shard"
+    return found
+
+
+Wants = Callable[[int, str, str], object]
+"""Takes a sample's number, its key and the name of a field; returns whether to read the field's data.
+
+For members that belong to no sample, the key is empty and the name that of the member.
+"""
+
+
+Found = Generator[Sample | Problem | ScannedMember, None, None]
+
+
+class Shard(Protocol):
+    """A shard, which can be read again and again, unless it is standard input. It can be pickled."""
 
     @property
     def name(self) -> str: ...
 
     def read(self, wants: Wants, first: int = 0) -> Found:
-        """Its samples, numbered from ``first`` on, and what is wrong with it; see ``read_shard``."""
+        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order.
+
+        Raises ``OSError`` if it cannot be read, and ``ShardError`` if it is empty.
+        """
         ...
 
     def contradictions(self, samples: int) -> Iterator[str]:
@@ -43,14 +170,7 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class TarShard:
-    """A tar archive, compressed or not, and what a description says about it.
-
-    Attributes:
-        name: Its path or URL.
-        samples: How many samples it should have.
-        nbytes: How long its file should be.
-        md5sum: The checksum that its file should have.
-    """
+    """A tar archive, compressed or not, and the samples, bytes and checksum that a description tells."""
 
     name: str
     samples: int | None = None
@@ -58,7 +178,44 @@ class TarShard:
     md5sum: str | None = None
 
     def read(self, wants: Wants, first: int = 0) -> Found:
-        return read_shard(self.name, wants, first)
+        sample: Sample | None = None
+        number, after_damage = first, False  # of the next sample
+
+        def wants_member(name: str) -> object:
+            key, field = split_name(name)
+            is_same = sample is not None and key == sample.key
+            return wants(number - is_same, key, field if key else name)
+
+        for found in scan(self.name, wants_member):
+            if isinstance(found, Damage):
+                after_damage = True
+                if sample is not None and found.offset <= sample.members[-1].end:  # no archive's end between
+                    sample.interrupted = True
+                yield Problem(self.name, found.offset, sample.key if sample else "", "", self._reason(found))
+                continue
+            key, name = split_name(found.name) if found.is_file else ("", "")
+            if not key:
+                yield found
+                continue
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample
+                sample = Sample(self.name, number, key, found.offset, after_damage=after_damage)
+                number += 1
+            after_damage = False
+            if any(member.field == name for member in sample.members):
+                what = "the sample has this field already: one of them is lost"
+                yield Problem(self.name, found.offset, key, name, what)
+            else:
+                data = found.data
+                sample.members.append(Member(name, found.name, found.offset, found.size, found.header, data))
+        if sample is not None:
+            yield sample
+
+    def _reason(self, damage: Damage) -> str:
+        """Why it is damaged. Its name is said by itself."""
+        name = rf"(?<!\S){re.escape(without_credentials(self.name))}(?=[\s,:])"
+        return re.sub(name, "the shard", damage.reason).replace(" of the shard", "")
 
     def contradictions(self, samples: int) -> Iterator[str]:
         if self.samples not in (None, samples):
@@ -83,20 +240,13 @@ class MDSShard:
     A column becomes a field with an extension that tells its kind, as ``mpwds convert`` names it: the jpeg
     column ``image`` becomes ``image.jpg``. Sizes are those of the columns' bytes. The format says where
     samples are, and not where their fields are, so all members have the offset of the sample.
-
-    Attributes:
-        name: Path or URL of its file.
-        shards: The dataset.
-        place: Its number in the dataset.
-        columns: The encodings by column.
-        stored: What the index says about its file.
     """
 
     name: str
     shards: MDSShards | MDS1Shards
-    place: int
-    columns: Mapping[str, str]
-    stored: StoredFile
+    place: int  # in the dataset
+    columns: Mapping[str, str]  # encodings
+    stored: StoredFile  # what the index says about the file
 
     def read(self, wants: Wants, first: int = 0) -> Found:
         fields: dict[str, tuple[str, Convert]] = {}

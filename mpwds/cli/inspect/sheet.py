@@ -6,18 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mpwds.cli.console import progress
-from mpwds.cli.inspect.reading import Problem, Sample
-from mpwds.cli.inspect.selection import Choice, read_chosen
-from mpwds.cli.inspect.shards import Shard
+from mpwds.cli.inspect.selection import SampleSelection
+from mpwds.cli.inspect.shards import Problem, Sample
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
@@ -28,7 +25,7 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
-from mpwds.viewing.wording import counted, printable
+from mpwds.viewing.wording import counted
 
 _MOST = {"image": 48, "video": 16, "sound": 16, "text": 8}
 _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
@@ -39,49 +36,32 @@ _SIDE = 256  # pixels of a picture, at most
 _SOUND_S = 30.0
 
 
-@dataclass
-class Sheet:
-    """Sections of pictures with their titles, and figures with histograms.
+def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[TensorFigures]]:
+    """Draws samples, and counts the fields in them that cannot be decoded as problems of the selection.
 
-    Attributes:
-        sections: Pictures of a field, with a title.
-        figures: Bytes of each field, and labels.
-        problems: Damaged places, and fields that cannot be decoded; standard error names them.
+    Returns:
+        Pictures of the first samples' fields, each with a title; and histograms over all samples: bytes of
+        each field, and labels.
     """
-
-    sections: list[tuple[str, Pictures]] = field(default_factory=list)
-    figures: list[TensorFigures] = field(default_factory=list)
-    problems: int = 0
-
-
-def make_sheet(shards: Sequence[Shard], choice: Choice) -> Sheet:
-    """Reads the chosen samples. The first ones become pictures, and all of them count in the histograms."""
-    sheet = Sheet()
     first: list[Sample] = []
     histograms = _Histograms()
 
     def wants(number: int, key: str, name: str) -> bool:
         is_shown = len(first) < _MOST["image"] and _kind(name) != ""
-        return (is_shown or _is_label(name)) and choice.wants(number, key, name)
+        return (is_shown or _is_label(name)) and samples.takes(number, key, name)
 
-    def report(problem: Problem) -> None:
-        sheet.problems += 1
-        print(printable(str(problem)), file=sys.stderr)
-
-    with progress(choice.limit) as advance:
-        for sample in read_chosen(shards, choice, wants, report):
-            sample.members = choice.members(sample)
+    with progress(samples.limit) as advance:
+        for sample in samples.read(wants):
             histograms.add(sample)
             if sample.is_whole and len(first) < _MOST["image"]:
                 first.append(sample)
             advance(1, "reading samples")
     fields = dict.fromkeys(member.field for sample in first for member in sample.members)
-    for name in sorted(fields, key=lambda name: list(_MOST).index(_kind(name)) if _kind(name) else -1):
-        if _kind(name) and (shown := _section(name, first, report)).samples:
-            title = f"{name} of the first {counted(len(shown.samples), 'sample')}"
-            sheet.sections.append((title, shown))
-    sheet.figures = histograms.read()
-    return sheet
+    sections = []
+    for name in sorted(filter(_kind, fields), key=lambda name: list(_MOST).index(_kind(name))):
+        if (shown := _section(name, first, samples.report)).samples:
+            sections.append((f"{name} of the first {counted(len(shown.samples), 'sample')}", shown))
+    return sections, histograms.read()
 
 
 def _kind(name: str) -> str:

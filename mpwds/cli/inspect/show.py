@@ -40,14 +40,11 @@ Limit = Annotated[
 
 def show(
     urls: Urls,
+    chosen: options.Chosen,
     save: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a contact sheet, as PNG, in place of showing it."),
     ] = None,
-    key: options.Keys = None,
-    number: options.Numbers = "",
-    where: options.Where = "",
-    fields: options.Fields = "",
     limit: Limit = 1000,
     web: Annotated[
         bool, typer.Option("--web", help="Of a feed: serve a page that shows it, to this machine only.")
@@ -68,29 +65,30 @@ def show(
     if port and not web:
         raise typer.BadParameter("--port is for the page: add --web")
     if any(_FEED.match(url) for url in urls):
-        if key or number or where or fields:
+        if any(vars(chosen).values()):
             raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
         _show_feed(urls, save, web, port, timeout, keys, insecure, as_json)
         return 0
     if web:
         raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
-    from mpwds.cli.inspect.selection import make_choice
+    from mpwds.cli.inspect.selection import SampleSelection
     from mpwds.cli.inspect.shards import shards_of
-    from mpwds.cli.inspect.sheet import make_sheet
+    from mpwds.cli.inspect.sheet import draw
     from mpwds.viewing.contact_sheet import draw_sheet
 
-    sheet = make_sheet(shards_of(urls), make_choice(key, number, where, fields, limit))
+    selection = SampleSelection(shards_of(urls), chosen, limit)
+    sections, figures = draw(selection)
     if save is None:
         if as_json:
-            report(as_json, [each.as_dict() for each in sheet.figures])
+            report(as_json, [each.as_dict() for each in figures])
         else:
-            _print(sheet.sections, _histograms(sheet.figures))
-    elif not sheet.figures:
+            _print(sections, _histograms(figures))
+    elif not figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
-        write_png(save, draw_sheet(sheet.sections, sheet.figures))
+        write_png(save, draw_sheet(sections, figures))
         report(as_json, {"file": str(save)}, f"wrote {save}")
-    return int(sheet.problems > 0)
+    return int(selection.problems > 0)
 
 
 def _show_feed(

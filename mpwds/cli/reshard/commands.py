@@ -7,24 +7,13 @@ import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.journal import resume_or_start
-from mpwds.cli.options import (
-    Duplicates,
-    Force,
-    Json,
-    MaxCount,
-    MaxSize,
-    Memory,
-    OnDuplicates,
-    Output,
-    TarShards,
-    Temporary,
-)
+from mpwds.cli.options import Force, Json, Output, Resharding, Spilling, TarShards
 from mpwds.cli.outputs import refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import (
     bucket_shuffle,
@@ -39,92 +28,59 @@ from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted, size
 
-if TYPE_CHECKING:
-    from mpwds.cli.reshard.sink import ShardSink
-
 _SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 
 
-def split(
-    shards: TarShards,
-    output: Output,
-    maxcount: MaxCount = None,
-    maxsize: MaxSize = None,
-    duplicates: OnDuplicates = Duplicates.error,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
+def split(to: Resharding) -> None:
     """Split shards into smaller ones, by the number of samples or by size.
 
     Write `mpwds split in.tar out-%06d.tar --maxcount 1000`, or `--maxsize 500MB`. Samples stay in their order
     and are copied as they are, with names, times and modes; none is divided.
     """
-    if maxcount is None and maxsize is None:
+    if to.maxcount is None and to.maxsize is None:
         raise typer.BadParameter("say where to split: --maxcount 1000, --maxsize 500MB, or both")
-    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json)
+    reshard(to)
 
 
-def merge(
-    shards: TarShards,
-    output: Output,
-    maxcount: MaxCount = None,
-    maxsize: MaxSize = None,
-    duplicates: OnDuplicates = Duplicates.error,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
+def merge(to: Resharding) -> None:
     """Merge shards into one, or into fewer with --maxcount or --maxsize.
 
     Write `mpwds merge in-{000..099}.tar all.tar`, or `out-%03d.tar --maxsize 1GB`. Samples stay in
     their order and are copied as they are, with names, times and modes.
     """
-    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json)
+    reshard(to)
 
 
 def shuffle(
-    shards: TarShards,
-    output: Output,
-    maxcount: MaxCount = None,
-    maxsize: MaxSize = None,
+    to: Resharding,
+    spilling: Spilling,
     seed: Annotated[int, typer.Option(help="Determines the order, whatever the memory.")] = 0,
-    memory: Memory = 10**9,
-    tmp: Temporary = None,
-    duplicates: OnDuplicates = Duplicates.error,
-    force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Shuffle all samples of shards, also of more than fit in memory.
 
     Every order of the samples is equally likely. What does not fit in --memory goes through temporary files,
     which take as much room as the samples and vanish with the command, however it ends.
     """
-    directory = tmp or temporary_directory(output)
+    directory = spilling.tmp or temporary_directory(to.output)
 
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         ranks = iter(random.Random(seed).random, None)
-        return bucket_shuffle(zip(ranks, samples, strict=False), memory, directory)
+        return bucket_shuffle(zip(ranks, samples, strict=False), spilling.memory, directory)
 
-    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json, arrange)
+    reshard(to, arrange)
 
 
 def sort(
-    shards: TarShards,
-    output: Output,
+    to: Resharding,
+    spilling: Spilling,
     by: Annotated[
         str,
         typer.Option(metavar="FIELD", help="__key__, a field such as cls, or json.score: a value in one."),
     ] = "__key__",
     text: Annotated[bool, typer.Option("--text", help="Compare numbers as texts, too.")] = False,
     reverse: Annotated[bool, typer.Option("--reverse", help="The largest first.")] = False,
-    maxcount: MaxCount = None,
-    maxsize: MaxSize = None,
-    memory: Memory = 10**9,
-    tmp: Temporary = None,
-    duplicates: OnDuplicates = Duplicates.error,
-    force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Sort all samples of shards by their keys or by a field, also more than fit in memory.
 
@@ -132,13 +88,13 @@ def sort(
     value stay in their order. What does not fit in --memory goes through temporary files, which take as much
     room as the samples and vanish with the command, however it ends.
     """
-    directory = tmp or temporary_directory(output)
+    directory = spilling.tmp or temporary_directory(to.output)
 
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         ranked = ((rank_of(sample, by, text), sample) for sample in samples)
-        return external_sort(ranked, memory, directory, reverse)
+        return external_sort(ranked, spilling.memory, directory, reverse)
 
-    reshard(shards, output, maxcount, maxsize, duplicates, force, as_json, arrange, fields_of(by))
+    reshard(to, arrange, fields_of(by))
 
 
 def proc(
@@ -200,23 +156,11 @@ def proc(
     report(as_json, values, text, to_stderr=output == "-")
 
 
-def reshard(
-    patterns: list[str],
-    output: str,
-    maxcount: int | None,
-    maxsize: int | None,
-    duplicates: Duplicates,
-    force: bool,
-    as_json: bool,
-    arrange: Arrange = iter,
-    fields: Collection[str] = (),
-) -> None:
+def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:
     """Copies the samples of shards to other shards, and prints how many there are.
 
     Args:
-        patterns: The shards, as for ``shard_urls``.
-        output: As for :class:`ShardSink`, and so are the limits, ``duplicates`` and ``force``.
-        as_json: Print JSON.
+        to: From where to where, and how.
         arrange: Puts the samples in their new order.
         fields: Extensions of the fields that ``arrange`` looks at.
 
@@ -226,31 +170,36 @@ def reshard(
     """
     from mpwds.cli.reshard.sink import ShardSink
 
-    urls = shard_urls(patterns)
-    refuse_own_input(urls, output)
+    urls = shard_urls(to.shards)
+    refuse_own_input(urls, to.output)
     read = 0
 
     def counting(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         nonlocal read
-        size = 0
+        unshown = 0
         for sample in samples:
             read += 1
-            size += sample.size
-            if size >= _SHOWN_BYTES:
-                advance(size, f"{read:,} samples")
-                size = 0
+            unshown += sample.size
+            if unshown >= _SHOWN_BYTES:
+                advance(unshown, f"{read:,} samples")
+                unshown = 0
             yield sample
-        advance(size, f"{read:,} samples")
+        advance(unshown, f"{read:,} samples")
 
     with contextlib.ExitStack() as ends:
         files = ends.enter_context(contextlib.closing(OpenFiles()))
         advance = ends.enter_context(progress(_local_size(urls), in_bytes=True))
-        sink = ends.enter_context(ShardSink(output, maxcount, maxsize, force, duplicates))
+        sink = ends.enter_context(ShardSink(to))
         for sample in arrange(counting(read_raw_samples(urls, files, fields))):
             sink.add(sample)
         if sink.samples != read:
             raise ShardError(f"{read} samples were read, but {sink.samples} written")
-    _report(urls, sink, output, as_json)
+    warn_of_older(to.output, sink.shards)
+    names = " ... ".join(dict.fromkeys([*sink.shards[:1], *sink.shards[-1:]]))
+    counts = f"from {counted(len(urls), 'shard')} to {len(sink.shards)}"
+    text = f"{sink.samples:,} samples, {size(sink.bytes)}, {counts}: {names}"
+    figures = {"samples": sink.samples, "bytes": sink.bytes, "shards": sink.shards}
+    report(to.as_json, figures, text, to_stderr=to.output == "-")
 
 
 def _local_size(urls: Iterable[str]) -> int | None:
@@ -258,13 +207,3 @@ def _local_size(urls: Iterable[str]) -> int | None:
     if not all(is_local(url) and url != "-" for url in urls):
         return None
     return sum(os.path.getsize(local_path(url)) for url in urls)
-
-
-def _report(urls: list[str], sink: ShardSink, output: str, as_json: bool) -> None:
-    written = sink.shards
-    warn_of_older(output, written)
-    names = " ... ".join(dict.fromkeys([*written[:1], *written[-1:]]))
-    counts = f"from {counted(len(urls), 'shard')} to {len(written)}"
-    text = f"{sink.samples:,} samples, {size(sink.bytes)}, {counts}: {names}"
-    figures = {"samples": sink.samples, "bytes": sink.bytes, "shards": written}
-    report(as_json, figures, text, to_stderr=output == "-")

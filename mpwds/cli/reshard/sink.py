@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mpwds.cli.options import Duplicates
+from mpwds.cli.options import Duplicates, Resharding
 from mpwds.cli.outputs import (
     already_there,
     existing,
@@ -30,11 +30,7 @@ class ShardSink(ClosesOrDiscards):
     and drops the current one. As with ``cp``, the system decides when it writes them to the disk.
 
     Args:
-        target: A path, a URL or ``-`` for standard output; a series of them with ``%06d`` or the like.
-        maxcount: The most samples in a shard of a series; ``None`` for no limit.
-        maxsize: The most bytes of a tar archive of a series, unless a single sample has more.
-        force: Replace files that exist.
-        duplicates: What to do about a key that the shard holds already.
+        options: Its ``output``, limits, ``force`` and ``duplicates``. A single sample may exceed ``maxsize``.
 
     Attributes:
         shards: Names of the shards.
@@ -44,29 +40,19 @@ class ShardSink(ClosesOrDiscards):
     Raises:
         FileExistsError: A shard exists, and ``force`` is not set.
         ShardError: A key occurs twice.
-        WrongArgument: There are limits, but ``target`` is no series.
+        WrongArgument: There are limits, but ``output`` is no series.
     """
 
-    def __init__(
-        self,
-        target: str,
-        maxcount: int | None = None,
-        maxsize: int | None = None,
-        force: bool = False,
-        duplicates: Duplicates = Duplicates.error,
-    ) -> None:
+    def __init__(self, options: Resharding) -> None:
         self.shards: list[str] = []
         self.samples = 0
         self.bytes = 0
-        self._target = target
+        self._options = options
+        target = options.output
         self._is_series = is_series(target)
-        self._maxcount = maxcount
-        self._maxsize = maxsize
-        self._force = force
-        self._duplicates = duplicates
-        if not self._is_series and (maxcount or maxsize):
+        if not self._is_series and (options.maxcount or options.maxsize):
             raise WrongArgument(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
-        if not force and (found := existing(target)):
+        if not options.force and (found := existing(target)):
             raise FileExistsError(already_there(found))
         make_folders([target])
         self._writer: TarWriter | None = None
@@ -103,16 +89,17 @@ class ShardSink(ClosesOrDiscards):
             self._writer.discard()
 
     def _is_full(self, size: int) -> bool:
+        maxcount, maxsize = self._options.maxcount, self._options.maxsize
         return self._is_series and (
-            (self._maxcount is not None and len(self._keys) >= self._maxcount)
-            or (self._maxsize is not None and archive_bytes(self._size + size) > self._maxsize)
+            (maxcount is not None and len(self._keys) >= maxcount)
+            or (maxsize is not None and archive_bytes(self._size + size) > maxsize)
         )
 
     def _open_next(self) -> None:
-        name = numbered(self._target, len(self.shards))
-        if not self._force and exists(name):
+        name = numbered(self._options.output, len(self.shards))
+        if not self._options.force and exists(name):
             raise FileExistsError(already_there([name]))
-        self._writer = TarWriter(name, sync=False, replace=self._force)
+        self._writer = TarWriter(name, sync=False, replace=self._options.force)
         self._copier = Copier(self._writer)
         self.shards.append(name)
         self._size = 0
@@ -126,10 +113,10 @@ class ShardSink(ClosesOrDiscards):
             self._writer = None
 
     def _of_twin(self, sample: RawSample) -> RawSample:
-        if self._duplicates is Duplicates.rename:
+        if self._options.duplicates is Duplicates.rename:
             keys = (f"{sample.key}-{number}" for number in itertools.count(1))
             return sample.renamed(next(key for key in keys if key not in self._keys))
-        if self._duplicates is Duplicates.error:
+        if self._options.duplicates is Duplicates.error:
             raise ShardError(
                 f"{sample}: {without_credentials(self.shards[-1])} has a sample of this key already; "
                 "--duplicates rename writes it under another key, --duplicates keep as it is"

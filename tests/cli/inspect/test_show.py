@@ -5,25 +5,26 @@ import PIL.Image
 import pytest
 
 import mpwds
-from mpwds.cli.inspect.selection import make_choice
+from mpwds.cli.inspect.selection import SampleSelection
 from mpwds.cli.inspect.shards import shards_of
-from mpwds.cli.inspect.sheet import make_sheet
+from mpwds.cli.inspect.sheet import draw
+from mpwds.cli.options import Chosen
 from tests.cli.inspect.test_describing import video
 from tests.cli.inspect.test_verify import sound
 
 
 @pytest.fixture
 def sheet(run):
-    """What is shown of shards, with options as for ``make_choice``."""
+    """The sections and the histograms of shards, with options as for ``Chosen``."""
 
-    def sheet(pattern, **options):
-        return make_sheet(shards_of([str(pattern)]), make_choice(**options))
+    def sheet(pattern, limit=None, **options):
+        return draw(SampleSelection(shards_of([str(pattern)]), Chosen(**options), limit))
 
     return sheet
 
 
 def test_images_have_labels(sheet, shards):
-    (title, shown), *_ = sheet(shards).sections
+    ((title, shown), *_), _ = sheet(shards)
     assert title == "jpg of the first 24 samples"
     assert shown.kind == "image"
     assert [sample.label for sample in shown.samples[:4]] == ["0", "1", "2", "0"]
@@ -31,7 +32,7 @@ def test_images_have_labels(sheet, shards):
 
 
 def test_without_a_label_the_key_is_shown(sheet, tar):
-    assert sheet(tar("x.tar", {"a/one.txt": b"text"})).sections[0][1].samples[0].label == "one"
+    assert sheet(tar("x.tar", {"a/one.txt": b"text"}))[0][0][1].samples[0].label == "one"
 
 
 @pytest.mark.parametrize(
@@ -48,19 +49,19 @@ def test_without_a_label_the_key_is_shown(sheet, tar):
 def test_classes_are_shown_by_the_names_that_lie_beside_the_shards(sheet, tar, name, content, label):
     shard = tar("x.tar", {"a.txt": b"text", "a.cls": b"1\n"})
     (shard.parent / name).write_text(content)
-    assert sheet(shard).sections[0][1].samples[0].label == label
+    assert sheet(shard)[0][0][1].samples[0].label == label
 
 
 def test_sound_and_text_are_shown_too(sheet, write_shard):
     shard = write_shard("x.tar", *({"wav": sound("WAV"), "txt": f"text {number}"} for number in range(30)))
-    kinds = {title.split()[0]: shown for title, shown in sheet(shard).sections}
+    kinds = {title.split()[0]: shown for title, shown in sheet(shard)[0]}
     assert kinds["wav"].kind == "waveform"
     assert kinds["txt"].samples[0].text == "text 0"
     assert len(kinds["txt"].samples) == 8
 
 
 def test_the_first_frame_of_a_video_is_shown(sheet, tar):
-    shown = sheet(tar("x.tar", {"a.mp4": video("mp4", "mpeg4"), "a.txt": b"text"})).sections[0][1]
+    shown = sheet(tar("x.tar", {"a.mp4": video("mp4", "mpeg4"), "a.txt": b"text"}))[0][0][1]
     assert shown.kind == "image"
     assert shown.samples[0].pixels.shape == (16, 32, 3)
     red, green, blue = np.asarray(shown.samples[0].pixels).reshape(-1, 3).mean(0)
@@ -68,7 +69,7 @@ def test_the_first_frame_of_a_video_is_shown(sheet, tar):
 
 
 def test_histograms_show_labels_and_sizes_of_all_chosen_samples(sheet, shards, samples):
-    figures = {each.path: each for each in sheet(shards, limit=20).figures}
+    figures = {each.path: each for each in sheet(shards, limit=20)[1]}
     assert figures["cls"].elements == 20
     assert figures["cls"].bins[:3] == (7, 7, 6)
     sizes = [len(sample["jpg"]) for sample in samples[:20]]
@@ -76,16 +77,17 @@ def test_histograms_show_labels_and_sizes_of_all_chosen_samples(sheet, shards, s
 
 
 def test_fields_and_samples_can_be_chosen(sheet, shards):
-    shown = sheet(shards, fields="txt", where="cls == 2", numbers="10:")
-    assert [title for title, _ in shown.sections] == ["txt of the first 5 samples"]
-    assert [each.path for each in shown.figures] == ["bytes of txt"]
+    sections, figures = sheet(shards, fields="txt", where="cls == 2", number="10:")
+    assert [title for title, _ in sections] == ["txt of the first 5 samples"]
+    assert [each.path for each in figures] == ["bytes of txt"]
 
 
 def test_an_image_that_cannot_be_decoded_is_named_and_the_others_are_shown(sheet, capsys, tar, samples):
     shard = tar("x.tar", {"a.jpg": samples[0]["jpg"], "b.jpg": b"no image", "c.jpg": samples[1]["jpg"]})
-    shown = sheet(shard)
-    assert len(shown.sections[0][1].samples) == 2
-    assert shown.problems == 1
+    selection = SampleSelection(shards_of([str(shard)]), Chosen())
+    sections, _ = draw(selection)
+    assert len(sections[0][1].samples) == 2
+    assert selection.problems == 1
     assert 'sample "b", field "jpg"' in capsys.readouterr().err
 
 
@@ -139,7 +141,7 @@ def test_images_of_all_modes_are_shown(sheet, tmp_path):
         for number, mode in enumerate(("L", "RGB", "P", "RGBA", "LA", "1")):
             PIL.Image.new(mode, (20, 20)).save(stream := io.BytesIO(), "PNG")
             sink.write({"__key__": str(number), "png": stream.getvalue()})
-    shown = sheet(tmp_path / "x.tar").sections[0][1].samples
+    shown = sheet(tmp_path / "x.tar")[0][0][1].samples
     assert [sample.pixels.max() for sample in shown] == [0, 0, 0, 255, 255, 0]  # what is transparent is white
 
 
@@ -148,7 +150,7 @@ def test_large_images_are_made_small(sheet, tmp_path, mode):
     PIL.Image.linear_gradient("L").resize((3000, 1000)).convert(mode).save(stream := io.BytesIO(), "PNG")
     with mpwds.TarWriter(tmp_path / "x.tar") as sink:
         sink.write({"__key__": "a", "png": stream.getvalue()})
-    ((_, shown),) = sheet(tmp_path / "x.tar").sections
+    ((_, shown),), _ = sheet(tmp_path / "x.tar")
     height, width, _ = shown.samples[0].pixels.shape
     assert (height, width) in ((85, 256), (84, 250))
     assert shown.samples[0].pixels.std() > 50

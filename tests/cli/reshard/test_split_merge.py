@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpwds import ShardError
-from mpwds.cli.options import Duplicates
+from mpwds.cli.options import Resharding
 from mpwds.cli.reshard.commands import reshard
 from tests.cli.running import wait_until
 
@@ -311,16 +311,7 @@ def test_ctrl_c_ends_a_command_whose_pipe_nobody_reads(command, make_shard, pipe
 
 def test_samples_that_get_lost_are_an_error(two_shards):
     with pytest.raises(ShardError, match="20 samples were read, but 19 written"):
-        reshard(
-            ["in-{0..1}.tar"],
-            "all.tar",
-            None,
-            None,
-            Duplicates.error,
-            False,
-            False,
-            arrange=lambda samples: itertools.islice(samples, 1, None),
-        )
+        reshard(Resharding(["in-{0..1}.tar"], "all.tar"), lambda samples: itertools.islice(samples, 1, None))
     assert not os.path.exists("all.tar")
 
 
