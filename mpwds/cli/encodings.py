@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,18 +59,22 @@ def plan_fields(first: Mapping[str, bytes], stored: Mapping[str, str], kind: str
     plan: Plan = {}
     for name, (new, target) in chosen.items():
         encoding_before = stored.get(name, "")
-        field = field_of(name, encoding_before, first[name]) if encoding_before else name
+        field = target if kind != "mds" else ""
+        if not field:
+            field = field_of(name, encoding_before, first[name]) if encoding_before else name
         if kind == "mds":
             target = target or encoding_before or guessed_encoding(field)
             plan[name] = (new or name, target, between(encoding_before, field, target))
         else:
-            field = target or field
             plan[name] = (field, "", from_column(encoding_before, field))
-    if len({new for new, _, _ in plan.values()}) < len(plan):
-        raise ValueError(
-            f"two fields would have one name: {', '.join(sorted(new for new, _, _ in plan.values()))}"
-        )
+    check_distinct([new for new, _, _ in plan.values()], bool(stored) and kind != "mds")
     return plan
+
+
+def check_distinct(fields: Sequence[str], of_columns: bool = True) -> None:
+    if len(set(fields)) < len(fields):
+        what = "two columns would be one field" if of_columns else "two fields would have one name"
+        raise ValueError(f"{what}: {', '.join(sorted(fields))}")
 
 
 def guessed_encoding(field: str) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,26 +27,28 @@ _SPLIT = re.compile(r"(?:.*/)?([A-Za-z_]+)(?:[-.]\d+-of-\d+)?[^/]*\.(?:parquet|a
 _SAVED = ("state.json", "dataset_info.json")
 
 
+Block = tuple[str, int, int, int]
+"""A row group of a Parquet file, or a record batch: file, number in it, rows, and bytes of the rows."""
+
+
 @dataclass(frozen=True)
 class ArrowRows:
     """The rows of Parquet or Arrow files, and how they become samples. A worker reads some of them.
 
     Attributes:
-        blocks: The files' row groups or record batches: file, number in it, rows, and bytes of the rows.
-        map: How rows become samples.
+        blocks: The files' row groups or record batches.
         numbers: The rows to iterate.
         files_bytes: Of each row, the bytes of the files that it names, in a tar archive; empty if none.
     """
 
-    blocks: Sequence[tuple[str, int, int, int]]
+    blocks: Sequence[Block]
     map: ColumnMap
     numbers: Sequence[int] = ()
     files_bytes: Sequence[int] = ()
-    _starts: Sequence[int] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        starts = list(itertools.accumulate((rows for _, _, rows, _ in self.blocks), initial=0))
-        object.__setattr__(self, "_starts", starts)
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(itertools.accumulate((rows for _, _, rows, _ in self.blocks), initial=0))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -65,7 +67,6 @@ class ArrowRows:
         return sum(member_bytes(1, f"{self.map.key_of(0, first)}.{field}") for field in fields)
 
     def part(self, numbers: Sequence[int]) -> ArrowRows:
-        """The samples of these numbers."""
         return replace(self, numbers=numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -96,16 +97,19 @@ class _Blocks:
             if len(self._files) >= _OPEN_FILES:
                 self._files.clear()
             self._files[path] = _open(path)
-        file = self._files[path]
-        if isinstance(file, list):
-            return file[index]
         if self._kept[:2] != (path, index):
-            with _damage(path):
-                self._kept = path, index, file.read_row_group(index, use_threads=False)
+            self._kept = path, index, _rows(path, self._files[path], index)
         return self._kept[2]
 
 
-def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], dict[str, TableColumn]]:
+def _rows(path: str, file: Any, index: int, columns: Sequence[str] | None = None) -> Any:
+    if isinstance(file, list):
+        return file[index] if columns is None else file[index].select(columns)
+    with _damage(path):
+        return file.read_row_group(index, columns, use_threads=False)
+
+
+def read_arrow(paths: Sequence[str]) -> tuple[list[Block], dict[str, TableColumn]]:
     """The blocks and the columns of Parquet and Arrow files.
 
     Raises:
@@ -113,13 +117,13 @@ def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], d
         ValueError: Files have different columns, or there is no row.
         ImportError: pyarrow is missing: the extra ``mpwds[parquet]`` brings it.
     """
-    blocks: list[tuple[str, int, int, int]] = []
+    blocks: list[Block] = []
     names: list[str] = []
     columns: dict[str, TableColumn] = {}
     for path in paths:
         opened = _open(path)
         with _damage(path):
-            if hasattr(opened, "read_row_group"):
+            if not isinstance(opened, list):
                 schema = opened.schema_arrow
                 groups = map(opened.metadata.row_group, range(opened.num_row_groups))
                 figures = [(group.num_rows, group.total_byte_size) for group in groups]
@@ -138,17 +142,12 @@ def read_arrow(paths: Sequence[str]) -> tuple[list[tuple[str, int, int, int]], d
     return blocks, columns
 
 
-def read_columns(
-    blocks: Sequence[tuple[str, int, int, int]], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def read_columns(blocks: Sequence[Block], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of blocks, with some of the columns."""
     for path, of_path in itertools.groupby(blocks, lambda block: block[0]):
         opened = _open(path)
         for _, index, _, _ in of_path:
-            with _damage(path):
-                is_arrow = isinstance(opened, list)
-                rows = opened[index].select(names) if is_arrow else opened.read_row_group(index, names)
-            yield from rows.to_pylist()
+            yield from _rows(path, opened, index, names).to_pylist()
 
 
 def dataset_files(folder: str) -> dict[str, list[str]]:

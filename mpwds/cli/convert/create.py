@@ -143,7 +143,7 @@ def create(
         for url, content in files.items():
             write_whole(open_destination(url, replace=False), json.dumps(content, indent=2).encode())
     if as_json:
-        values = {"shards": [shard._asdict() for shard in written], "files": list(files)}
+        values = {"shards": [vars(shard) for shard in written], "files": list(files)}
         report(as_json, values, to_stderr=output == "-")
     told.print(_summary(written, time.monotonic() - began, list(files)))
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from mpwds.cli.convert import arrow, folders, tables
-from mpwds.cli.encodings import KEY, Convert, field_of, from_column, parse
+from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_fields
 from mpwds.cli.journal import digest
 from mpwds.cli.shards import expanded, version_of
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
@@ -40,7 +40,6 @@ class FoundSource:
     """A source, as it was found.
 
     Attributes:
-        text: What it is, in words.
         splits: The samples of each split; one without a name if there are no splits.
         digest: Of the names, sizes and times of its files, and of rows that are in memory.
         fields: What each column becomes; empty if there are no tables.
@@ -48,7 +47,7 @@ class FoundSource:
         notes: What the user should know.
     """
 
-    text: str
+    text: str  # what it is, in words
     splits: Mapping[str, Samples]
     digest: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -97,8 +96,8 @@ def find(source: str, wanted: Wanted) -> FoundSource:
             raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
         root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
         return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root, urls)
-    if f".{kind}" in tables.LISTS:
-        return _lists(urls, f".{kind}", wanted)
+    if kind in tables.LISTS:
+        return _lists(urls, kind, wanted)
     if kind in ("mds", "mds1"):
         return _mds(FORMATS[kind], source, wanted)
     if source == "-":
@@ -136,17 +135,12 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
         )
     (classes,) = all_classes
     skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
-    notes = (
-        [f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}"]
-        if skipped
-        else []
-    )
     beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
-    notes += (
-        [f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}"]
-        if beside
-        else []
-    )
+    notes = []
+    if skipped:
+        notes.append(f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}")
+    if beside:
+        notes.append(f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}")
     groups = (group for tree in trees.values() for group in tree.groups)
     if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
         notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
@@ -167,14 +161,14 @@ def _files(urls: Sequence[str], root: str | None) -> FoundSource:
     return FoundSource("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
 
 
-def _lists(urls: Sequence[str], ending: str, wanted: Wanted) -> FoundSource:
-    rows = tables.read_lists(urls, ending)
+def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:
+    rows = tables.read_lists(urls, kind)
     root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
     column_map = _map(found, wanted, root)
     classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))
     column_map = replace(column_map, classes=classes)
-    text = f"a list of {counted(len(rows), 'row')} ({ending})"
+    text = f"a list of {counted(len(rows), 'row')} (.{kind})"
     samples = {"": tables.TableRows(rows, column_map, range(len(rows)))}
     content = digest((row, column_map.versions(row)) for row in rows)
     return FoundSource(text, samples, content, _shown(found, column_map), classes)
@@ -221,17 +215,23 @@ def _arrow(
 
 def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
     opened = format.samples(source, copies_bytes=None)  # to be read in any order
-    stored = MDSSamples(opened.shards, opened.columns)
-    _check_key(wanted.key, stored.columns)
-    samples = as_fields(stored, wanted.columns, wanted.key)
-    shown = dict.fromkeys(samples.columns, "left out")
-    shown.update({name: field for field, (name, _) in (samples.fields or {}).items()})
+    shards: Any = opened.shards
+    columns, key = opened.columns, wanted.key
+    _check_key(key, columns)
+    first = next((number for number, length in enumerate(shards.lengths) if length), 0)
+    others = {name: data for name, data in shards.read(first, 0).items() if wanted.columns or name != key}
+    plan = plan_fields(others, columns, "tar", wanted.columns)
+    fields = [(name, field, convert) for name, (field, _, convert) in plan.items()]
+    if key:
+        fields.append((key, KEY, from_column(columns[key], KEY)))
+    check_distinct([field for _, field, _ in fields])
+    shown = {**dict.fromkeys(columns, "left out"), **{name: field for name, field, _ in fields}}
     names = format.indexes[:1]
     if is_local(source):
         names = tuple(sorted(os.listdir(local_path(source))))
         names = tuple(name for name in names if name in format.indexes or ".mds" in name)
-    content = digest([stored.shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
-    return FoundSource(f"an MDS dataset ({format.name})", {"": samples}, content, shown)
+    content = digest([shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
+    return FoundSource(f"an MDS dataset ({format.name})", {"": MDSSamples(shards, fields)}, content, shown)
 
 
 def _map(found: Mapping[str, tables.TableColumn], wanted: Wanted, root: str) -> tables.ColumnMap:
@@ -254,24 +254,18 @@ def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap
     return shown
 
 
-Fields = Mapping[str, tuple[str, Convert]]
-"""By field of a tar shard, the column that it is made of, and the function between their bytes."""
-
-
 @dataclass(frozen=True)
 class MDSSamples:
     """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy.
 
     Attributes:
         shards: An ``MDSShards`` that does not decode, or ``MDS1Shards``.
-        columns: The encodings by column, without the keys' column.
-        fields: What columns become; others are left out. ``None`` leaves all columns as they are.
+        fields: Columns, the fields that they become, and the functions between their bytes.
         numbers: The samples to iterate; all of them if ``None``.
     """
 
     shards: Any
-    columns: Mapping[str, str]
-    fields: Fields | None = None
+    fields: Sequence[tuple[str, str, Convert]]
     numbers: Sequence[int] | None = None
 
     @cached_property
@@ -297,7 +291,6 @@ class MDSSamples:
         return self._mean_size
 
     def part(self, numbers: Sequence[int]) -> MDSSamples:
-        """The samples of these numbers."""
         return replace(self, numbers=numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -306,28 +299,6 @@ class MDSSamples:
             stored = self.shards.read(shard, number - self._starts[shard])
             key = stored.pop(KEY, None)
             sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}
-            if self.fields is None:
-                sample.update(stored)
-            else:
-                sample.update(
-                    {field: convert(stored[name]) for field, (name, convert) in self.fields.items()}
-                )
+            sample.update((field, convert(stored[name])) for name, field, convert in self.fields)
             sample[KEY] = sample[KEY].decode()
             yield sample
-
-
-def as_fields(samples: MDSSamples, columns: str = "", key: str = "") -> MDSSamples:
-    """The samples with the fields that a user chose by ``COLUMN:FIELD,...``, or else those guessed; keys are
-    those of the column ``key``, if there is one."""
-    first = next(iter(samples.part([0])))
-    if columns:
-        chosen = [(target, name) for name, (_, target) in parse(columns, samples.columns).items()]
-    else:
-        others = {name: encoding for name, encoding in samples.columns.items() if name != key}
-        chosen = [(field_of(name, encoding, first[name]), name) for name, encoding in others.items()]
-    if key:
-        chosen.append((KEY, key))
-    fields = {field: (name, from_column(samples.columns[name], field)) for field, name in chosen}
-    if len(fields) < len(chosen):
-        raise ValueError(f"two columns would be one field: {', '.join(field for field, _ in chosen)}")
-    return replace(samples, fields=fields)

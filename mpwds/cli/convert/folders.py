@@ -26,11 +26,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The samples of a folder, in the order of their keys.
+    """The samples of a folder, in the order of their keys. A worker reads some of them.
 
     Attributes:
-        root: The folder.
-        groups: The samples.
         classes: The class folders; empty if folders are no classes.
         skipped: Names of files that can be no field: without an extension, or hidden.
         digest: Of the names, sizes and times of all files.
@@ -38,9 +36,9 @@ class Tree:
 
     root: str
     groups: Sequence[Group]
-    classes: Sequence[str]
-    skipped: Sequence[str]
-    digest: str
+    classes: Sequence[str] = ()
+    skipped: Sequence[str] = ()
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -49,18 +47,8 @@ class Tree:
         group = self.groups[number]
         return group.size_bytes + (member_bytes(1, f"{group.key}.{_LABEL}") if self.classes else 0)
 
-    def part(self, numbers: Sequence[int]) -> TreePart:
-        """The samples of these numbers."""
-        return TreePart(self.root, [self.groups[number] for number in numbers], self.classes)
-
-
-@dataclass(frozen=True)
-class TreePart:
-    """Some samples of a tree, which a worker reads."""
-
-    root: str
-    groups: Sequence[Group]
-    classes: Sequence[str]
+    def part(self, numbers: Sequence[int]) -> Tree:
+        return Tree(self.root, [self.groups[number] for number in numbers], self.classes)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         labels = {name: b"%d" % number for number, name in enumerate(self.classes)}
@@ -90,8 +78,7 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
         ValueError: There is no sample, a file stands beside the class folders, or a sample has a ``cls``.
         OSError: A folder cannot be read.
     """
-    paths = sorted(_files_below(root))
-    tree = group_files(root, paths)
+    tree = group_files(root, sorted(_files_below(root)))
     folders = sorted({group.key.partition("/")[0] for group in tree.groups})
     flat = next((group.key for group in tree.groups if "/" not in group.key), None)
     if with_classes is None:

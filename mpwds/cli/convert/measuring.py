@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import timeit
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,35 +24,24 @@ _COPIED_BYTES = 256 << 20
 _SAMPLES_IN_BATCH = 64
 
 
-class Run(NamedTuple):
-    """Measured rates of a dataset with a number of workers.
-
-    Attributes:
-        workers: Their number.
-        seconds: From the first batch to the end.
-        samples_per_s: Samples delivered in these seconds, each.
-        bytes_per_s: Bytes of their arrays.
-        batches_per_s: Batches, or single elements.
-        stats: The loader's statistics.
-        complete: Whether Ctrl-C did not end it.
-    """
+@dataclass(frozen=True)
+class Run:
+    """Measured rates of a dataset with a number of workers, from the first batch to the end."""
 
     workers: int
     seconds: float
     samples_per_s: float
     bytes_per_s: float
-    batches_per_s: float
+    batches_per_s: float  # or single elements
     stats: LoaderStats
-    complete: bool
+    complete: bool  # Ctrl-C did not end it
 
     @property
     def verdict(self) -> str:
-        """The bound of the workers, in words."""
         return diagnose_workers(self.stats, idle_share(self.stats))
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        return {**self._asdict(), "verdict": self.verdict, "stats": self.stats.as_dict()}
+        return {**vars(self), "verdict": self.verdict, "stats": self.stats.as_dict()}
 
 
 def of_shards(urls: Sequence[str]) -> DataPipeline:
@@ -128,13 +119,7 @@ def memory_rate() -> float:
     """Bytes a second that one process copies from memory to memory."""
     source = np.ones(_COPIED_BYTES, np.uint8)
     target = np.zeros_like(source)
-    return _COPIED_BYTES / min(_timed(lambda: np.copyto(target, source)) for _ in range(3))
-
-
-def _timed(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
+    return _COPIED_BYTES / min(timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=3))
 
 
 def _in_one_array(samples: list[dict[str, Any]]) -> Any:

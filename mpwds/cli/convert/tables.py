@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import Any
 
 from mpwds.cli.encodings import SIGNATURES, extension_of
@@ -28,8 +29,8 @@ _KEYS = ("__key__", "key")
 _REST = "*"
 _BY_CONTENT = "*"
 _WHOLE = re.compile(r"-?\d+")
-LISTS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": ""}
-"""The endings of lists, and what separates their columns; nothing if lines are JSON."""
+LISTS = {"csv": ",", "tsv": "\t", "jsonl": ""}
+"""Kinds of lists, and what separates their columns; nothing if lines are JSON."""
 
 _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -59,8 +60,7 @@ class ColumnMap:
             files, or for what their first bytes say.
         rest: The field that holds all other columns, as a dictionary; they are left out if empty.
         key: The column that holds the samples' keys; if empty, rows are numbered.
-        files: The columns whose values name files.
-        root: The folder that these names start at, unless they are absolute.
+        files: The columns whose values name files, from ``root`` on.
         classes: By field, the names of classes whose numbers it gets.
     """
 
@@ -152,17 +152,11 @@ class ColumnMap:
 
 
 def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "", root: str = "") -> ColumnMap:
-    """The map that a user wrote, or else one that most tables want.
+    """The map that a user wrote as ``COLUMN:FIELD,...``, or else one that most tables want.
 
     Without ``given``, files become fields of their own, named by their extensions, or ``COLUMN.EXTENSION`` if
     there are several columns of files. Numbers of classes become ``cls``, a text ``txt``, and all other
     columns together ``json``.
-
-    Args:
-        columns: The columns of the table.
-        given: ``COLUMN:FIELD,...``, such as ``image:jpg,label:cls,*:json``; ``*`` are all other columns.
-        key: The column that holds the keys; by default ``__key__`` or ``key``, if there is one.
-        root: Where names of files start.
 
     Raises:
         ValueError: There is no such column, a part is not ``COLUMN:FIELD``, or texts that name no files are
@@ -263,12 +257,12 @@ def _plain(value: Any) -> Any:
     """Returns values for which JSON has no kind as text: dates, decimals; of bytes, an error."""
     if isinstance(value, bytes):
         raise TypeError("bytes cannot be a part of a JSON field: give the column a field with --columns")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return value.isoformat() if isinstance(value, (date, time)) else str(value)
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """TableRows in memory, and how they become samples. A worker gets some of them."""
+    """Rows in memory, and how they become samples. A worker gets some of them."""
 
     rows: Sequence[Mapping[str, Any]]
     map: ColumnMap
@@ -278,11 +272,9 @@ class TableRows:
         return len(self.rows)
 
     def size_of(self, number: int) -> int:
-        """About the bytes of a row's sample."""
         return self.map.size_of(number, self.rows[number])
 
     def part(self, numbers: Sequence[int]) -> TableRows:
-        """The samples of these numbers."""
         return TableRows([self.rows[number] for number in numbers], self.map, numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -290,27 +282,19 @@ class TableRows:
             yield self.map.sample(number, row)
 
 
-def read_lists(urls: Sequence[str], kind: str = "") -> list[dict[str, Any]]:
-    """The rows of all lists, one list after the other.
+def read_lists(urls: Sequence[str], kind: str) -> list[dict[str, Any]]:
+    """The rows of all lists of a kind, one list after the other.
 
-    In ``.csv`` and ``.tsv`` files the first line names the columns; an empty value is ``None``, and a column
-    whose values are all numbers holds numbers. In a ``.jsonl`` file each line is a JSON object.
-
-    Args:
-        urls: The lists; ``"-"`` is standard input.
-        kind: The ending that tells how to read them; by default that of each URL.
-
-    Raises:
-        ValueError: A list is damaged or empty. The message names the line.
-        OSError: A list cannot be read.
+    In ``csv`` and ``tsv`` files the first line names the columns; an empty value is ``None``, and a column
+    whose values are all numbers holds numbers. In a ``jsonl`` file each line is a JSON object. A list that is
+    damaged or empty is a ``ValueError`` that names the line.
     """
     rows: list[dict[str, Any]] = []
     for url in urls:
-        ending = kind or os.path.splitext(url)[1].lower()
         with gopen(url) as stream:
             text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
             try:
-                rows += _objects(text, url) if not LISTS[ending] else _records(text, url, LISTS[ending])
+                rows += _objects(text, url) if not LISTS[kind] else _records(text, url, LISTS[kind])
             except UnicodeDecodeError as error:
                 raise ValueError(f"{url} is not UTF-8: {error}") from None
             finally:

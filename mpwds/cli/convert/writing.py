@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpwds.cli.console import progress
@@ -59,13 +60,7 @@ def plan_shards(
 def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Divides the numbers below ``count`` at random, the same way for the same seed; both in rising order.
 
-    Args:
-        count: Number of samples.
-        share: Share of the first part, 0 to 1; rounded to whole samples, and each part gets one at least.
-        seed: Determines which.
-
-    Raises:
-        ValueError: The share is not between 0 and 1, or there are fewer than two samples.
+    The first part gets ``share`` of them, rounded to whole samples, and each part gets one at least.
 
     Example:
         >>> split_in_two(5, 0.8, seed=0)
@@ -92,10 +87,6 @@ def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> I
 
     There are at least 16 shards, so that each worker has some, as long as they have ten samples each.
 
-    Args:
-        numbers: The samples, in order.
-        size_of: Bytes of a sample in a tar archive.
-
     Example:
         >>> [len(shard) for shard in into_even_shards(range(40), lambda number: 1000)]
         [10, 10, 10, 10]
@@ -120,13 +111,7 @@ def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> I
 def into_shards(
     numbers: Sequence[int], size_of: Callable[[int], int], maxcount: int, maxsize: float
 ) -> Iterator[list[int]]:
-    """Divides samples among shards.
-
-    Args:
-        numbers: The samples, in order.
-        size_of: Bytes of a sample in a tar archive.
-        maxcount: Samples in a shard, at most.
-        maxsize: Bytes of an archive, at most, unless a single sample has more.
+    """Divides samples among shards. A single sample may have more bytes than ``maxsize``.
 
     Example:
         >>> list(into_shards(range(5), lambda number: 10_000, maxcount=3, maxsize=30_720))
@@ -146,27 +131,21 @@ def into_shards(
 
 
 class Planned(NamedTuple):
-    """A shard to write: where to, its samples, read by the worker that iterates them, and their number."""
+    """A shard to write. The worker that iterates its samples reads them."""
 
     url: str
     samples: Iterable[dict[str, Any]]
     total: int
 
 
-class Written(NamedTuple):
-    """A shard that is complete.
-
-    Attributes:
-        url: Its URL or path.
-        samples: Number of samples.
-        nbytes: Bytes of their data; ``None`` if an earlier run has written them.
-        filesize: Bytes of the file; ``None`` if it is not local.
-    """
+@dataclass(frozen=True)
+class Written:
+    """A shard that is complete."""
 
     url: str
     samples: int
-    nbytes: int | None
-    filesize: int | None
+    nbytes: int | None  # of their data; ``None`` if an earlier run has written them
+    filesize: int | None  # ``None`` if it is not local
 
 
 def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = ()) -> list[Written]:
@@ -179,12 +158,8 @@ def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = (
         jobs: How many processes may write.
         done: Names of shards that are complete.
 
-    Returns:
-        What was written, in the order of ``shards``.
-
     Raises:
         ValueError: Two samples of a shard have one key, or a sample cannot be written.
-        OSError: A file cannot be read or written.
     """
     written = {
         number: Written(shard.url, shard.total, None, _filesize(shard.url))
