@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 house = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tools" / "house.py")))
 
 
-def test_modules_do_not_import_each_other_in_circles():
-    assert house.import_circles() == []
+@pytest.mark.parametrize("of_folders", [False, True], ids=["files", "folders"])
+def test_neither_files_nor_folders_import_each_other_in_circles(of_folders):
+    assert house.import_circles(of_folders) == []
 
 
 IMPORTS = """
