@@ -269,7 +269,7 @@ def test_what_a_stream_does_not_say_the_dataset_says(tmp_path):
 
 
 def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.storage.mds.shard_fetcher.most_open_files", lambda: 4)
+    monkeypatch.setattr("mpwds.storage.mds.fetched_shards.most_open_files", lambda: 4)
     shards, nbytes = 12, 20_000
     streams = []
     for name in "ab":

@@ -26,7 +26,7 @@ def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
     try:
         try:
             descriptor = os.open(path, os.O_RDWR | flags, 0o666)  # NFS locks no other files exclusively
-        except PermissionError:
+        except (PermissionError, IsADirectoryError):
             descriptor = os.open(path, os.O_RDONLY | flags, 0o666)
     except FileNotFoundError:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from mpwds.errors import StreamError
 from mpwds.storage.caches.directory import PRIVATE
-from mpwds.storage.caches.locks import lock_shared, same_file
+from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
 from mpwds.storage.streams.base import piece_reader, stream_version
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.resuming import Retries, retrying
@@ -252,9 +251,6 @@ def _leave(path: str, descriptor: int, pid: int) -> None:
 def _remove_unused(folder: str) -> None:
     """Removes a folder unless a process holds its lock."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (descriptor := lock(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+            release(descriptor)

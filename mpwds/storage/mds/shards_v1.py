@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.errors import ShardError
+from mpwds.storage.mds.fetched_shards import FetchedShards
 from mpwds.storage.mds.location import DatasetLocation
-from mpwds.storage.mds.shard_fetcher import ShardFetcher
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
 
 INDEX_NAME = "index.mds"
@@ -192,7 +192,7 @@ def dump_index(
 _INDEX_LIMIT_BYTES = 1 << 32  # a gigabyte of index describes some 500 million samples
 
 
-class MDS1Shards:
+class MDS1Shards(FetchedShards):
     """The samples of an MDS dataset of version 1 (composer's), by shard and number. Fields are bytes.
 
     The arguments, attributes and errors are those of ``MDSShards``, as far as they are here.
@@ -225,12 +225,9 @@ class MDS1Shards:
         self._index = parse_index(data, os.path.join(location.local, name))
         end = name.removeprefix(INDEX_NAME)
         sizes = self._index.bytes_per_shard.tolist()
-        if end and not in_place:
-            location = location.unpacked_elsewhere()
-        self.files = files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
-        self._files = ShardFetcher(location, files, cache_limit=cache_limit)
-        self.urls: Sequence[str] = [os.path.join(location.local, each.raw.name) for each in files]
-        self.lengths: Sequence[int] = self._index.samples_per_shard.tolist()
+        files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
+        lengths = self._index.samples_per_shard.tolist()
+        super().__init__(location, files, lengths, in_place, cache_limit=cache_limit)
         self.fields = self._index.fields
         self.shard_columns = [tuple((name, "bytes") for name in self.fields)] * len(files)
         self._sizes = struct.Struct(f"<{len(self.fields)}q")
@@ -241,7 +238,7 @@ class MDS1Shards:
             raise IndexError(
                 f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
             )
-        file = self._files.open(shard)
+        file = self._file(shard)
         size = self._index.sample_sizes
         if isinstance(size, int):
             start = index * size
@@ -267,12 +264,8 @@ class MDS1Shards:
             sample[name] = data[start:end]
         return sample
 
-    def close(self) -> None:
-        """Closes the files that are open; the next ``read`` opens them again."""
-        self._files.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sizes": None}
+        return {**super().__getstate__(), "_sizes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,8 +13,8 @@ from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
 from mpwds.storage.mds.encodings import ENCODINGS, Encoding, encoding
+from mpwds.storage.mds.fetched_shards import FetchedShards, LocalFile
 from mpwds.storage.mds.location import DatasetLocation
-from mpwds.storage.mds.shard_fetcher import LocalFile, ShardFetcher
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
 
 INDEX_NAME = "index.json"
@@ -149,7 +149,7 @@ _AT_ONCE_BYTES = 32 * 1024  # a larger sample is read field by field, so that it
 _PAGE = 1024  # samples whose offsets are read at a time
 
 
-class MDSShards:
+class MDSShards(FetchedShards):
     """The samples of an MDS dataset of version 2, by shard and number.
 
     Shards are read in the folder ``local``. With ``remote``, each shard is fetched when it is first read, by
@@ -158,19 +158,14 @@ class MDSShards:
 
     Args:
         decode: Whether fields are values; without it they are bytes as they are stored.
-        in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
-            to a temporary folder.
-        datasets: As for ``ShardFetcher``.
+        in_place, datasets: As for ``FetchedShards``.
         local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
             ``mpwds.MDSDataset``.
 
     Attributes:
-        urls: Paths of the shards' files, uncompressed.
-        lengths: The number of samples in each.
-        folder: The folder in which shards are read.
+        urls, lengths, folder, files: As of ``FetchedShards``.
         columns: The first shard's columns: names, and their encodings.
         shard_columns: Those of each shard, as pairs.
-        files: The files of each shard.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -208,13 +203,8 @@ class MDSShards:
         location, _, data = DatasetLocation.of(local, remote, split, retries, timeout_s).opened(INDEX_NAME)
         path = os.path.join(location.local, INDEX_NAME)
         shards = parse_index(data, path)
-        self.files = files = [shard.files for shard in shards]
-        if not in_place and any(shard.packed for shard in files):
-            location = location.unpacked_elsewhere()
-        self.folder = location.local
-        self._files = ShardFetcher(location, files, validate_hash, cache_limit, datasets)
-        self.urls: Sequence[str] = [os.path.join(location.local, shard.files.raw.name) for shard in shards]
-        self.lengths: Sequence[int] = [shard.samples for shard in shards]
+        files, lengths = [shard.files for shard in shards], [shard.samples for shard in shards]
+        super().__init__(location, files, lengths, in_place, validate_hash, cache_limit, datasets)
         self.columns: Mapping[str, str] = dict(shards[0].columns) if shards else {}
         self._decode = decode
         self._allow_pickle = allow_pickle
@@ -246,7 +236,7 @@ class MDSShards:
         count = self.lengths[shard]
         if not 0 <= index < count:
             raise IndexError(f"{self.urls[shard]} has {count} samples, there is no sample {index}")
-        file = self._files.open(shard)
+        file = self._file(shard)
         page, place = divmod(index, _PAGE)
         offsets = file.tables.get(page) or _load_offsets(file, count, page)
         start, end = offsets[place], offsets[place + 1]
@@ -257,12 +247,8 @@ class MDSShards:
             )
         return self._decoders[shard].decode(file, start, end, index)
 
-    def close(self) -> None:
-        """Closes the files that are open; the next ``read`` opens them again."""
-        self._files.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()
         del state["_decoders"]  # functions
         names = {each for columns in set(self.shard_columns) for _, each in columns} & ENCODINGS.keys()
         state["_own"] = {name: ENCODINGS[name] for name in names if isinstance(ENCODINGS[name], type)}

@@ -74,7 +74,7 @@ def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch)
     write(tmp_path, SAMPLES * 10, size_limit=300)
     for limit in (None, 20):
         if limit is not None:
-            monkeypatch.setattr("mpwds.storage.mds.shard_fetcher.most_open_files", lambda: 20)
+            monkeypatch.setattr("mpwds.storage.mds.fetched_shards.most_open_files", lambda: 20)
         shards = MDSShards(tmp_path, datasets=2)
         assert len(shards.lengths) > 50
         read(shards)

@@ -101,8 +101,8 @@ class LocalFile:
         os.close(self._descriptor)
 
 
-class ShardFetcher:
-    """Opens shards. Fetches each one first, once on a machine, and uncompresses it.
+class FetchedShards:
+    """Base of the readers: opens shards. Fetches each one first, once on a machine, and uncompresses it.
 
     Shards that are in the folder already are read there. Their sizes are compared with the index, and their
     hashes if ``validate_hash`` is given; what is fetched is compared with all hashes of the index. Some files
@@ -111,10 +111,18 @@ class ShardFetcher:
     Args:
         location: Where the dataset is.
         files: The shards' files.
+        lengths: The number of samples in each.
+        in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
+            to a temporary folder.
         validate_hash: The only hash to compare.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
         datasets: How many such objects share ``cache_limit`` and ``most_open_files()``; each may keep
             two shards.
+
+    Attributes:
+        files, lengths: As given.
+        folder: The folder in which shards are read.
+        urls: Paths of the shards' files, uncompressed.
 
     Raises:
         ValueError: ``validate_hash`` is not among the index's hashes, or ``cache_limit`` is below the largest
@@ -125,19 +133,26 @@ class ShardFetcher:
         self,
         location: DatasetLocation,
         files: Sequence[ShardFiles],
+        lengths: Sequence[int],
+        in_place: bool,
         validate_hash: str | None = None,
         cache_limit: int | None = None,
         datasets: int = 1,
     ) -> None:
+        if not in_place and any(shard.packed for shard in files):
+            location = location.unpacked_elsewhere()
+        self.files = files
+        self.lengths = lengths
+        self.folder = location.local
+        self.urls: Sequence[str] = [os.path.join(location.local, shard.raw.name) for shard in files]
         self._location = location
         self._open_files = max(most_open_files() // datasets, 1)
-        self._files = files
         self._validate_hash = validate_hash
-        self._urls = [_SCHEME + location.url(shard.stored.name) for shard in files]
+        self._sources = [_SCHEME + location.url(shard.stored.name) for shard in files]
         if validate_hash is not None:
             for shard in files:
                 _to_check(shard, validate_hash)
-        fetcher = _Fetcher(location, dict(zip(self._urls, files, strict=True)), validate_hash)
+        fetcher = _Fetcher(location, dict(zip(self._sources, files, strict=True)), validate_hash)
         largest = max((shard.raw.size or 0 for shard in files), default=0)
         limit = -1 if cache_limit is None else min(cache_limit, max(cache_limit // datasets, 2 * largest))
         if 0 <= limit < largest and any(map(self._is_fetched, range(len(files)))):
@@ -148,7 +163,7 @@ class ShardFetcher:
         self._open: dict[int, LocalFile] = {}
         self._checked: set[int] = set()
 
-    def open(self, shard: int) -> LocalFile:
+    def _file(self, shard: int) -> LocalFile:
         """A shard's file, which stays open for a while.
 
         Raises:
@@ -161,20 +176,19 @@ class ShardFetcher:
             for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
                 self._open.pop(oldest, None)
             file = self._open[shard] = self._opened(shard)
-            if self._is_fetched(shard) and shard - 1 in self._open and shard + 1 < len(self._files):
-                self._cache.prefetch(self._urls[shard + 1])  # they seem to be read in order
+            if self._is_fetched(shard) and shard - 1 in self._open and shard + 1 < len(self.files):
+                self._cache.prefetch(self._sources[shard + 1])  # they seem to be read in order
         return file
 
     def close(self) -> None:
-        """Closes the open files."""
+        """Closes the files that are open; the next ``read`` opens them again."""
         self._open.clear()
 
     def _is_fetched(self, shard: int) -> bool:
-        return self._location.remote is not None or self._files[shard].packed is not None
+        return self._location.remote is not None or self.files[shard].packed is not None
 
     def _opened(self, shard: int) -> LocalFile:
-        expected, name = self._files[shard].raw, self._validate_hash
-        path = os.path.join(self._location.local, expected.name)
+        expected, name, path = self.files[shard].raw, self._validate_hash, self.urls[shard]
         try:
             stream = self._fetched(shard) if self._is_fetched(shard) else open_at(path)
         except FileNotFoundError as error:
@@ -195,7 +209,7 @@ class ShardFetcher:
         for number, file in list(self._open.items()):
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
-        return self._cache.open_whole(self._urls[shard])
+        return self._cache.open_whole(self._sources[shard])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
