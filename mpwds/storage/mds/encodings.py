@@ -8,9 +8,10 @@ import json
 import math
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,13 +268,14 @@ def _encode_jpeg(image: Image) -> bytes:
                 return file.read()
         except FileNotFoundError:
             pass
-    return _encode(image, "JPEG")
+    return _encode_as("JPEG", image)
 
 
-def _encode_png(image: Image) -> bytes:
-    """The image as a PNG file."""
+def _encode_as(format: str, image: Image) -> bytes:
     _check(image)
-    return _encode(image, "PNG")
+    stream = io.BytesIO()
+    image.save(stream, format=format)
+    return stream.getvalue()
 
 
 def _decode_file(data: bytes) -> Image:
@@ -285,29 +287,25 @@ def _decode_file(data: bytes) -> Image:
     return image
 
 
-def _encode_files(files: Sequence[bytes]) -> bytes:
-    """The bytes of several files: their number, their sizes, the files."""
-    return _count_and_sizes(files) + b"".join(files)
-
-
-def _decode_files(data: bytes) -> list[Image]:
-    """The images of ``_encode_files``'s bytes."""
-    return [_decode_file(each) for each in _split(data, 0)]
-
-
-def _encode_list(encode: Callable[[Any], bytes]) -> Callable[[list[Any]], bytes]:
-    """A function that encodes a list: four zero bytes, number and sizes of its elements, the elements."""
+def _list(
+    name: str,
+    kind: type | tuple[type, ...],
+    head: bytes,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+) -> Encoding:
+    """The encoding of lists: ``head``, number and sizes of the elements, the elements."""
 
     def encode_all(elements: list[Any]) -> bytes:
         encoded = list(map(encode, elements))
-        return bytes(4) + _count_and_sizes(encoded) + b"".join(encoded)
+        sizes = struct.pack(f"<{1 + len(encoded)}I", len(encoded), *map(len, encoded))
+        return b"".join([head, sizes, *encoded])
 
-    return encode_all
+    return _encoding(name, kind, encode_all, lambda data: [decode(each) for each in _split(data, len(head))])
 
 
-def _decode_list(decode: Callable[[bytes], Any]) -> Callable[[bytes], list[Any]]:
-    """The opposite of ``_encode_list``."""
-    return lambda data: [decode(each) for each in _split(data, 4)]
+def _decimal(name: str, kind: type) -> Encoding:
+    return _encoding(name, kind, lambda value: str(value).encode(), lambda data: kind(data.decode()))
 
 
 def _check(image: Any) -> None:
@@ -315,16 +313,6 @@ def _check(image: Any) -> None:
 
     if not isinstance(image, Image.Image):
         raise TypeError(f"an image column takes PIL images or bytes, got {type(image).__name__}")
-
-
-def _encode(image: Image, format: str) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format=format)
-    return stream.getvalue()
-
-
-def _count_and_sizes(elements: Sequence[bytes]) -> bytes:
-    return struct.pack(f"<{1 + len(elements)}I", len(elements), *map(len, elements))
 
 
 def _split(data: bytes, at: int) -> list[bytes]:
@@ -347,21 +335,19 @@ ENCODINGS = _Encodings(
         _encoding("bytes", bytes, bytes, bytes),
         _encoding("str", str, str.encode, bytes.decode),
         _encoding("int", int, _encode_int, lambda data: _INT.unpack(data)[0], _INT.size),
-        _encoding("str_int", int, lambda value: str(value).encode(), lambda data: int(data.decode())),
-        _encoding("str_float", float, lambda value: str(value).encode(), lambda data: float(data.decode())),
-        _encoding(
-            "str_decimal", Decimal, lambda value: str(value).encode(), lambda data: Decimal(data.decode())
-        ),
+        _decimal("str_int", int),
+        _decimal("str_float", float),
+        _decimal("str_decimal", Decimal),
         _encoding("json", object, _encode_json, json.loads),
         *map(_scalar, _TYPE_CODES),
         _encoding("pil", object, _encode_raw, _decode_raw),
         _encoding("jpeg", object, _encode_jpeg, _decode_file),
-        _encoding("png", object, _encode_png, _decode_file),
-        _encoding("jpeg_array", (list, tuple), _encode_files, _decode_files),
-        _encoding("jpegarray", (list, tuple), _encode_files, _decode_files),
-        _encoding("list[pil]", list, _encode_list(_encode_raw), _decode_list(_decode_raw)),
-        _encoding("list[jpeg]", list, _encode_list(_encode_jpeg), _decode_list(_decode_file)),
-        _encoding("list[png]", list, _encode_list(_encode_png), _decode_list(_decode_file)),
+        _encoding("png", object, partial(_encode_as, "PNG"), _decode_file),
+        _list("jpeg_array", (list, tuple), b"", lambda file: file, _decode_file),
+        _list("jpegarray", (list, tuple), b"", lambda file: file, _decode_file),
+        _list("list[pil]", list, bytes(4), _encode_raw, _decode_raw),
+        _list("list[jpeg]", list, bytes(4), _encode_jpeg, _decode_file),
+        _list("list[png]", list, bytes(4), partial(_encode_as, "PNG"), _decode_file),
         _encoding("pkl", object, pickle.dumps, pickle.loads),
     )
 )

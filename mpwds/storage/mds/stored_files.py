@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from mpwds.imports import require
 
@@ -46,15 +46,6 @@ class ShardFiles:
 _PIECE_BYTES = 1024 * 1024
 _HINT = "{} compression needs {}: pip install 'mpwds[mds]'"
 
-# Name, which is also the end of file names: levels, default level.
-_LEVELS: dict[str, tuple[range, int | None]] = {
-    "br": (range(12), 11),
-    "bz2": (range(1, 10), 9),
-    "gz": (range(10), 9),
-    "snappy": (range(0), None),
-    "zstd": (range(1, 23), 3),
-}
-
 
 @dataclass(frozen=True)
 class Compression:
@@ -83,11 +74,11 @@ class Compression:
             True
         """
         extension, colon, digits = name.partition(":")
-        levels, level = _LEVELS.get(extension, (None, None))
-        if levels is None:
-            raise ValueError(f"there is no compression {name!r}: choose one of {', '.join(_LEVELS)}")
+        if extension not in _CODECS:
+            raise ValueError(f"there is no compression {name!r}: choose one of {', '.join(_CODECS)}")
+        levels = _CODECS[extension].levels
         if not colon:
-            return Compression(extension, level)
+            return Compression(extension, _CODECS[extension].default_level)
         if not (digits.isascii() and digits.isdigit() and int(digits) in levels):
             known = f"levels are {levels[0]} to {levels[-1]}" if levels else "it has no levels"
             raise ValueError(f"there is no compression {name!r}: {known}")
@@ -95,7 +86,7 @@ class Compression:
 
     def compress(self, data: bytes | bytearray) -> bytes:
         """The compressed bytes, the same ones each time. Raises ``ImportError`` if a package is missing."""
-        return _COMPRESS[self.extension](data, self.level)
+        return _CODECS[self.extension].compress(data, self.level)
 
     def decompress(self, data: bytes, limit_bytes: int) -> bytes:
         """The original bytes, of which there may be ``limit_bytes``.
@@ -105,7 +96,7 @@ class Compression:
             ImportError: A package is missing.
         """
         try:
-            return _DECOMPRESS[self.extension](data, limit_bytes)
+            return _CODECS[self.extension].decompress(data, limit_bytes)
         except (ImportError, MemoryError):
             raise
         except Exception as error:  # each library has errors of its own
@@ -124,15 +115,6 @@ def _snappy() -> Any:
 
 def _zstandard() -> Any:
     return require("zstandard", _HINT.format("zstd", "zstandard"))
-
-
-_COMPRESS: dict[str, Callable[[bytes | bytearray, Any], bytes]] = {
-    "br": lambda data, level: _brotli().compress(bytes(data), quality=level),
-    "bz2": bz2.compress,
-    "gz": lambda data, level: gzip.compress(data, level, mtime=0),
-    "snappy": lambda data, level: _snappy().compress(bytes(data)),
-    "zstd": lambda data, level: _zstandard().ZstdCompressor(level).compress(data),
-}
 
 
 def _read_all(stream: BinaryIO | Any, limit_bytes: int) -> bytes:
@@ -174,15 +156,42 @@ def _decompress_snappy(data: bytes, limit_bytes: int) -> bytes:
     return original
 
 
-_DECOMPRESS: dict[str, Callable[[bytes, int], bytes]] = {
-    "br": _decompress_brotli,
-    "bz2": lambda data, limit: _read_all(bz2.BZ2File(io.BytesIO(data)), limit),
-    "gz": lambda data, limit: _read_all(gzip.GzipFile(fileobj=io.BytesIO(data)), limit),
-    "snappy": _decompress_snappy,
-    "zstd": lambda data, limit: _read_all(
-        _zstandard().ZstdDecompressor().stream_reader(data, read_across_frames=True), limit
+class _Codec(NamedTuple):
+    levels: range
+    default_level: int | None
+    compress: Callable[[bytes | bytearray, Any], bytes]
+    decompress: Callable[[bytes, int], bytes]
+
+
+_CODECS = {
+    "br": _Codec(
+        range(12),
+        11,
+        lambda data, level: bytes(_brotli().compress(bytes(data), quality=level)),
+        _decompress_brotli,
+    ),
+    "bz2": _Codec(
+        range(1, 10), 9, bz2.compress, lambda data, limit: _read_all(bz2.BZ2File(io.BytesIO(data)), limit)
+    ),
+    "gz": _Codec(
+        range(10),
+        9,
+        lambda data, level: gzip.compress(data, level, mtime=0),
+        lambda data, limit: _read_all(gzip.GzipFile(fileobj=io.BytesIO(data)), limit),
+    ),
+    "snappy": _Codec(
+        range(0), None, lambda data, level: bytes(_snappy().compress(bytes(data))), _decompress_snappy
+    ),
+    "zstd": _Codec(
+        range(1, 23),
+        3,
+        lambda data, level: bytes(_zstandard().ZstdCompressor(level).compress(data)),
+        lambda data, limit: _read_all(
+            _zstandard().ZstdDecompressor().stream_reader(data, read_across_frames=True), limit
+        ),
     ),
 }
+"""By name, which is also the end of file names."""
 
 
 def digest(name: str, data: bytes | bytearray) -> str:

@@ -26,6 +26,8 @@ from mpwds.errors import ShardError
 
 BLOCK: Final = 512
 NO_END = "ends without the end-of-archive blocks: it may be truncated"
+"""How the reason of a damage ends that took no member."""
+
 ZERO_BLOCK: Final = bytes(BLOCK)
 
 LAYOUT: Final = struct.Struct("148s8s356s")
@@ -270,7 +272,10 @@ def size_of(front: bytes, kind: int, extended: Extended, archive: Archive, posit
     if position + BLOCK + size + (-size & 511) > archive.end:
         raise data_missing(archive, position, size)
     if is_extension and size > EXTENSION_LIMIT_BYTES:
-        raise extension_too_large(archive, position, size, EXTENSION_LIMIT_BYTES)
+        raise ShardError(
+            f"extension header at offset {position} of {archive.url} says it has {size} bytes, more than "
+            f"{EXTENSION_LIMIT_BYTES}: the shard is damaged"
+        )
     return size
 
 
@@ -459,13 +464,6 @@ def too_large_decompressed(source: Archive, position: int, name: str, size: int,
         f"member {name[:200]} at offset {position} of the compressed shard {source.url} decompresses to "
         f"{size} bytes, more than the limit of {limit}; if you trust the shard's author, raise it: "
         "WebDataset(..., max_decompressed_bytes=...)"
-    )
-
-
-def extension_too_large(source: Archive, position: int, size: int, limit: int) -> ShardError:
-    return ShardError(
-        f"extension header at offset {position} of {source.url} says it has {size} bytes, more than "
-        f"{limit}: the shard is damaged"
     )
 
 

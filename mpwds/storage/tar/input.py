@@ -9,8 +9,9 @@ import io
 import os
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.base import Readable, detects_truncation, piece_reader
@@ -30,7 +31,7 @@ _PIECE_BYTES = 256 * 1024
 bytes(16 * 1024 * 1024)
 
 
-class Input(Protocol):
+class Input(ABC):
     """The bytes of an archive, from an offset on.
 
     Attributes:
@@ -40,37 +41,41 @@ class Input(Protocol):
         detects_truncation: Whether an end that comes too early is an error, or the archive's length is known.
     """
 
-    url: str
     end: int
-    largest: int
+    largest = sys.maxsize
+
+    def __init__(self, stream: Readable, url: str) -> None:
+        self.url = url
+        self._stream = stream
 
     @property
-    def detects_truncation(self) -> bool: ...
+    def detects_truncation(self) -> bool:
+        return detects_truncation(self._stream)
 
+    def close(self) -> None:
+        if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
+            self._stream.close()
+
+    @abstractmethod
     def window(self, position: int, need: int) -> tuple[bytes, int]:
         """Bytes, and the index of ``position`` among them. Positions rise from call to call.
 
         At least ``need`` bytes from there on, often more; fewer only where the archive ends.
         """
 
+    @abstractmethod
     def data(self, position: int, size: int, padding: int) -> bytes:
         """The ``size`` bytes from ``position`` on; fewer, or less padding after them, only at the end."""
 
-    def close(self) -> None: ...
 
-
-class FileInput:
-    """An ``Input`` of a regular file, by ``pread``: skipped bytes are not read, large data is copied once.
+class FileInput(Input):
+    """A regular file, by ``pread``: skipped bytes are not read, large data is copied once.
 
     docs/design.md says why the file is not mapped.
     """
 
-    largest = sys.maxsize
-    detects_truncation = True
-
     def __init__(self, stream: BinaryIO, url: str) -> None:
-        self.url = url
-        self._stream = stream
+        super().__init__(stream, url)
         self._descriptor = stream.fileno()
         self.end = os.fstat(self._descriptor).st_size
         # Behind large data there often is a small member and then large data again: start small.
@@ -99,9 +104,6 @@ class FileInput:
         data = os.pread(self._descriptor, size, position)
         return data if len(data) == size else data + self._rest(position + len(data), size - len(data))
 
-    def close(self) -> None:
-        _close(self._stream)
-
     def _rest(self, position: int, size: int) -> bytes:
         """Continues after ``pread``, which returns at most 2 GiB, and less when it is interrupted."""
         pieces = []
@@ -118,14 +120,13 @@ class FileInput:
         return b"".join(pieces)
 
 
-class StreamInput:
+class StreamInput(Input):
     """A stream at an offset of the archive. Reads pieces as they come: waits for no more than it needs."""
 
     def __init__(self, stream: Readable, url: str, offset: int, largest: int = sys.maxsize) -> None:
-        self.url = url
+        super().__init__(stream, url)
         self.largest = largest
         self.end = sys.maxsize
-        self._stream = stream
         self._read = piece_reader(stream)
         self._chunk = b""
         self._position = offset  # of the chunk
@@ -167,13 +168,6 @@ class StreamInput:
         self.window(position + size, padding)
         return data
 
-    @property
-    def detects_truncation(self) -> bool:
-        return detects_truncation(self._stream)
-
-    def close(self) -> None:
-        _close(self._stream)
-
     def _skip_to(self, position: int) -> None:
         """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
         while position > self._position + len(self._chunk):
@@ -181,11 +175,6 @@ class StreamInput:
             self._chunk = self._read(_PIECE_BYTES)
             if not self._chunk:
                 self.end, self._position = self._position, position
-
-
-def _close(stream: Readable) -> None:
-    if stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
-        stream.close()
 
 
 class Decompressed:

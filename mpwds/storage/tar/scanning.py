@@ -31,8 +31,6 @@ from mpwds.storage.tar.headers import (
 )
 from mpwds.storage.tar.input import Input, OpenAt, open_archive
 
-"""How the reason of a damage ends that took no member."""
-
 
 class ScannedMember(NamedTuple):
     """A member of an archive, all of whose bytes are there.

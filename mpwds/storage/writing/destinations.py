@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
-from mpwds.storage.caches.locks import lock, release
+from mpwds.storage.caches.locks import lock, release, same_file
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
 from mpwds.storage.streams.urls import (
@@ -210,16 +210,13 @@ class PendingFile:
         self.path = path
         self._sync = sync
         self._replace = replace
-        self._directory = directory
         folder, name = os.path.split(path)
-        self._name = path if directory is None else name
+        inside = folder if directory is None else f"/proc/self/fd/{directory}"
+        self._name = os.path.join(inside, name)
         with contextlib.suppress(FileNotFoundError):  # a name that is too long fails here, not in the end
-            os.stat(self._name, dir_fd=directory, follow_symlinks=False)
-        beginning = f".{name[:_NAME_LETTERS]}"
+            os.lstat(self._name)
         try:
-            descriptor, temporary = _create_locked(
-                os.path.join(folder, beginning) if directory is None else beginning, directory
-            )
+            descriptor, temporary = _create_locked(os.path.join(inside, f".{name[:_NAME_LETTERS]}"))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 error.errno, "cannot write here, the directory does not exist", folder
@@ -228,9 +225,7 @@ class PendingFile:
         self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
         self._temporary = temporary
         self._owner_pid = os.getpid()
-        self._remove = weakref.finalize(
-            self, _abandoned, path, self.stream, temporary, directory, os.getpid()
-        )
+        self._remove = weakref.finalize(self, _abandoned, path, self.stream, temporary, os.getpid())
 
     def publish(self) -> None:
         """Gives the file its name, once it is on disk if that is wanted. On an error the file is discarded.
@@ -242,9 +237,7 @@ class PendingFile:
                 os.fsync(self.stream.fileno())
             self.stream.close()
             if self._replace:
-                os.replace(
-                    self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
-                )
+                os.replace(self._temporary, self._name)
             else:
                 self._take_free_name()
         except BaseException as error:
@@ -254,42 +247,40 @@ class PendingFile:
             raise
         self._remove.detach()
         if self._sync:
-            _sync_directory(os.path.dirname(self._name) or ".", self._directory)
+            _sync_directory(os.path.dirname(self._name))
 
     def discard(self) -> None:
         """Closes and removes the file, unless it was published or discarded already."""
         if self._remove.detach() is not None and os.getpid() == self._owner_pid:
-            _close_and_remove(self.stream, self._temporary, self._directory)
+            _close_and_remove(self.stream, self._temporary)
 
     def _take_free_name(self) -> None:
-        new, name, inside = self._temporary, self._name, self._directory
+        new, name = self._temporary, self._name
         try:
-            os.link(new, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
+            os.link(new, name, follow_symlinks=False)
         except OSError as error:
-            if error.errno in _NO_LINKS and not os.access(name, os.F_OK, dir_fd=inside):
-                os.replace(new, name, src_dir_fd=inside, dst_dir_fd=inside)
+            if error.errno in _NO_LINKS and not os.access(name, os.F_OK):
+                os.replace(new, name)
                 return
             if error.errno not in (*_NO_LINKS, errno.EEXIST):
                 raise
             # NFS may repeat a request that it has done, and a worker that was restarted a shard.
-            if not _same_content(new, name, inside):
+            if not _same_content(new, name):
                 reason = "it was written meanwhile by another program, and is not replaced"
                 raise FileExistsError(errno.EEXIST, reason, self.path) from None
-        os.unlink(new, dir_fd=inside)
+        os.unlink(new)
 
 
-def _create_locked(beginning: str, directory: int | None) -> tuple[int, str]:
+def _create_locked(beginning: str) -> tuple[int, str]:
     """Creates a file, locks it where the file system has locks, and returns its descriptor and its name."""
     while True:
         name = f"{beginning}.{secrets.token_hex(4)}.partial"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o666, dir_fd=directory)
+        descriptor = os.open(name, flags, 0o666)
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            named = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            if os.path.samestat(os.fstat(descriptor), named):
-                return descriptor, name
+        if same_file(descriptor, name):
+            return descriptor, name
         os.close(descriptor)  # remove_partial was quicker than the lock
 
 
@@ -323,10 +314,10 @@ def _begins_so(name: str, beginning: str) -> bool:
     )
 
 
-def _abandoned(path: str, stream: BinaryIO, temporary: str, directory: int | None, owner_pid: int) -> None:
+def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return
-    _close_and_remove(stream, temporary, directory)
+    _close_and_remove(stream, temporary)
     warnings.warn(
         f"{path} was not written: its writer was dropped before it was closed; use `with`, or call close()",
         RuntimeWarning,
@@ -334,19 +325,16 @@ def _abandoned(path: str, stream: BinaryIO, temporary: str, directory: int | Non
     )
 
 
-def _close_and_remove(stream: BinaryIO, temporary: str, directory: int | None) -> None:
+def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
     with contextlib.suppress(OSError):  # a full disk, and the content is thrown away anyway
         stream.close()
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
+        os.unlink(temporary)
 
 
-def _same_content(first: str, second: str, directory: int | None) -> bool:
+def _same_content(first: str, second: str) -> bool:
     with contextlib.ExitStack() as ends:
-        one, other = (
-            ends.enter_context(open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), "rb"))
-            for name in (first, second)
-        )
+        one, other = (ends.enter_context(open(name, "rb")) for name in (first, second))
         if os.fstat(one.fileno()).st_size != os.fstat(other.fileno()).st_size:
             return False
         while piece := one.read(_PIECE_BYTES):
@@ -355,10 +343,10 @@ def _same_content(first: str, second: str, directory: int | None) -> bool:
         return True
 
 
-def _sync_directory(path: str, inside: int | None) -> None:
+def _sync_directory(path: str) -> None:
     """Makes a new name durable, if the file system supports and allows it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inside)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
