@@ -63,6 +63,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: Keep the workers, and their copies of the dataset, between epochs.
         pin_memory_device: Deprecated by torch, without effect.
         in_order: Deliver batches in the order of their indices; otherwise as they come.
+        snapshot_every_n_steps: torchdata's, without effect: a state is exact after every batch.
 
     Raises:
         ValueError, TypeError: As torch's DataLoader, for arguments that cannot be combined.
@@ -106,6 +107,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         _refuse_workers_of_workers(dataset, num_workers)
         super().__init__(
@@ -204,6 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         try:
             with loaded.beginning(self):
                 yield
+            loaded.continue_iterator()  # it may set torch's generator
         except BaseException:  # the next attempt continues it, too
             loaded.tell_epoch(self)
             self._loaded = loaded
@@ -241,11 +244,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
 
         The delivered samples of a map-style dataset are not fetched again, and the rest come in the same
-        order, also with another number of workers; random numbers that the dataset draws in them differ. An
-        iterable dataset, its iterator, a sampler or a batch sampler that has ``state_dict()`` and
-        ``load_state_dict(state)`` continues from its own state. Other iterable datasets run again from their
-        start, with the same seeds, and delivered batches are dropped, with a warning. A ``MultiLoader``
-        resumes by its own ``load_state_dict``.
+        order, also with another number of workers; random numbers that the dataset draws in them differ. A
+        dataset, its iterator, a sampler or a batch sampler that has ``state_dict()`` and
+        ``load_state_dict(state)`` continues from its own state; each worker's dataset does, so their number
+        must be the same. Other iterable datasets run again from their start, with the same seeds, and
+        delivered batches are dropped, with a warning. A ``MultiLoader`` resumes by its own
+        ``load_state_dict``.
 
         The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.

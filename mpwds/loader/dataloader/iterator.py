@@ -248,7 +248,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         record.take_back_seed(loader)
         self._record = record
         if isinstance(loader.dataset, IterableDataset):
-            record.continue_iterator(loader, self._dataset_fetcher)
+            record.fetcher = self._dataset_fetcher
             make_again(super()._next_data, 0, 0, record.runs_again)
         else:
             indices = record.drawn(loader, self._sampler_iter)

@@ -71,7 +71,7 @@ class EpochRecord:
     completed: TaskProgress
     seedless: bool  # the epoch keeps the workers of the one before, so it draws no seed for them
     dataset_state: Mapping[str, Any] | None = None  # in the loaded state, if the dataset is a loader
-    own_state: Mapping[str, Any] | None = None  # in it, of an iterable dataset that has one, without workers
+    own_state: Mapping[str, Any] | None = None  # in it, of another dataset that has one, without workers
     sampler_states: deque[tuple[int, list[Any]]] = field(default_factory=deque)  # by the tasks before
     fetcher: Any = None  # torch's, of an iterable dataset, without workers
     resumed: bool = False  # it was loaded
@@ -90,13 +90,12 @@ class EpochRecord:
             return 0
         return sum(worker.delivered for worker in self.completed.workers if not worker.states)
 
-    def continue_iterator(self, loader: DataLoader[Any], fetcher: Any) -> None:
+    def continue_iterator(self) -> None:
         """Brings torch's fetcher of an iterable dataset, without workers, to where the loaded state was."""
-        state, self.fetcher = self.own_state, fetcher
-        if state is not None:
-            if "iterator" in state:
-                fetcher.dataset_iter.load_state_dict(state["iterator"])
-            fetcher.ended = state["ended"]
+        if self.own_state is not None and self.fetcher is not None:
+            if "iterator" in self.own_state:
+                self.fetcher.dataset_iter.load_state_dict(self.own_state["iterator"])
+            self.fetcher.ended = self.own_state["ended"]
 
     def drawn(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
         """The indices that the sampler gives. Keeps the sampler's own states, if it has them."""
@@ -130,8 +129,7 @@ class EpochRecord:
 
     def _state_of_dataset(self, loader: DataLoader[Any]) -> Mapping[str, Any] | None:
         dataset = loader.dataset
-        of_loader = isinstance(dataset, Rebatching)
-        if loader.num_workers or of_loader or not isinstance(dataset, IterableDataset):
+        if loader.num_workers or isinstance(dataset, Rebatching):
             return None
         if self.fetcher is None and self.own_state is not None:
             return self.own_state
@@ -245,11 +243,16 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
                 facts[f"{name} of the sampler"] = value
     if not loader.in_order:
         facts["rank"] = here.rank  # another has got other samples by now
-    if isinstance(dataset, IterableDataset):
-        facts["num_workers"] = loader.num_workers  # each reads its own part
-    elif hasattr(dataset, "__len__"):
+    if _depends_on_workers(dataset):
+        facts["num_workers"] = loader.num_workers
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
         facts["samples"] = len(dataset)
     return facts
+
+
+def _depends_on_workers(dataset: Any) -> bool:
+    """Whether each worker reads a part of its own, or has a state of its own."""
+    return isinstance(dataset, IterableDataset) or is_stateful(dataset)
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

@@ -17,8 +17,8 @@ from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import ChannelClosed
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import Position, made_fewer
-from mpwds.loader.worker.elements import WorkerIterator
+from mpwds.loader.resume.progress import Position, made_fewer, pack_state, unpack_state
+from mpwds.loader.worker.elements import WorkerIterator, is_stateful
 from mpwds.loader.worker.sending import EpochStopped
 from mpwds.loader.worker.worker import Worker, announce_to_torch
 from mpwds.pipeline.context import Context
@@ -152,16 +152,21 @@ class TaskWorker(Worker):
 
     def _send_batch(self, batch: Any, index: Any, generation: int, sequence: int) -> None:
         self.meter.made()
-        samples = None
-        if not self.setup.iterable:
+        samples, state = None, None
+        if self._samples is not None:
+            state = self._samples.state(time.monotonic())
+        else:
             samples = operator.length_hint(index, 1) if self.setup.batches or isinstance(index, list) else 1
-        state = None if self._samples is None else self._samples.state(time.monotonic())
+            if is_stateful(self.setup.dataset):
+                state = pack_state(self.setup.dataset.state_dict(), exactly=True)
         self.sender.send(batch, generation, sequence, state, samples)
 
     def _make_fetch(self, start: dict[str, Any], index: Any) -> Callable[[Any], Any]:
         if self._failure is not None:
             raise self._failure
         if not self.setup.iterable:
+            if start["state"] is not None:
+                self.setup.dataset.load_state_dict(unpack_state(start["state"]))
             return self.setup.fetcher(iter(()))
         position = Position(start["first"], start["state"], start["at"])
         self._samples = samples = self.setup.samples(self._context(start["epoch"]), position)

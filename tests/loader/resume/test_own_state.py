@@ -225,6 +225,80 @@ def test_a_dataset_whose_worker_died_continues_from_its_state():
         assert first + plain(elements) == whole
 
 
+class Noise(torch.utils.data.Dataset):
+    """Map-style: its samples come from a generator of its own, which is its state."""
+
+    def __init__(self):
+        self.dice = random.Random(5)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index + self.dice.random()
+
+    def state_dict(self):
+        return {"at": 0, "dice": self.dice.getstate()}
+
+    load_state_dict = Counting.load_state_dict
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 3}, {"num_workers": 2, "persistent_workers": True, "batch_size": None}],
+    ids=str,
+)
+def test_a_map_style_dataset_continues_from_its_state_in_each_worker(options):
+    def make():
+        return DataLoader(Noise(), shuffle=True, generator=torch.Generator().manual_seed(3), **options)
+
+    whole = plain(make())
+    for count in (0, 1, 9):
+        loader = make()
+        first = taken(loader, count)
+        other = make()
+        other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert first + plain(other) == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_the_state_of_workers_datasets_is_refused_by_another_number_of_workers():
+    state = DataLoader(Noise(), num_workers=2).state_dict()
+    with pytest.raises(ValueError, match="it was 2, is 3"):
+        DataLoader(Noise(), num_workers=3).load_state_dict(state)
+
+
+class Torchs(Numbers):
+    """An iterator that draws from torch's own generator, whose state is a part of its own."""
+
+    def __next__(self):
+        return super().__next__() + torch.rand(()).item()
+
+    def state_dict(self):
+        return {"at": self.at, "generator": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+        torch.set_rng_state(torch.tensor(state["generator"], dtype=torch.uint8))
+
+
+class IteratedByTorchs(Iterated):
+    def __iter__(self):
+        return Torchs(own_part(40))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("count", [0, 5])
+def test_an_iterator_may_restore_torchs_generator(workers, count):
+    loader = DataLoader(IteratedByTorchs(), num_workers=workers)
+    elements = iter(loader)
+    plain(next(elements) for _ in range(count))
+    state, rest = loader.state_dict(), plain(elements)
+    other = DataLoader(IteratedByTorchs(), num_workers=workers, snapshot_every_n_steps=5)
+    other.load_state_dict(state)
+    assert plain(other) == rest
+
+
 class Shuffled:
     """A sampler that knows how far it is in the order of an epoch, and draws from a generator of its own."""
 
