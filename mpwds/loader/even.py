@@ -150,7 +150,6 @@ class RankShard:
             self.look_ahead(len(self._ahead) + 1)
 
     def close(self) -> None:
-        """Drops the batches that are left."""
         self._source, self._again, self._last = None, iter(()), None
         self._ahead.clear()
 

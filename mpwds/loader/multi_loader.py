@@ -565,8 +565,14 @@ class LoaderPipeline(Rebatching, DataPipeline):
         from mpwds.loader.stages import StagesIterator
 
         loader, stream = self.loader, self.stream(Context.current(epoch))
-        elements = self._position.begin_stages(stream, ahead=loader._is_even())
-        return loader._convert(StagesIterator(elements, lambda: loader._statistics.times), staged=True)
+        if not is_repetition(epoch):  # another pass, to make an epoch even
+            # A later step may take elements ahead, and counts those that the program gets.
+            got = self._position.delivered_before(epoch) if loader._is_even() else None
+            if (loaded := self._position.take_loaded(epoch)) is not None:
+                stream.load_state_dict(loaded)
+            stream.got, self._position.last = got, stream
+        elements = StagesIterator(stream.elements(), lambda: loader._statistics.times)
+        return loader._convert(elements, staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""
@@ -643,8 +649,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
 
 
 class LoaderSource:
-    """Source of a pipeline: the batches that a loader delivers."""
-
     def __init__(self, loader: MultiLoader) -> None:
         self._loader = loader
 

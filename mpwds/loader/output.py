@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.imports import tensor_class
-from mpwds.loader.engine.epoch import NOT_YET, OneThread
+from mpwds.loader.engine.epoch import NOT_YET, TAKE_TURNS
 from mpwds.loader.engine.options import FinalOutput
 from mpwds.sharedmem.cuda import CopyStream, CudaAccess, Pinning
 from mpwds.trees import tree_map
@@ -87,7 +88,7 @@ class DeviceIterator(Iterator[Any]):
         self._stream = stream
         self._ahead = ahead
         self._next_now: Callable[[], Any] | None = getattr(source, "next_now", None)
-        self._one_thread = OneThread()
+        self._lock = threading.Lock()
         self._sent: deque[_Sent] = deque()
         self._original: list[Any] = []
         self._ending: Exception | None = None
@@ -99,7 +100,9 @@ class DeviceIterator(Iterator[Any]):
         return len(self._sent)
 
     def __next__(self) -> Any:
-        with self._one_thread:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(TAKE_TURNS)
+        try:
             if getattr(self._source, "closed", False):
                 self._sent.clear()
             else:
@@ -112,6 +115,8 @@ class DeviceIterator(Iterator[Any]):
             sent = self._sent.popleft()
             self._stream.hand_over(sent.tensors, sent.mark)
             return sent.batch
+        finally:
+            self._lock.release()
 
     def _send_what_is_here(self) -> None:
         while self._next_now is not None and self._ending is None and len(self._sent) <= self._ahead:

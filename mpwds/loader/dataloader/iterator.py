@@ -93,7 +93,6 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the running workers."""
         return self._group.pids
 
     @property

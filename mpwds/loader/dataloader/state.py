@@ -78,7 +78,6 @@ class EpochRecord:
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
-        """The start of the epoch that the loader would begin now."""
         sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), _dataset_epoch(loader.dataset)
         completed = TaskProgress(loader.num_workers)
         return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, completed, seedless)

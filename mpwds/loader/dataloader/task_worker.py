@@ -32,8 +32,6 @@ class Exhausted(Exception):
 
 @dataclass
 class FetchingSetup(WorkerSetup):
-    """The setup of a DataLoader's workers."""
-
     serves: ClassVar[str] = f"{__name__}:TaskWorker"
 
     base_seed: int = 0  # worker i is seeded with base_seed + i
@@ -102,8 +100,6 @@ def _batches_of(
 
 @dataclass
 class TaskWorker(Worker):
-    """Does the tasks of worker ``index``."""
-
     setup: FetchingSetup
     _failure: Exception | None = None
     _samples: WorkerIterator | None = None

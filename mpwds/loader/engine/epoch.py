@@ -29,20 +29,6 @@ MOST_DEATHS = 3
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 
 
-class OneThread:
-    """A context for one thread at a time: for a second one it is an error."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(TAKE_TURNS)
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
-
-
 class EpochIterator(Iterator[Any]):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 

@@ -44,8 +44,6 @@ _HINTS = {
 
 
 class LocalWorker(WorkerHandle):
-    """A running worker process."""
-
     pid = 0
     batch: Callable[[Message], Any]
     discard: Callable[[Message], None]
@@ -198,7 +196,6 @@ class LocalWorker(WorkerHandle):
         self._ours.close()  # with them the lifeline, which kills a process that still runs
 
     def _replace_command(self, command: dict[str, Any]) -> None:
-        """Puts a command in the place of all that was not sent yet."""
         self._outgoing = deque([command])
         self.flush()
 
@@ -316,7 +313,6 @@ class BatchReceiver:
 
 
 def batch_of(fields: dict[str, Any], buffer: Any, output: Output, *, allow_pickle: bool) -> Any:
-    """The batch that an envelope's fields and the memory of its arrays make."""
     arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
     return nest.unflatten(fields["structure"], arrays, allow_pickle=allow_pickle)
 

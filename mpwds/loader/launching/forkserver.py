@@ -86,7 +86,6 @@ class ForkServer:
 
     @property
     def is_gone(self) -> bool:
-        """True if the server has ended."""
         poller = select.poll()  # one for each thread
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(0))
@@ -99,11 +98,9 @@ class ForkServer:
         return self.is_gone or self._code.has_changed() or self._inherited != environment.inherited()
 
     def has_imported(self, modules: list[str]) -> bool:
-        """True if the server has imported modules already."""
         return self._imported.issuperset(modules)
 
     def begin_import(self, modules: list[str]) -> None:
-        """Has the server import modules, without waiting for it."""
         with self._lock:
             self._send(["import", modules, environment.current()], [])
 

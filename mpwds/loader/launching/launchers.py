@@ -164,7 +164,6 @@ class ForkFallback:
 
 
 def cuda_is_initialized() -> bool:
-    """True if this process uses CUDA."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())
 

@@ -153,7 +153,6 @@ class Channel:
 
 
 def frame_of(fields: dict[str, Any], payload: bytes | bytearray = b"") -> memoryview:
-    """The bytes of a message."""
     envelope = nest.pack(fields)
     head = LENGTHS.pack(len(envelope), len(payload)) + envelope
     return memoryview(head + payload if payload else head)

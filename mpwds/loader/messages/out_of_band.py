@@ -85,7 +85,6 @@ def take_apart(item: Any) -> Any:
 
 
 def put_together(item: Any) -> Any:
-    """Undoes :func:`take_apart`."""
     return tree_map(item, OutOfBand, _unpickled)
 
 

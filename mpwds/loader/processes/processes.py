@@ -93,7 +93,6 @@ class WorkerProcess:
         return self._ended
 
     def kill(self) -> None:
-        """Sends SIGKILL, if the process still runs."""
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)

@@ -78,8 +78,6 @@ class Rebatched(DataclassStage, called="rebatched"):
 
 
 class RebatchedStream:
-    """The stream of ``Rebatched``."""
-
     def __init__(self, stage: Rebatched, source: Stream[Any], context: Context) -> None:
         self._stage = stage
         self._source = source

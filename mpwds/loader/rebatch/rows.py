@@ -314,11 +314,9 @@ class SourceBatches:
 
     @property
     def many(self) -> bool:
-        """True if :meth:`keep_only` should be called."""
         return len(self.addresses) > 2 * self._kept + _MANY_BATCHES
 
     def keep_only(self, held: Sequence[RowIds]) -> None:
-        """Forgets the batches of which no row is held."""
         numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
         self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)

@@ -30,8 +30,6 @@ START = Position()
 
 @dataclass(eq=False)
 class WorkerProgress:
-    """The progress of one worker in an epoch."""
-
     delivered: int = 0  # batches of this epoch that the program got
     states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
     stateless: str = ""  # why the stream has no state
@@ -155,7 +153,6 @@ class EpochProgress:
         return sum(worker.delivered - worker.position().at for worker in self.workers)
 
     def positions(self) -> list[Position]:
-        """The positions of the workers that continue this epoch."""
         return [worker.position(worker.received) for worker in self.workers]
 
 
@@ -189,7 +186,6 @@ def pack_state(state: Any, *, exactly: bool = False) -> bytes:
 
 
 def unpack_state(packed: bytes) -> Any:
-    """The state that :func:`pack_state` packed, in this process or one of its workers."""
     if packed[:1] == b"p":
         return pickle.loads(packed[1:])
     return msgpack.unpackb(packed[1:], strict_map_key=False)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -48,16 +48,6 @@ class Epoch(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
-class EpochOfStages(Epoch, Protocol):
-    """See ``StagesStream``."""
-
-    got: int | None
-
-    def elements(self) -> Generator[Any, None, None]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class LoaderPosition:
     """The last epoch of a loader or of stages after it, and a loaded state whose epoch has not begun yet.
 
@@ -77,26 +67,12 @@ class LoaderPosition:
         if progress is None:
             if is_repetition(epoch):  # another pass, to make an epoch even
                 return _at_start(loader, epoch)
-            loaded = self._take_loaded(epoch)
+            loaded = self.take_loaded(epoch)
             progress = _at_start(loader, epoch) if loaded is None else EpochProgress.from_dict(loaded)
             progress.loaded = progress.delivered
         self._loaded, self.last = None, progress
         _warn_of_replay(loader, progress)
         return progress
-
-    def begin_stages(self, stream: EpochOfStages, ahead: bool) -> Generator[Any, None, None]:
-        """Begins an epoch of stages, or continues it if its state was loaded.
-
-        With ``ahead``, a later step takes elements ahead, and counts those that the program gets.
-        """
-        if is_repetition(stream.epoch):
-            return stream.elements()
-        got = self.delivered_before(stream.epoch) if ahead else None
-        if (loaded := self._take_loaded(stream.epoch)) is not None:
-            stream.load_state_dict(loaded)
-        stream.got = got
-        self.last = stream
-        return stream.elements()
 
     def delivered_before(self, epoch: int) -> int:
         """The number of an epoch's elements that the program got before it begins here."""
@@ -149,8 +125,7 @@ class LoaderPosition:
         self._loaded, self.last = dict(state), _nothing_begun()
         return epoch
 
-    def _take_loaded(self, epoch: int) -> dict[str, Any] | None:
-        """The state that was loaded for an epoch that begins now."""
+    def take_loaded(self, epoch: int) -> dict[str, Any] | None:
         loaded, self._loaded = self._loaded, None
         if loaded is None or loaded["epoch"] == epoch:
             return loaded

@@ -214,7 +214,6 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact:
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:
-    """The function that counts the samples in an element of this dataset."""
     if isinstance(dataset, DataPipeline) and dataset.pipeline and not iterates_itself(dataset):
         return dataset.samples_in
     return rows_in

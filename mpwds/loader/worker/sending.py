@@ -37,7 +37,6 @@ class Commands:
         self._arrival.register(channel, select.POLLIN)
 
     def wait_for_start(self) -> dict[str, Any]:
-        """Waits for the next ``start`` and returns its fields."""
         self._read_all()
         while self._start is None:
             self._arrival.poll()
