@@ -277,7 +277,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             self._local.active_ns += time.monotonic_ns() - start_ns
         completed.complete(completed.below)
         self._times.delivered(*self._local.count(batch))
-        if isinstance(self._dataset, Rebatching) and getattr(self._dataset_fetcher, "ended", False):
+        if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
             self._record.completed.finish()  # after the incomplete last batch the loader is at its next epoch
         return batch
 

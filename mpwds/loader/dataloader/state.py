@@ -132,9 +132,10 @@ class EpochRecord:
             return None
         if self.fetcher is None and self.own_state is not None:
             return self.own_state
-        parts: dict[str, Any] = {"dataset": dataset, "iterator": getattr(self.fetcher, "dataset_iter", None)}
+        fetcher = self.fetcher
+        parts: dict[str, Any] = {"dataset": dataset, "iterator": fetcher and fetcher.dataset_iter}
         state = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items() if is_stateful(part)}
-        return {**state, "ended": getattr(self.fetcher, "ended", False)} if state else None
+        return {**state, "ended": fetcher is not None and fetcher.ended} if state else None
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
         """Tells the sampler and the dataset which epoch it is, and a dataset that is a loader its state."""
