@@ -18,7 +18,7 @@ from mpwds.pipeline.decoding.fields import (
     extension_of,
     gunzip,
 )
-from mpwds.pipeline.error_context import arguments
+from mpwds.pipeline.error_context import arguments, check_whole
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -69,14 +69,7 @@ class Decoder:
         allow_pickle: bool = False,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
-        if not isinstance(max_decompressed_bytes, int):
-            raise TypeError(
-                f"decode: max_decompressed_bytes must be a whole number, got {shown(max_decompressed_bytes)}"
-            )
-        if max_decompressed_bytes < 1:
-            raise ValueError(
-                f"decode: max_decompressed_bytes must be at least 1, got {max_decompressed_bytes}"
-            )
+        check_whole("decode", "max_decompressed_bytes", max_decompressed_bytes, least=1)
         main = handlers[0] if len(handlers) == 1 and isinstance(handlers[0], list) else handlers
         before = [gzfilter] if pre is None else pre
         after = [basichandlers] if post is None else post

@@ -140,11 +140,10 @@ class _Tar(Format):
     def shards(self, source: str, cache: CacheConfig = NO_CACHE) -> IndexedShards:
         if (path := _description(source)) is None:
             return tar_shards(tar_urls(source), cache)
-        from mpwds.storage.indexed.descriptions import load_description
+        from mpwds.storage.indexed.descriptions import Description
 
-        listed = load_description(path)["shardlist"]
-        lengths = [shard["nsamples"] for shard in listed]
-        return tar_shards([shard["url"] for shard in listed], cache, lengths, listed)
+        described = Description(path)
+        return tar_shards(described.urls, cache, described.lengths, described.shards)
 
     def samples(self, source: str, copies_bytes: int | None = _COPIES_BYTES) -> StoredSamples:
         urls = tar_urls(source)
@@ -302,9 +301,9 @@ def tar_urls(source: str) -> list[str]:
     urls: list[str] = []
     for name in [source] if _is_folder(source) else expand_urls(source):
         if (path := _description(name)) is not None:
-            from mpwds.storage.indexed.descriptions import load_description
+            from mpwds.storage.indexed.descriptions import Description
 
-            urls += [shard["url"] for shard in load_description(path)["shardlist"]]
+            urls += Description(path).urls
         elif _is_folder(name):
             from mpwds.pipeline.sources.directory_shards import shards_in
 

@@ -217,17 +217,11 @@ class ShardStream(ErrorHandlingStream):
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
         if isinstance(error, (FileNotFoundError, IsADirectoryError)) and self._handler is reraise_exception:
-            self._explain_absence(error, self._source.describe(as_address(address[0])))
+            _explain_missing(error, self._source.describe(as_address(address[0])))
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
             kept = self._cache.path(place.url)
             if file_of(place.url) is None and os.path.exists(kept):
                 add_note(error, f"it was read from the cache; to fetch it again, remove {kept}")
-
-    def _explain_absence(self, error: Exception, shard: Description) -> None:
-        path = None if shard.url is None else file_of(shard.url)
-        if path is not None:
-            listed, urls = shard.listed or ("", ())
-            _explain_missing(error, path, listed, list(map(file_of, urls)))
 
     def describe(self, address: Any, element: object = None) -> Description:
         shard, offset = address
@@ -296,15 +290,16 @@ def file_of(url: str) -> str | None:
     return local_path(url) if is_local(url) else None
 
 
-def _explain_missing(error: Exception, path: str, listed: str, paths: Sequence[str | None]) -> None:
-    """Adds a note to the error about a local shard that does not exist, or is a folder.
-
-    ``listed`` is how the user gave the list that the shard is in; ``paths`` are its local files, ``None`` for
-    other shards.
-    """
+def _explain_missing(error: Exception, shard: Description) -> None:
+    """Adds a note to the error about a local shard that does not exist, or is a folder."""
+    path = None if shard.url is None else file_of(shard.url)
+    if path is None:
+        return
     if os.path.isdir(path):
         add_note(error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}")
-    elif paths and not os.path.exists(path):
+    elif shard.listed is not None and not os.path.exists(path):
+        listed, urls = shard.listed
+        paths = list(map(file_of, urls))
         shards = "the only shard" if len(paths) == 1 else f"one of the {len(paths)} shards"
         add_note(error, f"it is {shards} of {listed}; {_present(path, paths)}")
 

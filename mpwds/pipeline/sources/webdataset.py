@@ -195,11 +195,11 @@ class WebDataset(DataPipeline):
 
     def _described(self, description: str | os.PathLike[str]) -> list[str]:
         """The shards of a description."""
-        from mpwds.storage.indexed.descriptions import load_description
+        from mpwds.storage.indexed.descriptions import Description
 
-        shards = load_description(description)["shardlist"]
-        self._samples = [shard["nsamples"] for shard in shards]
-        return [shard["url"] for shard in shards]
+        described = Description(description)
+        self._samples = described.lengths
+        return described.urls
 
     def _begin(self, *parts: Any) -> None:
         for part in parts:

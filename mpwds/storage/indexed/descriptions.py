@@ -175,6 +175,11 @@ class Description:
                     shard.setdefault(name, value)
         return [shard for _, _, shards, _ in self._listed for shard in shards]
 
+    @property
+    def urls(self) -> list[str]:
+        """The shards' URLs, absolute."""
+        return [shard["url"] for shard in self.shards]
+
     def _add(self, part: _Part) -> None:
         self._add_shards(part)
         for number, inner in enumerate(part.list("datasets")):

@@ -14,7 +14,7 @@ from mpwds.errors import DecodeError
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.indexed.samplers import ChunkedSampler
-from mpwds.pipeline.indexed.shard_list import ShardListDataset
+from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset
 from mpwds.storage.writing.tar_writer import TarWriter
 
 PEERS = str(Path(sys.prefix) / "peers")
@@ -259,3 +259,46 @@ class TestLoaders:
         with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
             loader.load_state_dict(state)
             assert begun + [tuple(element) for element in loader] == whole
+
+
+DATA = b"one\ntwo\nthree"
+
+USES = [
+    lambda stream: stream.read(),
+    lambda stream: (stream.read(2), stream.read(3), stream.tell()),
+    lambda stream: (stream.seek(-3, 2), stream.read1()),
+    lambda stream: (stream.readline(), stream.readlines()),
+    lambda stream: list(stream),
+    lambda stream: next(stream),
+    lambda stream: stream.getvalue(),
+    lambda stream: bytes(stream.getbuffer()),
+    lambda stream: (stream.readinto(buffer := bytearray(5)), buffer),
+    lambda stream: (stream.readinto1(buffer := bytearray(5)), buffer),
+    lambda stream: (stream.seek(4), stream.write(b"2"), stream.getvalue()),
+    lambda stream: (stream.writelines([b"1", b"2"]), stream.getvalue()),
+    lambda stream: (stream.truncate(3), stream.getvalue()),
+    lambda stream: io.TextIOWrapper(stream).readlines(),
+    lambda stream: (stream.readable(), stream.writable(), stream.seekable(), stream.closed),
+    lambda stream: (stream.read(5), pickle.loads(pickle.dumps(stream)).read()),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_lazy_stream_does_what_a_bytesio_does(use):
+    assert use(LazyBytesIO(memoryview(DATA))) == use(io.BytesIO(DATA))
+
+
+def test_nothing_is_copied_before_a_lazy_stream_is_used():
+    data = bytearray(DATA)
+    stream = LazyBytesIO(memoryview(data))
+    data[:3] = b"ONE"
+    assert stream.readline() == b"ONE\n"
+    data[4:7] = b"TWO"
+    assert stream.readline() == b"two\n"
+
+
+def test_a_closed_lazy_stream_says_so():
+    stream = LazyBytesIO(memoryview(DATA))
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        stream.read()
