@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ContinuedEpochs
-from mpwds.pipeline.stream import Count, Origin, Source, Stream
+from mpwds.pipeline.epochs import Epochs, RepeatedStream, Repetitions, Start
+from mpwds.pipeline.stream import Address, Count, Origin, Source, Stream
 from mpwds.suggestions import shown
+from mpwds.warn import warn
 
 T = TypeVar("T")
 
@@ -50,6 +52,75 @@ class _Chopped(DataPipeline):
     def __init__(self, dataset: Any, length: int) -> None:
         super().__init__(dataset)
         self.given_epochs = ContinuedEpochs(None, length)
+
+
+class _Latest:
+    """Holds the stream of the latest epoch that this process has begun. A copy of it is empty."""
+
+    stream: _Continued | None = None
+
+    def __reduce__(self) -> Any:
+        return _Latest, ()
+
+
+@dataclass(frozen=True)
+class ContinuedEpochs(Epochs):
+    """Epochs of ``limit`` elements, each of which begins where the one before ended.
+
+    So epoch ``e`` begins at element ``e * limit`` of the endless repetition. A process that ran the epoch
+    before goes on with its stream; another one must run through the elements that come before.
+    """
+
+    _latest: _Latest = field(default_factory=_Latest, compare=False, repr=False)
+
+    def stream(self, start: Start, context: Context) -> Stream[Any]:
+        return _Continued(self, start, context, self._latest)
+
+
+class _Continued(RepeatedStream):
+    _counters = (*RepeatedStream._counters, "_is_there")
+
+    def __init__(self, epochs: ContinuedEpochs, start: Start, context: Context, latest: _Latest) -> None:
+        super().__init__(epochs, start, replace(context, epoch=0))
+        self._start = start
+        self._latest = latest
+        self._limit = epochs.limit or 0
+        self._before = context.epoch * self._limit
+        self._is_there = False  # the runs have come to the next element
+
+    def __next__(self) -> tuple[Address, Any]:
+        if not self._is_there and self._left:
+            self._go_there()
+        return super().__next__()
+
+    @property
+    def _place(self) -> int:
+        """The number, in the endless repetition, of the next element."""
+        return self._before + self._limit - (self._left or 0)
+
+    def _go_there(self) -> None:
+        latest, self._latest.stream = self._latest.stream, self
+        place = 0
+        usable = latest is not None and latest._is_there and latest._context == self._context
+        if latest is not None and usable and latest._place <= self._place:
+            place, self._runs, self._empty = latest._place, latest._runs, latest._empty
+            latest._is_there = False  # a program that still iterates it gets other runs
+        else:
+            self._runs, self._empty = Repetitions(self._start, self._context), True
+        if self._place - place > self._limit:
+            warn(
+                f"ResizedDataset: epoch {self._before // self._limit} begins after {self._place} elements, "
+                f"and this process must run through {self._place - place} of them first: use a loader that "
+                "keeps its workers (persistent_workers=True), or resume from a state within an epoch"
+            )
+        self._is_there = True
+        for _ in range(self._place - place):
+            self._advance()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._runs = Repetitions(self._start, self._context)
+        super().load_state_dict(state)
+        self._latest.stream = self
 
 
 def with_epoch(dataset: Any, length: int) -> DataPipeline:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def as_source(source: Any) -> Origin:
         )
     data = sys.modules.get("torch.utils.data")
     iterable = data is not None and isinstance(source, (data.IterableDataset, data.DataLoader))
-    if not iterable and hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+    if not iterable and isinstance(source, Sized) and hasattr(source, "__getitem__"):
         return Indexed(source)
     return Iterated(source)
 
@@ -214,12 +214,12 @@ class PipelineFilter:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **options: Any) -> Generator:
-        name = getattr(self, "__name__", repr(self.function))
+        name = vars(self).get("__name__", repr(self.function))
         return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
 
     def __reduce__(self) -> Any:
         # Pickled by name, as functions are, if that name finds this object and not the decorated function.
-        name, module = getattr(self, "__qualname__", ""), getattr(self, "__module__", "")
+        name, module = vars(self).get("__qualname__", ""), vars(self).get("__module__", "")
         try:
             by_name = module != "__main__" and attrgetter(name)(sys.modules[module]) is self
         except (KeyError, AttributeError):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, BaseStream, Count, Description, LengthUnknown, Stream
-from mpwds.warn import warn
 
 Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once
 
@@ -56,36 +55,15 @@ class Epochs:
 
     def stream(self, start: Start, context: Context) -> Stream[Any]:
         """The stream of one epoch; ``start`` makes the stream of one run."""
-        return start(context) if self == ONCE else _Repeated(self, start, context)
+        return start(context) if self == ONCE else RepeatedStream(self, start, context)
 
 
 ONCE: Final = Epochs()
 
 
-class _Latest:
-    """Holds the stream of the latest epoch that this process has begun. A copy of it is empty."""
+class RepeatedStream(BaseStream[Any]):
+    """The stream of an epoch of several runs."""
 
-    stream: _Continued | None = None
-
-    def __reduce__(self) -> Any:
-        return _Latest, ()
-
-
-@dataclass(frozen=True)
-class ContinuedEpochs(Epochs):
-    """Epochs of ``limit`` elements, each of which begins where the one before ended.
-
-    So epoch ``e`` begins at element ``e * limit`` of the endless repetition. A process that ran the epoch
-    before goes on with its stream; another one must run through the elements that come before.
-    """
-
-    _latest: _Latest = field(default_factory=_Latest, compare=False, repr=False)
-
-    def stream(self, start: Start, context: Context) -> Stream[Any]:
-        return _Continued(self, start, context, self._latest)
-
-
-class _Repeated(BaseStream[Any]):
     _counters: ClassVar[tuple[str, ...]] = ("_empty", "_left")
 
     def __init__(self, epochs: Epochs, start: Start, context: Context) -> None:
@@ -149,52 +127,6 @@ class _Repeated(BaseStream[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._runs.load_state_dict(state)
         super().load_state_dict(state)
-
-
-class _Continued(_Repeated):
-    _counters = (*_Repeated._counters, "_is_there")
-
-    def __init__(self, epochs: ContinuedEpochs, start: Start, context: Context, latest: _Latest) -> None:
-        super().__init__(epochs, start, replace(context, epoch=0))
-        self._start = start
-        self._latest = latest
-        self._limit = epochs.limit or 0
-        self._before = context.epoch * self._limit
-        self._is_there = False  # the runs have come to the next element
-
-    def __next__(self) -> tuple[Address, Any]:
-        if not self._is_there and self._left:
-            self._go_there()
-        return super().__next__()
-
-    @property
-    def _place(self) -> int:
-        """The number, in the endless repetition, of the next element."""
-        return self._before + self._limit - (self._left or 0)
-
-    def _go_there(self) -> None:
-        latest, self._latest.stream = self._latest.stream, self
-        place = 0
-        usable = latest is not None and latest._is_there and latest._context == self._context
-        if latest is not None and usable and latest._place <= self._place:
-            place, self._runs, self._empty = latest._place, latest._runs, latest._empty
-            latest._is_there = False  # a program that still iterates it gets other runs
-        else:
-            self._runs, self._empty = Repetitions(self._start, self._context), True
-        if self._place - place > self._limit:
-            warn(
-                f"ResizedDataset: epoch {self._before // self._limit} begins after {self._place} elements, "
-                f"and this process must run through {self._place - place} of them first: use a loader that "
-                "keeps its workers (persistent_workers=True), or resume from a state within an epoch"
-            )
-        self._is_there = True
-        for _ in range(self._place - place):
-            self._advance()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._runs = Repetitions(self._start, self._context)
-        super().load_state_dict(state)
-        self._latest.stream = self
 
 
 class Repetitions:

@@ -62,7 +62,7 @@ def explain(
 
 def add_incident(error: Exception, stage: str, place: Description) -> None:
     """Gives ``error`` its attribute ``incident``; its ``field`` or ``member`` becomes the incident's."""
-    names = (getattr(error, "field", None), getattr(error, "member", None))  # of any type, if a user's class
+    names = (vars(error).get("field"), vars(error).get("member"))  # of any type, if a user's class
     member = next((name for name in names if isinstance(name, str) and name), None)
     incident = Incident(stage, str(place), place.url, place.key, place.offset, member)
     object.__setattr__(error, "incident", incident)  # a frozen dataclass lets nobody else

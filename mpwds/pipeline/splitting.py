@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -20,42 +19,14 @@ from mpwds.suggestions import shown
 Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 
 
-class _Split(Filter):
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitStage(Filter):
     """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
 
-    Called with an iterable, it yields this process's share. ``group`` is the ``torch.distributed`` process
-    group whose ranks count; see ``pytorch_worker_info``.
-    """
-
-    name: str
-    divides_among: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
-
-    __repr__ = __str__
-
-    def __reduce__(self) -> str:
-        return self.name  # there is one of each
-
-    @abstractmethod
-    def _share(self, context: Context) -> tuple[int, int]:
-        """Which share this process takes, and how many shares there are."""
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Share(source, *self._share(context))
-
-    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        rank, world_size, worker, workers = pytorch_worker_info(group)
-        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
-        first, step = self._share(context)
-        return islice(source, first, None, step)
-
-
-class SplitByNode(_Split):
-    """Stage that keeps every n-th of its source's elements, n being the number of nodes: ``split_by_node``.
-
-    A node here is a process that trains (a rank). All nodes must see the same elements in the same order.
+    ``share`` tells which share of the elements a process takes, and how many shares there are. All processes
+    must see the same elements in the same order. Called with an iterable, the stage yields this process's
+    share. ``group`` is the ``torch.distributed`` process group whose ranks count; see
+    ``pytorch_worker_info``.
 
     Example:
         >>> from mpwds.pipeline.stream import Source
@@ -63,40 +34,43 @@ class SplitByNode(_Split):
         [1, 4]
     """
 
-    name = "split_by_node"
-    divides_among = ("ranks",)
+    name: str
+    share: Callable[[Context], tuple[int, int]]
+    divides_among: tuple[str, ...] = ()
 
-    def _share(self, context: Context) -> tuple[int, int]:
-        return context.rank, context.world_size
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __reduce__ = __str__  # there is one of each
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Share(source, *self.share(context))
+
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        rank, world_size, worker, workers = pytorch_worker_info(group)
+        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+        first, step = self.share(context)
+        return islice(source, first, None, step)
 
 
-class SplitByWorker(_Split):
-    """Stage that keeps every n-th element, n being the node's number of workers: ``split_by_worker``."""
-
-    name = "split_by_worker"
-    divides_among = ("workers",)
-
-    def _share(self, context: Context) -> tuple[int, int]:
-        return context.worker, context.workers
+def _of_rank(context: Context) -> tuple[int, int]:
+    return context.rank, context.world_size
 
 
-class SingleNodeOnly(_Split):
-    """Stage that passes everything on; raises ``ValueError`` on several nodes: ``single_node_only``."""
+def _of_worker(context: Context) -> tuple[int, int]:
+    return context.worker, context.workers
 
-    name = "single_node_only"
 
-    def _share(self, context: Context) -> tuple[int, int]:
-        if context.world_size > 1:
-            raise ValueError(
-                f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
-                "nodesplitter=mpwds.split_by_node"
-            )
-        return 0, 1
+def _everything(context: Context) -> tuple[int, int]:
+    if context.world_size > 1:
+        raise ValueError(
+            f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
+            "nodesplitter=mpwds.split_by_node"
+        )
+    return 0, 1
 
 
 class NonEmpty(Filter):
-    """Stage that passes everything on, and raises ``ValueError`` if there was nothing: ``non_empty``."""
-
     def __str__(self) -> str:
         return "non_empty"
 
@@ -143,10 +117,17 @@ class _NonEmpty(WrappedStream[Any]):
         return item
 
 
-split_by_node: Final = SplitByNode()
-split_by_worker: Final = SplitByWorker()
-single_node_only: Final = SingleNodeOnly()
+split_by_node: Final = SplitStage("split_by_node", _of_rank, ("ranks",))
+"""Stage that keeps every n-th of its source's elements, n being the number of nodes: processes that train."""
+
+split_by_worker: Final = SplitStage("split_by_worker", _of_worker, ("workers",))
+"""Stage that keeps every n-th element, n being the node's number of workers."""
+
+single_node_only: Final = SplitStage("single_node_only", _everything)
+"""Stage that passes everything on; raises ``ValueError`` on several nodes."""
+
 non_empty: Final = NonEmpty()
+"""Stage that passes everything on, and raises ``ValueError`` if there was nothing."""
 
 
 @dataclass(frozen=True)

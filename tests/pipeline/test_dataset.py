@@ -125,22 +125,6 @@ def test_two_stages_with_the_same_function_draw_different_numbers():
     assert first != second
 
 
-def test_iterating_does_not_disturb_the_users_random_numbers():
-    random.seed(3)
-    np.random.seed(3)
-    expected = [random.random(), np.random.rand(), random.random(), np.random.rand()]
-    random.seed(3)
-    np.random.seed(3)
-    drawn = []
-    for _ in DataPipeline(range(2)).shuffle(2).map(lambda _: random.random() + np.random.rand()):
-        drawn += [random.random(), np.random.rand()]
-    assert drawn == expected
-
-
-def test_a_shuffle_below_one_shuffles_nothing():
-    assert DataPipeline(range(3)).shuffle(0).stages == ()
-
-
 def test_only_the_last_stage_defers():
     rows = [np.zeros(3)] * 4
     deferred = Context(deferred=True)

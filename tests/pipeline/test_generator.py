@@ -1,9 +1,12 @@
+import functools
 import random
+import re
 
 import pytest
 
 from mpwds.pipeline.coercion import Generator
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.iterable_sources import Iterated
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
@@ -12,14 +15,6 @@ def noisy_twice(source):
     for element in source:
         yield element + random.random()
         yield element + random.random()
-
-
-def test_gets_plain_elements_and_gives_plain_elements():
-    def pairs(source):
-        for element in source:
-            yield element, next(source, None)
-
-    assert collect(Generator(pairs), "abc") == [("a", "b"), ("c", None)]
 
 
 def test_any_function_of_an_iterator_will_do():
@@ -33,24 +28,6 @@ def test_a_function_that_returns_no_iterator_is_named(returned):
 
     with pytest.raises(TypeError, match=rf"compose\(.*crop\) returned {returned}, not an iterator"):
         collect(Generator(crop), "ab")
-
-
-def test_draws_the_same_numbers_each_time_it_runs():
-    runs = [collect(Generator(noisy_twice), range(5)) for _ in range(2)]
-    assert runs[0] == runs[1]
-    assert len({number % 1 for number in runs[0]}) == 10
-
-
-def test_a_function_that_draws_before_its_first_element_does_so_again():
-    def shuffled(source):
-        elements = list(source)
-        random.shuffle(elements)
-        return iter(elements)
-
-    before = random.getstate()
-    runs = [collect(Generator(shuffled), range(20)) for _ in range(2)]
-    assert runs[0] == runs[1] != list(range(20))
-    assert random.getstate() == before
 
 
 def test_its_random_numbers_are_the_same_in_each_run_of_an_epoch_also_behind_stages_that_draw():
@@ -72,17 +49,52 @@ def test_workers_draw_different_numbers():
     assert set(runs[0]).isdisjoint(runs[1])
 
 
-def test_an_error_says_how_far_it_came():
-    def failing(source):
-        yield next(source)
-        raise OSError("lost")
+# Both run a user's iterator: a source that is an iterable, and a stage that is a generator function.
+KINDS = pytest.mark.parametrize(
+    ("new", "prints"),
+    [
+        (lambda function: Iterated(function).stream(), "{}"),
+        (lambda function: Generator(ignoring_the_source(function)).stream(Source("ab")), "compose({})"),
+    ],
+    ids=["source", "stage"],
+)
 
-    with pytest.raises(OSError, match="lost") as caught:
-        collect(Generator(failing), "ab")
-    assert caught.value.__notes__ == ["in compose(failing), after 1 elements"]
+
+def ignoring_the_source(function):
+    return functools.wraps(function)(lambda source: function())
 
 
-def test_its_elements_cannot_be_fetched():
-    stream = Generator(noisy_twice).stream(Source([1]))
-    with pytest.raises(LookupError, match=r"compose\(noisy_twice\) gives elements without addresses"):
+@KINDS
+def test_it_draws_the_same_numbers_each_time_it_runs_and_leaves_the_users_alone(new, prints):
+    def numbers():
+        order = random.sample(range(20), 20)  # drawn when the iterator is made
+        return (number + random.random() for number in order)
+
+    before = random.getstate()
+    runs = [[element for _, element in new(numbers)] for _ in range(2)]
+    assert runs[0] == runs[1] != sorted(runs[0])
+    assert len({number % 1 for number in runs[0]}) == 20
+    assert random.getstate() == before
+
+
+@KINDS
+def test_an_error_says_how_far_it_came(new, prints):
+    def failing():
+        yield 1
+        raise OSError("disconnected")
+
+    stream = new(failing)
+    next(stream)
+    with pytest.raises(OSError, match="disconnected") as caught:
+        next(stream)
+    assert caught.value.__notes__ == [f"in {prints.format('failing')}, after 1 elements"]
+
+
+@KINDS
+def test_its_elements_cannot_be_fetched(new, prints):
+    def numbers():
+        yield 1
+
+    stream = new(numbers)
+    with pytest.raises(LookupError, match=re.escape(prints.format("numbers")) + " gives elements without"):
         stream.fetch(next(stream)[0])

@@ -57,34 +57,6 @@ def test_addresses_of_an_iterable_tell_the_workers_apart():
     assert [next(stream)[0] for stream in streams] == [(0, 0, 0), (0, 1, 0)]
 
 
-def test_what_can_only_be_iterated_says_so_when_asked_for_an_address():
-    with pytest.raises(LookupError, match="set gives elements without addresses"):
-        Iterated({1}).stream().fetch((0, 0, 0))
-
-
-def test_an_error_of_an_iterable_says_how_far_it_came():
-    def numbers():
-        yield 1
-        raise OSError("disconnected")
-
-    stream = Iterated(numbers).stream()
-    next(stream)
-    with pytest.raises(OSError, match="disconnected") as caught:
-        next(stream)
-    assert caught.value.__notes__ == ["in numbers, after 1 elements"]
-
-
-def test_an_iterable_draws_the_same_numbers_each_time_it_runs_and_leaves_the_users_alone():
-    def numbers():
-        order = random.sample(range(5), 5)  # drawn when the iterator is made
-        return (number + random.random() for number in order)
-
-    before = random.getstate()
-    runs = [[element for _, element in Iterated(numbers).stream()] for _ in range(2)]
-    assert runs[0] == runs[1]
-    assert random.getstate() == before
-
-
 def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
     def numbers():
         return iter([next(iter([]))])

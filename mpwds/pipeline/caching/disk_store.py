@@ -24,7 +24,6 @@ import msgpack
 
 from mpwds import nest, tenbin
 from mpwds.imports import tensor_class
-from mpwds.pipeline.caching.stored import Store
 from mpwds.pipeline.stream import Address, as_address
 
 _POSITIONS = 1 << 40  # of one part
@@ -52,8 +51,8 @@ class ElementCodec(Protocol):
     def loads(self, data: bytes, /) -> Any: ...
 
 
-class DiskStore(Store):
-    """The elements of one part.
+class DiskStore:
+    """The elements of one part; its methods are those of ``Memory``.
 
     Args:
         path: The database; created if it is missing.
@@ -64,6 +63,8 @@ class DiskStore(Store):
         pickler: Converts elements to bytes and back; without pickle by default.
         size_bytes: The database's largest size; no limit by default.
     """
+
+    survives = True
 
     def __init__(
         self,

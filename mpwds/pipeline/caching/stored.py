@@ -1,17 +1,19 @@
-"""Stages that keep elements: the one in memory, the base of stores, and the stream of them all."""
+"""Stages that keep elements: the one in memory, and the stream of them all."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Address, Stream, WrappedStream, as_address
+
+if TYPE_CHECKING:
+    from mpwds.pipeline.caching.disk_store import DiskStore
 
 _CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
 _IMMUTABLE = {bool, int, float, complex, str, bytes, type(None)}
@@ -51,11 +53,11 @@ class Cached(Filter):
         return Stored(source, self._parts[part_of(context)])
 
 
-class _Memories(dict[str, "_Memory"]):
+class _Memories(dict[str, "Memory"]):
     """The memories of a stage's streams, by part. Copies of the stage, and pickles, are empty."""
 
-    def __missing__(self, part: str) -> _Memory:
-        return self.setdefault(part, _Memory())
+    def __missing__(self, part: str) -> Memory:
+        return self.setdefault(part, Memory())
 
     def __reduce__(self) -> tuple[type[_Memories], tuple[()]]:
         return _Memories, ()
@@ -67,87 +69,58 @@ def part_of(context: Context) -> str:
     return f"seed {context.seed or 0}, rank {rank}, worker {worker}"
 
 
-class Store(ABC):
-    """The first elements of a stream, in order, and some states of its source."""
+class Memory:
+    """The first elements of a stream, in order, and some states of its source.
 
-    survives = True
-    """The store outlives the process."""
+    ``DiskStore`` has the same methods.
+    """
 
-    @abstractmethod
-    def count(self) -> int:
-        """The number of elements that it has."""
-
-    @abstractmethod
-    def is_complete(self) -> bool:
-        """True if these are all."""
-
-    @abstractmethod
-    def get(self, position: int) -> tuple[Address, Any]:
-        """The address of the element at a position, and the element, which the caller may change."""
-
-    @abstractmethod
-    def find(self, address: Address) -> int | None:
-        """The position of the element with that address, if it is there."""
-
-    @abstractmethod
-    def append(self, position: int, address: Address, element: Any) -> None:
-        """Stores the element at ``position`` unless it is there."""
-
-    @abstractmethod
-    def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
-        """Stores the source's state before the element at ``position``."""
-
-    @abstractmethod
-    def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
-        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
-
-    @abstractmethod
-    def finish(self, count: int) -> None:
-        """Marks the store complete if it has ``count`` elements."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Removes everything."""
-
-
-class _Memory(Store):
-    survives = False
+    survives = False  # whether it outlives the process
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
+        """Removes everything."""
         self._elements: list[tuple[Address, Any]] = []
         self._positions: dict[Address, int] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._complete = False
 
     def count(self) -> int:
+        """The number of elements that it has."""
         return len(self._elements)
 
     def is_complete(self) -> bool:
+        """True if these are all."""
         return self._complete
 
     def get(self, position: int) -> tuple[Address, Any]:
+        """The address of the element at a position, and the element, which the caller may change."""
         address, element = self._elements[position]
         return address, copied(element)
 
     def find(self, address: Address) -> int | None:
+        """The position of the element with that address, if it is there."""
         return self._positions.get(address)
 
     def append(self, position: int, address: Address, element: Any) -> None:
+        """Stores the element at ``position`` unless it is there."""
         if position == len(self._elements):
             self._elements.append((address, copied(element)))
             self._positions[address] = position
 
     def set_checkpoint(self, position: int, state: dict[str, Any]) -> None:
+        """Stores the source's state before the element at ``position``."""
         self._states[position] = copied(state)
 
     def checkpoint(self, position: int) -> tuple[int, dict[str, Any] | None]:
+        """Position and state of the last checkpoint at or before a position; else ``(0, None)``."""
         at = max((at for at in self._states if at <= position), default=0)
         return at, copied(self._states.get(at))
 
     def finish(self, count: int) -> None:
+        """Marks the store complete if it has ``count`` elements."""
         self._complete = count == len(self._elements)
 
 
@@ -181,7 +154,7 @@ class Stored(WrappedStream[Any]):
     def __init__(
         self,
         source: Stream[Any],
-        store: Store,
+        store: Memory | DiskStore,
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> None:

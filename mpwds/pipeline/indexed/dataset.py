@@ -339,12 +339,12 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> _Opened:
     from mpwds.pipeline.sources.formats import tar_shards
     from mpwds.pipeline.sources.samples import TarSamples
     from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
-    from mpwds.pipeline.splitting import NonEmpty, SplitByNode, SplitByWorker
+    from mpwds.pipeline.splitting import NonEmpty, SplitStage
     from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
     from mpwds.storage.streams.patterns import listed
 
     # Stages that say who reads which shard when: that does not count here.
-    dealing = SplitByNode, SplitByWorker, NonEmpty, Shuffle, Detshuffle
+    dealing = SplitStage, NonEmpty, Shuffle, Detshuffle
     if pipeline.given_epochs != ONCE:
         raise TypeError(f"IndexedDataset: call {pipeline.given_epochs} after it, not in its source")
     if iterates_itself(pipeline):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.filter import DataclassStage, Retrying, key_of, with_key
+from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, key_of, with_key
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded
 from mpwds.pipeline.stream import (
@@ -221,7 +221,7 @@ def _length(batch: Any) -> int:
     if isinstance(batch, (tuple, list, dict)):
         columns = batch.values() if isinstance(batch, dict) else batch
         for column in columns:
-            if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__getitem__"):
+            if isinstance(column, (str, bytes, dict)) or attribute(column, "__getitem__") is None:
                 raise TypeError(
                     f"unbatched: a column must be a list or an array, got a {type(column).__name__}; "
                     "use unlisted() for lists of samples"
@@ -230,7 +230,7 @@ def _length(batch: Any) -> int:
         if len(set(lengths)) > 1:
             raise ValueError(f"unbatched: the columns differ in length: {', '.join(map(str, lengths))}")
         return lengths[0] if lengths else 0
-    if getattr(batch, "ndim", 0) > 0:
+    if (attribute(batch, "ndim") or 0) > 0:
         return len(batch)
     raise TypeError(
         "unbatched needs batches (tuples, lists or dicts of columns, or arrays), "

@@ -27,10 +27,6 @@ def test_each_element_once_in_order(n, size):
     assert all(len(batch) == size for batch in batches[:-1])
 
 
-def test_a_partial_last_batch_is_dropped_on_request():
-    assert collect(Batched(2, collation_fn=None, partial=False), range(5)) == [[0, 1], [2, 3]]
-
-
 def test_the_address_of_a_batch_is_its_parts_addresses():
     assert next(Batched(2).stream(Source("abc")))[0] == (0, 1)
 

@@ -19,10 +19,6 @@ def test_continues_from_its_state_exactly_even_when_it_draws_lots(continues, n, 
     continues(lambda: stage.stream(Source(range(n))), stop)
 
 
-def test_keeps_what_the_predicate_accepts_in_order():
-    assert collect(Select(lambda n: n % 2), range(6)) == [1, 3, 5]
-
-
 def test_dropping_everything_ends_the_stream():
     assert collect(Select(lambda n: False), range(6)) == []
 

@@ -97,15 +97,3 @@ def test_continues_in_the_middle_of_a_list_exactly(continues, lists, stop):
 def test_undoes_listed(n, size):
     stream = unlisted().stream(listed(size).stream(Source(range(n))))
     assert [element for _, element in stream] == list(range(n))
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(0, 20), size=st.integers(1, 6))
-def test_listed_gives_the_lists_that_webdataset_does(n, size):
-    assert collect(listed(size), range(n)) == list(
-        webdataset.filters.batched(size, collation_fn=None)(range(n))
-    )
-
-
-def test_listed_drops_a_shorter_last_list_on_request():
-    assert collect(listed(2, partial=False), "abc") == [["a", "b"]]
