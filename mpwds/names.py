@@ -1,6 +1,6 @@
-"""Where each public name, and each name of a peer's module, is defined. See also ``__init__.pyi``.
+"""Finds public names, and those of peers' modules, where they are defined; imports them when they are used.
 
-It is imported when it is first used.
+Type checkers read ``__init__.pyi``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def parts(item: Any) -> Collection[Any] | None:
         return item.values()
     if isinstance(item, (list, tuple)):
         return item
-    return None if not _is_dataclass(item) else [getattr(item, name) for name in _set_fields(item)]
+    if hasattr(type(item), "__dataclass_fields__"):
+        return [getattr(item, name) for name in _set_fields(item)]
+    return None
 
 
 def with_parts(item: Any, values: list[Any]) -> Any:
@@ -131,10 +133,6 @@ def _is_computed(kind: type, name: str) -> bool:
     """True if setting the attribute runs code, as a property's does and a slot's does not."""
     attribute = inspect.getattr_static(kind, name, None)
     return hasattr(type(attribute), "__set__") and type(attribute) is not types.MemberDescriptorType
-
-
-def _is_dataclass(item: Any) -> bool:
-    return dataclasses.is_dataclass(item) and not isinstance(item, type)
 
 
 def _set_fields(item: Any) -> list[str]:

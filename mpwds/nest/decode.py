@@ -266,7 +266,7 @@ def _stand_in(name: str, fields: tuple[str, ...]) -> type:
         kind = collections.namedtuple(qualname.rpartition(".")[2], fields, rename=True, module=module)  # type: ignore[misc]  # fields are known at run time only
     except (ValueError, SyntaxError, TypeError) as error:
         raise _malformed(f"bad namedtuple ({error})") from error
-    if kind._fields != fields:
+    if fields_of(kind) != list(fields):
         raise _malformed(f"a namedtuple cannot have the fields {fields}")
     return kind
 

@@ -1,4 +1,4 @@
-"""What encoding and decoding share: the nodes on the wire, and which keys of dicts would run code."""
+"""Defines the nodes on the wire, and finds keys of dicts that would run code."""
 
 from __future__ import annotations
 
