@@ -1,11 +1,12 @@
-"""The producer's arena: blocks taken, reused, grown."""
+"""The producer's arena: blocks taken, reused, grown; and the bell that wakes the producer."""
 
 import os
+import select
 
 import pytest
 
 from mpwds.errors import SharedMemoryError
-from mpwds.sharedmem.arena import Arena
+from mpwds.sharedmem.arena import Arena, EventFd
 from tests.open_files import descriptors
 
 
@@ -101,3 +102,39 @@ def test_keeps_no_descriptor_after_it_is_closed():
 def test_number_of_blocks_out_of_range_is_an_error(blocks):
     with pytest.raises(ValueError, match=f"between 1 and 256, got {blocks}"):
         Arena(blocks, lambda *_: None)
+
+
+def test_a_bell_wakes_a_waiter_however_often_it_was_rung_before():
+    bell = EventFd()
+    for _ in range(3):
+        bell.ring()
+    assert select.select([bell], [], [], 0)[0] == [bell]
+    assert bell.clear()
+    assert select.select([bell], [], [], 0)[0] == []
+    assert not bell.clear()
+
+
+def test_a_bell_is_heard_in_another_process():
+    bell = EventFd()
+    pid = os.fork()
+    if pid == 0:
+        bell.ring()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert bell.clear()
+
+
+def test_a_bell_is_not_heard_after_it_is_closed():
+    bell = EventFd()
+    other = os.dup(bell.fileno())
+    bell.close()
+    bell.ring()
+    assert select.select([other], [], [], 0)[0] == []
+    os.close(other)
+
+
+def test_a_bell_closes_its_descriptor_with_the_last_reference():
+    bell = EventFd()
+    descriptor = bell.fileno()
+    del bell
+    assert not os.path.exists(f"/proc/self/fd/{descriptor}")

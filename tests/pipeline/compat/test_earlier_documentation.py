@@ -56,26 +56,6 @@ def test_the_iterator_of_multidataset_takes_a_dataset(images):
     elements.terminate()
 
 
-def test_the_module_of_dataset_has_the_handlers():
-    from mpwds.dataset import (
-        Dataset,
-        group_by_keys,
-        ignore_and_continue,
-        ignore_and_stop,
-        reraise_exception,
-        warn_and_continue,
-        warn_and_stop,
-    )
-
-    assert Dataset is wds.Dataset
-    assert group_by_keys is wds.group_by_keys
-    assert (ignore_and_continue(ValueError()), ignore_and_stop(ValueError())) == (True, False)
-    with pytest.warns(UserWarning, match="bad"):
-        assert (warn_and_continue(ValueError("bad")), warn_and_stop(ValueError("bad"))) == (True, False)
-    with pytest.raises(ValueError, match="bad"):
-        reraise_exception(ValueError("bad"))
-
-
 def test_checks_pass_what_they_describe_and_raise_valueerror_with_the_message():
     from mpwds import checks
 
@@ -230,13 +210,6 @@ def test_webdataset_takes_a_length(images):
     dataset = wds.WebDataset(images, length=1000)
     assert len(dataset) == len(dataset.decode().to_tuple("cls")) == 1000
     assert len(list(dataset)) == 3
-
-
-def test_processors_are_curried_or_take_the_dataset_first():
-    assert wds.batch is wds.batched
-    dataset = wds.DataPipeline(range(40))
-    assert [len(batch) for batch in wds.Processor(wds.batch, 16)(dataset)] == [16, 16, 8]
-    assert sorted(wds.Processor(dataset, wds.shuffle, 10)) == list(range(40))
 
 
 def test_a_decoder_is_called_with_a_dataset_or_with_a_sample(images):

@@ -12,7 +12,7 @@ from mpwds import MultiLoader
 from mpwds.compat.dataset import Processor, stage_of
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.stages.batched import Batched, batched
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stages.map import Map, map
 from mpwds.pipeline.stages.select import select
@@ -29,7 +29,7 @@ def repeated(elements, times, gap=None):
 
 def test_a_function_that_makes_a_stage_is_called_with_the_arguments():
     assert list(Processor(map, str.upper)("abc")) == ["A", "B", "C"]
-    assert list(Processor(batched, 2, collation_fn=None)(range(3))) == [[0, 1], [2]]
+    assert list(Processor(mpwds.batch, 2, collation_fn=None)(range(3))) == [[0, 1], [2]]
     assert list(Processor(decode, "rgb8")([{"__key__": "a", "cls": b"7"}])) == [{"__key__": "a", "cls": 7}]
 
 
