@@ -15,6 +15,7 @@ from mpwds.pipeline.decoding.fields import (
     VIDEO_EXTENSIONS,
     FieldDecoder,
     Load,
+    decode_error,
     extension_of,
     gunzip,
 )
@@ -105,9 +106,10 @@ class Decoder:
         except ImportError:  # concerns every sample, so no error handler may skip it
             raise
         except DecodeError as error:
-            raise _decode_error(field, sample, str(error)) from error
+            raise decode_error(field, sample, sample.get("__url__"), str(error)) from error
         except Exception as error:
-            raise _decode_error(field, sample, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise decode_error(field, sample, sample.get("__url__"), reason) from error
         return result
 
     __call__ = decode
@@ -335,10 +337,3 @@ def _metadata(value: Any) -> Any:
         return str(value, "utf-8")
     except UnicodeDecodeError:
         return bytes(value)
-
-
-def _decode_error(field: str, sample: dict[str, Any], reason: str) -> DecodeError:
-    key, url = sample.get("__key__"), sample.get("__url__")
-    where = "" if key is None else f' of sample "{key}"'
-    where += "" if url is None else f" in {url}"
-    return DecodeError(f'field "{field}"{where} cannot be decoded: {reason}', key=key, url=url, field=field)

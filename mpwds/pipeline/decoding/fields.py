@@ -9,7 +9,7 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from numpy.lib import format as npy_format
 from mpwds import tenbin
 from mpwds.errors import DecodeError
 from mpwds.imports import require
-from mpwds.storage.streams.urls import refuse_in_secure_mode
+from mpwds.storage.streams.urls import refuse_in_secure_mode, without_credentials
 
 Load: TypeAlias = Callable[[Any], Any]
 """A function of a field's bytes, or of a memoryview of them."""
@@ -76,6 +76,14 @@ def extension_set(extensions: Iterable[str]) -> frozenset[str]:
     """Extensions in lower case, from an iterable or one string with spaces."""
     names = extensions.split() if isinstance(extensions, str) else extensions
     return frozenset(name.lower() for name in names)
+
+
+def decode_error(field: str, sample: Mapping[str, Any], url: Any, reason: str) -> DecodeError:
+    """The error about a field of a sample of the shard ``url``, if it is of any."""
+    key = sample.get("__key__")
+    where = "" if key is None else f' of sample "{key}"'
+    where += "" if url is None else f" in {without_credentials(str(url))}"
+    return DecodeError(f'field "{field}"{where} cannot be decoded: {reason}', key=key, url=url, field=field)
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Any:

@@ -18,14 +18,12 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from mpwds.errors import DecodeError
-from mpwds.pipeline.decoding.fields import LOADS, gunzip, torch_loads, unpickle_loads
+from mpwds.pipeline.decoding.fields import LOADS, decode_error, gunzip, torch_loads, unpickle_loads
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.caches.directory import distinct_name, source_digest, url_to_cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
 from mpwds.storage.indexed.tar_shards import TarShards
-from mpwds.storage.streams.urls import without_credentials
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 
@@ -358,15 +356,8 @@ def default_decoder(
             if load is not None:
                 sample[field] = load(stream.read())
         except Exception as error:
-            key, url = sample.get("__key__"), sample.get("__shard__")
-            where = "" if url is None else f" in {without_credentials(url)}"
             reason = str(error) or type(error).__name__
-            raise DecodeError(
-                f'field "{field}" of sample "{key}"{where} cannot be decoded: {reason}',
-                key=key,
-                url=url,
-                field=field,
-            ) from error
+            raise decode_error(field, sample, sample.get("__shard__"), reason) from error
     return sample
 
 

@@ -174,7 +174,7 @@ class _MDS(Format):
         from mpwds.storage.mds.shards_v2 import MDSShards
 
         try:
-            return MDSShards(*_place_of_mds(source, cache), cache_limit=_limit(cache))
+            return MDSShards(**_options_of_mds(source, cache))
         except FileNotFoundError:  # a URL does not tell the version
             return FORMATS["mds1"].shards(source, cache)
 
@@ -210,7 +210,7 @@ class _MDS1(Format):
     def shards(self, source: str, cache: CacheConfig = NO_CACHE) -> IndexedShards:
         from mpwds.storage.mds.shards_v1 import MDS1Shards
 
-        return MDS1Shards(*_place_of_mds(source, cache), cache_limit=_limit(cache))
+        return MDS1Shards(**_options_of_mds(source, cache))
 
     def samples(self, source: str, copies_bytes: int | None = _COPIES_BYTES) -> StoredSamples:
         from mpwds.storage.mds.shards_v1 import MDS1Shards
@@ -355,23 +355,21 @@ def _is_description(index: str) -> bool:
     return b'"wids_version"' in start or b'"shardlist"' in start
 
 
-def _place_of_mds(source: str, cache: CacheConfig) -> tuple[str | None, str | None]:
-    """``local`` and ``remote`` of an MDS dataset, whose copies have a folder of their own."""
+def _options_of_mds(source: str, cache: CacheConfig) -> dict[str, Any]:
+    """Where an MDS dataset is, and the limit on its copies, which have a folder of their own."""
     if cache.remote:
         raise ValueError(
             f"IndexedDataset: {source} is an MDS dataset. Its shards are fetched whole: leave out remote=True"
         )
+    limit = None if cache.size_bytes < 0 else int(cache.size_bytes)
     if is_local(source):
-        return source, None
+        return {"local": source, "cache_limit": limit}
     if cache.directory is None:
-        return None, source
+        return {"remote": source, "cache_limit": limit}
     from mpwds.storage.caches.directory import source_digest
 
-    return os.path.join(cache.directory, source_digest(source)), source
-
-
-def _limit(cache: CacheConfig) -> int | None:
-    return None if cache.size_bytes < 0 else int(cache.size_bytes)
+    folder = os.path.join(cache.directory, source_digest(source))
+    return {"local": folder, "remote": source, "cache_limit": limit}
 
 
 def _numbered_samples(shards: IndexedShards) -> Iterator[dict[str, Any]]:

@@ -104,23 +104,14 @@ def read_description(source: Source) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A description, or a part of one.
-
-    Attributes:
-        contents: What it holds; changed in place.
-        file: Where it is.
-        base: Where its relative URLs start.
-        inherited: What its shards get unless they have their own.
-        files: The files that led here.
-        key: Where it is in the file: ``"datasets[0]."``.
-    """
+    """A description, or a part of one, whose shards are changed in place."""
 
     contents: Mapping[str, Any]
     file: str
-    base: str
-    inherited: Mapping[str, Any]
-    files: tuple[str, ...]
-    key: str = ""
+    base: str  # where its relative URLs start
+    inherited: Mapping[str, Any]  # what its shards get unless they have their own
+    files: tuple[str, ...]  # that led here
+    key: str = ""  # where it is in the file: "datasets[0]."
 
     def list(self, name: str) -> list[Any]:
         value = self.contents.get(name, [])
