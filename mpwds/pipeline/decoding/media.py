@@ -52,7 +52,7 @@ class MediaDecoder(FieldDecoder):
 
 
 def seeking(decode: Callable[..., T]) -> T:
-    """Calls ``decode(seek=True)``; if frames would be missing then, ``decode(seek=False)``."""
+    """Decodes after seeking; if frames would be missing then, from the beginning."""
     try:
         return decode(seek=True)
     except SeekFailed:

@@ -233,7 +233,7 @@ class _MDS1(Format):
         )
 
 
-class _Records(Format):
+class _RecordFiles(Format):
     """Files of records, each a dictionary of fields."""
 
     def __init__(self, name: str, *endings: str) -> None:
@@ -255,8 +255,8 @@ class _Records(Format):
 FORMATS: dict[str, Format] = {
     "mds": _MDS(),
     "mds1": _MDS1(),
-    "msgpack": _Records("msgpack", "msgpack", "msgpacks", "msg", "mp"),
-    "cbor": _Records("cbor", "cbor", "cbors"),
+    "msgpack": _RecordFiles("msgpack", "msgpack", "msgpacks", "msg", "mp"),
+    "cbor": _RecordFiles("cbor", "cbor", "cbors"),
     "tar": _Tar(),
 }
 """The formats of this package, in the order in which a source is compared with them."""

@@ -211,8 +211,7 @@ def read_samples(
         url: The shard, as ``open`` understands it.
         offset: Byte offset of a sample's first header.
         open: Opens ``url`` at a byte offset.
-        select: As for ``tarfile_to_samples``.
-        rename: As for ``tarfile_to_samples``.
+        select, rename: As ``select_files`` and ``rename_files`` of ``tarfile_to_samples``.
         on_error: Called with errors that concern one member alone: ``select`` or ``rename`` raised, or the
             sample has a member of that name. Their attribute ``member`` identifies it. If it returns, the
             member is left out; by default the errors are raised.

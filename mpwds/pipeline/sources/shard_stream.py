@@ -57,13 +57,8 @@ class ShardReader(Filter):
 class ShardStream(ErrorHandlingStream):
     """The elements of shards. An element's address is (the shard's address, byte offset).
 
-    Args:
-        stage: Reads a shard.
-        context: Its ``on_shard`` is called when a shard is begun.
-        handler: Called with the exception if a shard cannot be read. A true result skips to the next shard.
-        empty_check: Whether it is an error if all shards are empty, or if a rank has none. Of a rank's
-            workers, those without a shard are idle.
-        cache: Keeps shards on a local disk; the next ones are fetched while one is read.
+    With ``empty_check`` it is an error if all shards are empty, or if a rank has none. Of a rank's workers,
+    those without a shard are idle. With a ``cache``, the next shards are fetched while one is read.
     """
 
     def __init__(

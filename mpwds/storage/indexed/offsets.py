@@ -27,7 +27,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgpack
@@ -57,7 +57,7 @@ _Window: TypeAlias = "tuple[bytes | memoryview, int, list[Found]]"
 """A part of an archive, its offset, and the files whose headers are in it."""
 
 
-class Shard(SeekableArchive, Protocol):
+class OpenShard(SeekableArchive, Protocol):
     """An open shard: ``MappedShard`` or ``RemoteShard`` of :mod:`mpwds.storage.indexed.tar_shards`."""
 
     is_remote: bool
@@ -87,7 +87,7 @@ class Offsets(NamedTuple):
         return struct.Struct(f"<{1 + 2 * len(self.suffixes)}I")
 
 
-def find_offsets(shard: Shard) -> Offsets:
+def find_offsets(shard: OpenShard) -> Offsets:
     """Reads a shard's headers, and no data where it is large, to find its samples.
 
     Raises:
@@ -145,7 +145,7 @@ def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, 
             yield name, (name, first, begin, size, is_short and size < 1 << 32)
 
 
-def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
+def load_or_find(shard: OpenShard, paths: list[str]) -> Offsets:
     """A shard's offsets, from the first of ``paths`` that has them; else found, and kept at the first.
 
     Other processes wait meanwhile. If no path can be written, or the shard has no version, they are only
@@ -165,7 +165,7 @@ def load_or_find(shard: Shard, paths: list[str]) -> Offsets:
     return find_offsets(shard)
 
 
-def _load_or_make(shard: Shard, path: str) -> Offsets:
+def _load_or_make(shard: OpenShard, path: str) -> Offsets:
     from mpwds.storage.caches.locks import lock, release
 
     guard = path + ".lock"
@@ -184,7 +184,7 @@ def _load_or_make(shard: Shard, path: str) -> Offsets:
     return offsets
 
 
-def _load(shard: Shard, path: str) -> Offsets | None:
+def _load(shard: OpenShard, path: str) -> Offsets | None:
     """The offsets in a file; ``None`` if it is missing, damaged, cannot be read, or is not of this shard."""
     try:
         with open(path, "rb", buffering=0) as file:
@@ -204,7 +204,7 @@ def _load(shard: Shard, path: str) -> Offsets | None:
     return offsets if shard.is_remote or _agree(offsets, shard) else None
 
 
-def _agree(offsets: Offsets, shard: Shard) -> bool:
+def _agree(offsets: Offsets, shard: OpenShard) -> bool:
     """True if the first and the last sample are where ``rows`` say. Without rows, headers are read anyway."""
     starts, width = offsets.starts, offsets.row.size
     for index in {0, len(starts) - 2} if offsets.suffixes else ():
@@ -220,20 +220,24 @@ def _agree(offsets: Offsets, shard: Shard) -> bool:
     return True
 
 
-def _store(shard: Shard, offsets: Offsets, path: str) -> None:
+def _store(shard: OpenShard, offsets: Offsets, path: str) -> None:
     from mpwds.storage.writing.destinations import PendingFile, write_whole
 
-    starts = _packed(_little_endian(offsets.starts).tobytes(), 1)
-    rows = _packed(offsets.rows, 1 + 2 * len(offsets.suffixes))
-    known = {"starts": starts, "suffixes": offsets.suffixes, "rows": rows}
+    starts = _differences(_little_endian(offsets.starts).tobytes(), 1)
+    rows = _differences(offsets.rows, 1 + 2 * len(offsets.suffixes))
+    known = {
+        "starts": zlib.compress(starts, 1),
+        "suffixes": offsets.suffixes,
+        "rows": zlib.compress(rows, 1),
+    }
     rest = msgpack.packb({"size": shard.end, "version": shard.version, **known})
     write_whole(PendingFile(path, sync=False), _HEADER.pack(_MAGIC, zlib.crc32(rest)), rest)
 
 
-def _packed(table: bytes, width: int) -> bytes:
+def _differences(table: bytes, width: int) -> bytes:
     rows = np.frombuffer(table, "<u4").reshape(-1, width)
-    differences = np.diff(rows, axis=0, prepend=np.zeros((1, width), "<u4"))
-    return zlib.compress(differences.T.tobytes(), 1)
+    differences: bytes = np.diff(rows, axis=0, prepend=np.zeros((1, width), "<u4")).T.tobytes()
+    return differences
 
 
 def _unpacked(data: bytes, width: int, most_rows: int) -> bytes:
@@ -254,13 +258,11 @@ def to_text(offsets: Offsets, size: int) -> str:
 
     Base64 of zlib of the size (int64) and the differences between starts (uint32), all little-endian.
     """
-    starts = offsets.starts
-    steps = array("I", [starts[0], *(after - before for before, after in pairwise(starts))])
-    data = struct.pack("<q", size) + _little_endian(steps).tobytes()
+    data = struct.pack("<q", size) + _differences(_little_endian(offsets.starts).tobytes(), 1)
     return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
-def from_text(text: str, shard: Shard) -> Offsets | None:
+def from_text(text: str, shard: OpenShard) -> Offsets | None:
     """The offsets of :func:`to_text`; ``None`` if they are those of a shard of another size.
 
     Raises:

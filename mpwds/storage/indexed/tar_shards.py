@@ -283,17 +283,7 @@ class MappedShard:
     It is closed when nobody refers to it any more: one thread may read it while another drops it to open the
     next. As with any mapped file, reading what somebody cuts off meanwhile ends the process (SIGBUS).
 
-    Args:
-        url: The shard's name in errors.
-        stream: The open file, which is closed.
-
-    Attributes:
-        end: Its size in bytes.
-        version: Differs from that of any other file: times of modification and of change in ns, inode.
-        map: Its bytes.
-
-    Raises:
-        ShardError: The file is empty.
+    ``version`` differs from that of any other file: times of modification and of change in ns, inode.
     """
 
     window_bytes = WINDOW_BYTES
@@ -329,16 +319,8 @@ _HEAD_BYTES = 16 * 1024
 class RemoteShard:
     """A shard that is read by ranges, each a request of its own; its first bytes are kept.
 
-    Args:
-        url: The shard, on a web server or in cloud storage.
-
-    Attributes:
-        url: Its name in errors.
-        end: Its size in bytes.
-        version: Its entity tag or date; empty if the server gives neither.
-
-    Raises:
-        StreamError: It cannot be read, or not by ranges; or, while reading, it has changed.
+    ``version`` is its entity tag or date; empty if the server gives neither. ``StreamError`` if it cannot be
+    read by ranges or, while reading, has changed.
     """
 
     # A round trip of 20 ms is as long as 256 KiB take at 100 Mbit/s.
