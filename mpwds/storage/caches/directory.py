@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 
-from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
+from mpwds.storage.caches.locks import lock, lock_open, release, same_file
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.suggestions import shown
 from mpwds.warn import warn
@@ -212,7 +212,7 @@ class CacheEntry:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                lock_shared(file.fileno(), timeout_s=0.5)  # others lock it exclusively only for a moment
+                lock_open(file.fileno(), shared=True, timeout_s=0.5)  # others lock it only for a moment
                 source, size = _read_mark(entry.mark)
                 if same_file(file.fileno(), entry.path) and source in (None, self.source):
                     if os.fstat(file.fileno()).st_size >= size:

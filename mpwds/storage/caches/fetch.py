@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, remove_abandoned
-from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
+from mpwds.storage.caches.locks import lock, lock_open, release, same_file
 from mpwds.storage.streams.base import (
     InputStream,
     PerhapsCut,
@@ -343,7 +343,7 @@ def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
     refused = False
     try:
         written_ns, since = 0, time.monotonic()
-        while same_file(file.fileno(), entry.partial) and not lock_shared(file.fileno()):
+        while same_file(file.fileno(), entry.partial) and not lock_open(file.fileno(), shared=True):
             last_ns = os.fstat(file.fileno()).st_mtime_ns
             if last_ns != written_ns:
                 written_ns, since = last_ns, time.monotonic()

@@ -33,7 +33,7 @@ def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
     _exclusive.add(descriptor)
     locked = False
     try:
-        locked = _flock(descriptor, fcntl.LOCK_EX, timeout_s) and same_file(descriptor, path)
+        locked = lock_open(descriptor, timeout_s=timeout_s) and same_file(descriptor, path)
     finally:
         if not locked:
             release(descriptor)
@@ -46,9 +46,26 @@ def release(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def lock_shared(descriptor: int, timeout_s: float = 0.0) -> bool:
-    """Locks an open file together with other readers; returns false if it is locked exclusively."""
-    return _flock(descriptor, fcntl.LOCK_SH, timeout_s)
+def lock_open(descriptor: int, shared: bool = False, timeout_s: float = 0.0) -> bool:
+    """Locks an open file, if ``shared`` together with others that do so; returns false if others prevent it.
+
+    A process that is forked meanwhile holds the lock, too.
+    """
+    operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, operation)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+
+
+def unlock(descriptor: int) -> None:
+    """Ends the lock of an open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def same_file(descriptor: int, path: str) -> bool:
@@ -57,18 +74,6 @@ def same_file(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
-
-
-def _flock(descriptor: int, operation: int, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
 
 
 def _close_in_child() -> None:

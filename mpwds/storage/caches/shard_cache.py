@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from mpwds.storage.caches.fetch import (
     warn_not_kept,
     warn_once,
 )
+from mpwds.storage.caches.locks import unlock
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import absolute_path, is_local, local_path, without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
 
 
@@ -94,7 +94,7 @@ class ShardCache:
     ) -> None:
         if prefetch_shards < 0:
             raise ValueError(f"prefetch_shards must not be negative, got {prefetch_shards}")
-        self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
+        self.directory = absolute_path(directory)
         self.prefetch_shards = prefetch_shards
         self._url_to_name = url_to_name
         limit = SizeLimit(self.directory, int(size_bytes), verbose)
@@ -152,7 +152,7 @@ class ShardCache:
             elif (refused := wait_for_other(url, entry)) is not None:
                 refused.close()
                 raise self._not_kept(url, REFUSED)
-        fcntl.flock(file, fcntl.LOCK_UN)
+        unlock(file.fileno())
         return file
 
     def prefetch(self, url: str | os.PathLike[str]) -> bool:

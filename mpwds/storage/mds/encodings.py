@@ -261,7 +261,9 @@ def _decode_raw(data: bytes) -> Image:
 def _encode_jpeg(image: Image) -> bytes:
     """The image as a JPEG file: if it comes from one, that file's own bytes."""
     _check(image)
-    filename = getattr(image, "filename", "")
+    from PIL.ImageFile import ImageFile
+
+    filename = image.filename if isinstance(image, ImageFile) else ""
     if filename and image.format in ("JPEG", "MPO"):
         try:
             with open(filename, "rb") as file:

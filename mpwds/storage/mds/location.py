@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from mpwds.errors import StreamError
 from mpwds.storage.caches.directory import PRIVATE
-from mpwds.storage.caches.locks import lock, lock_shared, release, same_file
+from mpwds.storage.caches.locks import lock, lock_open, release, same_file
 from mpwds.storage.streams.base import piece_reader, stream_version
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.resuming import Retries, retrying
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import absolute_path, is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.warn import warn
 
@@ -81,9 +81,9 @@ class DatasetLocation:
                 "an MDS dataset needs local=, the folder it is in, or remote=, its folder or URL"
             )
         source = None if remote is None else os.path.join(os.fspath(remote), split or "")
-        folder = "" if local is None else _absolute(os.path.join(local_path(local), split or ""))
+        folder = "" if local is None else absolute_path(os.path.join(local_path(local), split or ""))
         if source is not None and is_local(source):
-            source = _absolute(local_path(source))
+            source = absolute_path(local_path(source))
             source = None if source == folder else source
         return DatasetLocation(folder, source, retries, timeout_s)
 
@@ -148,7 +148,25 @@ class DatasetLocation:
         url = self.url(name)
         deadline = time.monotonic() + self.timeout_s
         retries = Retries(self.retries + 1, within_s=self.timeout_s)
-        return retrying(lambda: _read(url, retries, deadline, self.timeout_s), retries)
+
+        def read() -> tuple[bytes, str]:
+            pieces = []
+            with gopen(url, retries=retries) as stream:
+                version = repr(stream_version(stream))
+                read_piece = piece_reader(stream)
+                is_late = False
+                while piece := read_piece(_PIECE_BYTES):
+                    if is_late:  # and more comes: a file that is complete is not thrown away
+                        raise StreamError(
+                            f"{without_credentials(url)} was not fetched within {self.timeout_s:g} s: raise "
+                            "the time-out",
+                            url,
+                        )
+                    pieces.append(piece)
+                    is_late = time.monotonic() > deadline
+            return b"".join(pieces), version
+
+        return retrying(read, retries)
 
     def _read_local(self, name: str) -> bytes:
         data = _content(os.path.join(self.local, name))
@@ -160,21 +178,6 @@ class DatasetLocation:
                 f"there is no {name} in {self.local}: it is no MDS dataset, or its writer did not finish"
             )
         return data
-
-
-def _read(url: str, retries: Retries, deadline: float, timeout_s: float) -> tuple[bytes, str]:
-    pieces = []
-    with gopen(url, retries=retries) as stream:
-        version = repr(stream_version(stream))
-        read = piece_reader(stream)
-        is_late = False
-        while piece := read(_PIECE_BYTES):
-            if is_late:  # and more comes: a file that is complete is not thrown away
-                shown = without_credentials(url)
-                raise StreamError(f"{shown} was not fetched within {timeout_s:g} s: raise the time-out", url)
-            pieces.append(piece)
-            is_late = time.monotonic() > deadline
-    return b"".join(pieces), version
 
 
 def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
@@ -193,10 +196,6 @@ def _content(path: str) -> bytes | None:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         return file.read()
     return None
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
 
 
 class TemporaryFolder:
@@ -224,7 +223,7 @@ class TemporaryFolder:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(path)
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                if lock_shared(descriptor, timeout_s=1.0) and same_file(descriptor, path):
+                if lock_open(descriptor, shared=True, timeout_s=1.0) and same_file(descriptor, path):
                     break
                 os.close(descriptor)
         weakref.finalize(self, _leave, path, descriptor, os.getpid())

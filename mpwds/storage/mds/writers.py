@@ -27,7 +27,7 @@ from mpwds.storage.mds.stored_files import Compression, digest, parse_binary_siz
 from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.resuming import Retries, retrying
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import absolute_path, is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
 
 _SHARD = r"shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?"
@@ -451,12 +451,12 @@ def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> 
         local: str | None = os.fspath(out[0])
         remote = os.fspath(out[1])
     elif is_local(out):
-        return os.path.abspath(os.path.expanduser(local_path(out))), None
+        return absolute_path(local_path(out)), None
     else:
         local, remote = (tempfile.mkdtemp() if keep_local else None), os.fspath(out)
     if is_local(remote):
-        remote = os.path.abspath(os.path.expanduser(local_path(remote)))
-    return None if local is None else os.path.abspath(os.path.expanduser(local)), remote.rstrip("/")
+        remote = absolute_path(local_path(remote))
+    return None if local is None else absolute_path(local), remote.rstrip("/")
 
 
 def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None, claims: dict[str, int]) -> None:

@@ -63,7 +63,7 @@ class Readable(Protocol):
 
 def stream_version(stream: object) -> Version:
     """The version of an open stream's file or resource; of streams of other libraries, perhaps its size."""
-    raw = _unbuffered(stream)
+    raw = unbuffered(stream)
     if isinstance(raw, InputStream):
         return raw.version
     if isinstance(raw, io.FileIO) and stat.S_ISREG((status := os.fstat(raw.fileno())).st_mode):
@@ -73,7 +73,7 @@ def stream_version(stream: object) -> Version:
 
 def detects_truncation(stream: object) -> bool:
     """True if a stream raises if it ends too early. Pipes do not; streams of the user's own are taken to."""
-    raw = _unbuffered(stream)
+    raw = unbuffered(stream)
     if type(raw) is io.FileIO:
         return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
     return bool(getattr(raw, "detects_truncation", True))
@@ -98,7 +98,8 @@ def piece_reader(stream: Readable) -> Callable[[int], bytes]:
     return read_piece
 
 
-def _unbuffered(stream: object) -> object:
+def unbuffered(stream: object) -> object:
+    """The raw stream below a buffer of Python's ``io``, or the stream itself."""
     return getattr(stream, "raw", stream)
 
 

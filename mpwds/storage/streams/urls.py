@@ -72,6 +72,11 @@ def local_path(url: str | os.PathLike[str]) -> str:
     return slash + rest
 
 
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a local file or folder, where ``~`` is the user's folder."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
 def as_str(url: object) -> str:
     """A shard's name, given as a string or a path. Raises ``TypeError`` for anything else."""
     path = os.fspath(url) if isinstance(url, os.PathLike) else url

@@ -13,24 +13,51 @@ from mpwds.imports import require
 
 LOOK_BYTES = 10
 
+_LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
+
 _XZ_MEMORY_BYTES = 512 * 1024 * 1024
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
 class Codec(NamedTuple):
-    """A format. Its decompressors have the interface of ``lzma``'s, and decompress one member."""
+    """A format of compressed archives.
+
+    Attributes:
+        name: Its name in messages.
+        start: Matches the first bytes.
+        decompressor: Makes a decompressor of one member, with the interface of ``lzma``'s.
+        compressor: Makes a compressor.
+        endings: Of file names; the first is the format's name as an argument.
+    """
 
     name: str
+    start: re.Pattern[bytes]
     decompressor: Callable[[], Any]
+    compressor: Callable[[], Any]
+    endings: tuple[str, ...]
 
 
 def compression_of(start: bytes) -> Codec | None:
     """The format of data that begins with ``start`` (at least ``LOOK_BYTES``); ``None`` if not compressed."""
-    for pattern, compression in _COMPRESSIONS:
-        if pattern.match(start):
-            return compression
-    return None
+    return next((codec for codec in _CODECS if codec.start.match(start)), None)
+
+
+def compression_for(compress: bool | str | None, name: str) -> str | None:
+    """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``, by the argument or the name's last suffix."""
+    if compress is None:
+        _, dot, suffix = name.rpartition(".")
+        fitting = (codec.endings[0] for codec in _CODECS if suffix.lower() in codec.endings)
+        return next(fitting, None) if dot else None
+    if compress is False:
+        return None
+    if compress is True:
+        return "gz"
+    if compress not in COMPRESSORS:
+        raise ValueError(
+            f"compress={compress!r} is not one of True, False, {', '.join(map(repr, COMPRESSORS))}"
+        )
+    return compress
 
 
 class _Gzip:
@@ -119,33 +146,6 @@ def _xz() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
 
 
-_COMPRESSIONS = [
-    (re.compile(rb"\x1f\x8b\x08"), Codec("gzip", _Gzip)),
-    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), Codec("zstd", _ZstdFrame)),
-    (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), Codec("bzip2", bz2.BZ2Decompressor)),
-    (re.compile(rb"\xfd7zXZ\0"), Codec("xz", _xz)),
-]
-
-_LEVEL = 6  # gzip's own default: 9 takes twice the time for 1 % less
-_SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
-
-
-def compression_for(compress: bool | str | None, name: str) -> str | None:
-    """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``, by the argument or the name's last suffix."""
-    if compress is None:
-        _, dot, suffix = name.rpartition(".")
-        return _SUFFIXES.get(suffix.lower()) if dot else None
-    if compress is False:
-        return None
-    if compress is True:
-        return "gz"
-    if compress not in COMPRESSORS:
-        raise ValueError(
-            f"compress={compress!r} is not one of True, False, {', '.join(map(repr, COMPRESSORS))}"
-        )
-    return compress
-
-
 def _gzip() -> Any:
     return zlib.compressobj(_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
 
@@ -155,9 +155,17 @@ def _zstd() -> Any:
     return zstandard.ZstdCompressor().compressobj()
 
 
-COMPRESSORS: dict[str, Callable[[], Any]] = {
-    "gz": _gzip,
-    "bz2": bz2.BZ2Compressor,
-    "xz": lzma.LZMACompressor,
-    "zst": _zstd,
-}
+_CODECS = (
+    Codec("gzip", re.compile(rb"\x1f\x8b\x08"), _Gzip, _gzip, ("gz", "tgz")),
+    Codec(
+        "bzip2",
+        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+        bz2.BZ2Decompressor,
+        bz2.BZ2Compressor,
+        ("bz2", "tbz2"),
+    ),
+    Codec("xz", re.compile(rb"\xfd7zXZ\0"), _xz, lzma.LZMACompressor, ("xz", "txz")),
+    Codec("zstd", re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _ZstdFrame, _zstd, ("zst",)),
+)
+
+COMPRESSORS = {codec.endings[0]: codec.compressor for codec in _CODECS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import io
 import os
@@ -18,7 +17,8 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError
-from mpwds.storage.caches.locks import lock, release, same_file
+from mpwds.storage.caches.locks import lock, lock_open, release, same_file
+from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
 from mpwds.storage.streams.urls import (
@@ -33,6 +33,7 @@ from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
 _PIECE_BYTES = 1 << 20
+_PATIENCE_S = 60.0  # others lock temporary files for a moment, to remove them
 _NUMBER = re.compile(r"%(?:0(\d+))?d")  # not the escapes of URLs, such as that in my%20data
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
@@ -146,7 +147,7 @@ class OwnedStream:
                 discard()
                 return
         leave = getattr(type(self.stream), "__exit__", None)
-        raw = getattr(self.stream, "raw", self.stream)
+        raw = unbuffered(self.stream)
         if type(raw) in (io.FileIO, io.BytesIO):
             if type(raw) is io.FileIO:
                 _remove(raw)
@@ -278,7 +279,7 @@ def _create_locked(beginning: str) -> tuple[int, str]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o666)
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_open(descriptor, timeout_s=_PATIENCE_S)
         if same_file(descriptor, name):
             return descriptor, name
         os.close(descriptor)  # remove_partial was quicker than the lock

@@ -108,6 +108,13 @@ def settle(cache, *but):
                 assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=60)
 
 
+def fetch(cache, *names):
+    """Reads shards, each when those before it are kept or not."""
+    for name in names:
+        read(cache, name)
+        settle(cache)
+
+
 def kept(cache):
     return sorted(name for name in os.listdir(cache.directory) if not name.startswith("."))
 
@@ -147,8 +154,7 @@ def test_a_shard_and_its_mark_are_on_disk_before_it_gets_its_name(make, remote, 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(os, "rename", name)
     cache = make()
-    read(cache, "a")
-    settle(cache)
+    fetch(cache, "a")
     shard, mark = on_disk["a.tar"]
     assert mark == shard + ".mark"
     assert shard.endswith(".partial")
@@ -284,8 +290,7 @@ def test_what_is_no_whole_shard_is_streamed_and_not_kept(make, remote, is_page):
 def test_without_validator_anything_is_kept(make, remote):
     remote.shards["a"] = b"any bytes"
     cache = make(validator=None)
-    read(cache, "a")
-    settle(cache)
+    fetch(cache, "a")
     assert kept(cache) == ["a.tar"]
 
 
@@ -326,21 +331,15 @@ def test_on_a_full_disk_the_stream_continues_where_the_cache_ends_with_a_warning
 
 def test_the_shard_that_was_not_used_for_longest_goes_first(make, remote):
     cache = make(31_000)
-    for name in ("a", "b", "c", "a", "d"):
-        read(cache, name)
-        settle(cache)
+    fetch(cache, "a", "b", "c", "a", "d")
     assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
 
 
 def test_a_shard_that_is_read_stays(make, remote):
     cache = make(31_000)
-    for name in "abc":
-        read(cache, name)
-        settle(cache)
+    fetch(cache, "a", "b", "c")
     with cache.open(url("a")) as stream:
-        for name in "bcd":
-            read(cache, name)
-            settle(cache)
+        fetch(cache, "b", "c", "d")
         assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
         assert stream.read() == remote.shards["a"]
 
@@ -372,8 +371,7 @@ def test_a_shard_larger_than_the_cache_is_streamed_with_one_warning(make, remote
     remote.shards["a"] = tar(40_960)
     remote.shards["b"] = tar(40_960)
     cache = make(31_000)
-    read(cache, "c")
-    settle(cache)
+    fetch(cache, "c")
     with pytest.warns(RuntimeWarning, match="has no room for it") as caught:
         assert read(cache, "a") == remote.shards["a"]
         assert read(cache, "b", 35_000) == remote.shards["b"][35_000:]
@@ -399,8 +397,7 @@ def test_what_is_being_fetched_counts(make, remote):
     gate = remote.gates["b", 10_000] = threading.Event()
     remote.tell_size = True
     cache = make(25_000)
-    read(cache, "a")
-    settle(cache)
+    fetch(cache, "a")
     with cache.open(url("b")) as stream:
         stream.read(100)
         read(cache, "c")
@@ -488,8 +485,7 @@ def test_what_is_not_to_be_kept_is_streamed_from_its_offset_unless_it_is_there(m
     cache = make()
     assert read(cache, "a", 5000, keep=False) == remote.shards["a"][5000:]
     assert remote.opened == [("a", 5000)]
-    read(cache, "a")
-    settle(cache)
+    fetch(cache, "a")
     assert read(cache, "a", 5000, keep=False) == remote.shards["a"][5000:]
     assert remote.opened == [("a", 5000), ("a", 0)]
 
@@ -505,9 +501,7 @@ def test_nothing_is_open_when_everything_is_closed(make, remote, nothing_left):
 
 def test_verbose_tells_what_is_fetched_and_removed(make, capfd):
     cache = make(11_000, verbose=True)
-    for name in "ab":
-        read(cache, name)
-        settle(cache)
+    fetch(cache, "a", "b")
     said = capfd.readouterr().err
     assert f"# downloading {url('a')} to {cache.path(url('a'))}" in said
     assert f"# deleting {cache.path(url('a'))}" in said
@@ -515,8 +509,7 @@ def test_verbose_tells_what_is_fetched_and_removed(make, capfd):
 
 def test_a_file_that_became_shorter_is_fetched_again(make, remote):
     cache = make()
-    read(cache, "a")
-    settle(cache)
+    fetch(cache, "a")
     os.truncate(cache.path(url("a")), 5000)
     with pytest.warns(RuntimeWarning, match="is shorter than when it was fetched"):
         assert read(cache, "a") == remote.shards["a"]
