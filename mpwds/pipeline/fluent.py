@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
 from mpwds.pipeline.coercion import stage_of
@@ -23,15 +23,12 @@ class Composable(Suggesting, ABC):
         """A copy with more stages."""
 
 
-def adds(function: Callable[[], Callable[P, object]]) -> Callable[Concatenate[Self, P], Self]:
+class adds(Generic[P]):
     """A method that adds a stage, with the signature and documentation of the function that makes the stage.
 
     ``function`` returns that function; it is called when the method is first used.
     """
-    return cast(Callable[Concatenate[Self, P], Self], _Adds(function))
 
-
-class _Adds(Generic[P]):
     def __init__(self, function: Callable[[], Callable[P, object]]) -> None:
         self._function = function
         self._method: Callable[..., Any] | None = None
@@ -39,10 +36,10 @@ class _Adds(Generic[P]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"{owner.__qualname__}.{name}"
 
-    def __get__(self, dataset: Any, owner: type | None = None) -> Any:
+    def __get__(self, dataset: Self, owner: type[Self] | None = None) -> Callable[P, Self]:
         if self._method is None:
             self._method = self._made()
-        return self._method if dataset is None else MethodType(self._method, dataset)
+        return self._method if dataset is None else MethodType(self._method, dataset)  # None: of the class
 
     def _made(self) -> Callable[..., Any]:
         make = suggest_arguments(self._function())

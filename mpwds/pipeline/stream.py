@@ -10,7 +10,6 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    Generic,
     Literal,
     NamedTuple,
     Protocol,
@@ -85,8 +84,10 @@ class Stream(Protocol[T_co]):
 
     def __iter__(self) -> Stream[T_co]: ...
 
+    @abstractmethod
     def __next__(self) -> tuple[Address, T_co]: ...
 
+    @abstractmethod
     def fetch(self, address: Any) -> T_co:
         """The element at ``address``, made again: equal bit for bit, random augmentation included."""
         ...
@@ -239,19 +240,13 @@ class Origin(Part, ABC):
         raise LengthUnknown(f"{self} does not tell how many elements it has")
 
 
-class BaseStream(ABC, Generic[T]):
+class BaseStream(Stream[T], ABC):
     """Base of streams. The state consists of the attributes named by ``_counters``."""
 
     _counters: ClassVar[tuple[str, ...]] = ()
 
     def __iter__(self) -> BaseStream[T]:
         return self
-
-    @abstractmethod
-    def __next__(self) -> tuple[Address, T]: ...
-
-    @abstractmethod
-    def fetch(self, address: Any) -> T: ...
 
     def describe(self, address: Any, element: object = None) -> Description:
         return Description.of_sample(element, Description(f"element {address}"))
