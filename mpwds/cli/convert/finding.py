@@ -57,23 +57,14 @@ class FoundSource:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A user's wishes for reading a source; empty where the source itself tells.
+    """A user's options for reading a source; empty where the source itself tells."""
 
-    Attributes:
-        scratch: Makes a folder for copies, which exists as long as samples are read.
-        kind: One of ``KINDS``.
-        columns: ``COLUMN:FIELD,...``.
-        key: The column with the samples' keys.
-        root: Where names of files in a list start.
-        any_order: Samples will be asked for in any order.
-    """
-
-    scratch: Callable[[], str]
-    kind: str = ""
+    scratch: Callable[[], str]  # makes a folder for copies, which exists as long as samples are read
+    kind: str = ""  # one of ``KINDS``
     columns: str = ""
     key: str = ""
     root: str | None = None
-    any_order: bool = False
+    any_order: bool = False  # samples will be asked for in any order
 
 
 def find(source: str, wanted: Wanted) -> FoundSource:

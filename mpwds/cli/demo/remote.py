@@ -7,7 +7,6 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -91,15 +90,11 @@ class _KillingLoader:
 @contextlib.contextmanager
 def _server(url: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "mpwds", "serve", "mpwds.cli.demo.remote:dataset"]
-    process = subprocess.Popen([*command, "--bind", url, "--workers", str(_WORKERS)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        process.stdout.readline()  # it serves
-        reader = threading.Thread(target=process.stdout.read, daemon=True)
-        reader.start()
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-        reader.join()
-        process.stdout.close()
+    words = [*command, "--bind", url, "--workers", str(_WORKERS)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:  # which writes but a few lines
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()  # it serves
+            yield process
+        finally:
+            process.terminate()

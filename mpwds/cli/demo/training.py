@@ -67,19 +67,13 @@ class ImageTask:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of training.
-
-    Attributes:
-        accuracy: Share of the held-out samples that are classified correctly.
-        stats: Statistics of the training's loader, over all epochs.
-        images: The first ones, uint8 of shape (N, 3, size, size).
-        labels: Their class numbers.
-    """
+    """The result of training: the share of held-out samples classified correctly, statistics over all epochs,
+    and the first images, uint8 of shape (N, 3, size, size), with their class numbers."""
 
     accuracy: float
     stats: LoaderStats
-    images: Any
-    labels: Any
+    images: torch.Tensor
+    labels: torch.Tensor
 
 
 def image_task(
@@ -89,13 +83,8 @@ def image_task(
 
     A first pass reads the labels of all samples, without decoding images, to count samples and classes.
     Labels may be any whole numbers from 0; the classes are those that occur, in their order. Without
-    ``held_out_urls``, every tenth sample is held out, chosen by its key: the same ones in every run.
-
-    Raises:
-        FileNotFoundError: A shard does not exist.
-        ShardError: A shard is damaged or not a tar file.
-        ValueError: A sample has no image or no label; there are no samples to train on or to hold out; all
-            samples to train on have one class; or no held-out sample has a class to train on.
+    ``held_out_urls``, every tenth sample is held out, chosen by its key: the same ones in every run. Shards
+    from which nothing can be learned are a ``ValueError``.
     """
     for url in (*urls, *held_out_urls):
         if not exists(url):

@@ -42,16 +42,11 @@ FieldSet = tuple[str, ...]
 
 
 class Checker:
-    """Function that checks the samples of one shard, in order.
-
-    Args:
-        decode: Decode fields, too.
-    """
+    """Function that checks the samples of one shard, in order."""
 
     def __init__(self, decode: bool) -> None:
         self._decode = make_decoder() if decode else None
-        self.offsets: dict[str, int] = {}
-        """Where the first sample of each key begins."""
+        self.offsets: dict[str, int] = {}  # of the first sample of each key
 
     def __call__(self, sample: Sample) -> Iterator[Problem]:
         """Yields what is wrong with a sample: its key, and the fields that have data."""
@@ -77,14 +72,11 @@ class Report:
     """The damage that was found in a shard. Can be pickled.
 
     Attributes:
-        shard: The shard.
-        samples: How many there are.
-        problems: The first of what is wrong.
-        problem_count: How many problems there are in all.
+        problems: The first ones; ``problem_count`` counts all.
         sets: How many samples, of those that are not damaged, have each set of fields.
         places: The first samples of each set, without their data.
         keys: A number of 64 bits for each key.
-        is_readable: Whether there are samples in it, or nothing is wrong.
+        is_readable: There are samples in it, or nothing is wrong.
     """
 
     shard: str
@@ -97,7 +89,6 @@ class Report:
     is_readable: bool = True
 
     def add(self, problem: Problem) -> None:
-        """Adds a problem."""
         self.problem_count += 1
         if len(self.problems) < _MOST_KEPT:
             self.problems.append(problem)
@@ -189,12 +180,9 @@ class Copy:
     """A shard to copy, and what became of it.
 
     Attributes:
-        shard: The shard.
         target: Where the copy goes; empty to replace the shard, which is kept under another name beside it.
-        damaged: Whether verifying it found anything wrong.
-        kept: How many samples the copy has.
-        left_out: How many it does not have.
-        left_out_keys: The keys of the first of those.
+        damaged: Verifying it found something wrong.
+        left_out_keys: The keys of the first samples that were left out.
     """
 
     shard: Shard
@@ -206,11 +194,9 @@ class Copy:
 
     @property
     def name(self) -> str:
-        """The copy's name, to show."""
         return without_credentials(self.target or self.shard.name)
 
     def as_dict(self) -> dict[str, Any]:
-        """The copy in JSON."""
         return {
             "shard": without_credentials(self.shard.name),
             "copy": self.name,
@@ -279,10 +265,7 @@ def check_checksums(data: bytes) -> None:
     """Compares the checksums and lengths in a field with its bytes; its content tells the format.
 
     Knows PNG, zip (npz), gzip, zstd, bzip2, xz, Ogg, and the lengths in MP4, Matroska, WAV, AVI, MP3 and
-    others. A field of another format passes.
-
-    Raises:
-        ValueError: The field is damaged.
+    others; a field of another format passes. Damage is a ``ValueError``.
 
     Example:
         >>> check_checksums(b"BZh9" + bytes(20))
@@ -304,11 +287,7 @@ def check_checksums(data: bytes) -> None:
 
 
 def _check_png(data: bytes) -> None:
-    """Raises unless all chunks are there with their checksums.
-
-    Source:
-        The PNG specification, 5.3 (chunk layout).
-    """
+    """Raises unless all chunks are there with their checksums. The PNG specification, 5.3, has the layout."""
     start, kind = len(_PNG_START), b""
     while kind != _PNG_END:
         end = start + 12 + int.from_bytes(data[start : start + 4], "big")

@@ -122,19 +122,12 @@ class FieldFigures:
     """Figures of a field over samples. They can be pickled, and added to those of other samples.
 
     Attributes:
-        samples: How many have it.
-        total: Bytes of data in all.
-        least: Bytes of the smallest.
-        largest: Bytes of the largest.
-        looked_into: Fields whose data was looked at.
-        kinds: How many of these are of each kind.
+        looked_into: Fields whose data was looked at; ``kinds``, ``shapes`` and numbers are of these.
         shapes: The least and the largest size in each dimension, by the number of dimensions.
-        low: The least number.
-        high: The largest.
     """
 
     samples: int = 0
-    total: int = 0
+    total: int = 0  # bytes
     least: int = 0
     largest: int = 0
     looked_into: int = 0
@@ -145,11 +138,9 @@ class FieldFigures:
 
     @property
     def mean(self) -> float:
-        """Mean of the bytes."""
         return self.total / max(self.samples, 1)
 
     def add(self, name: str, size: int, data: bytes | None) -> None:
-        """Adds the field of one sample."""
         one = FieldFigures(1, size, size, size)
         if data is not None:
             kind, shape, number = describe(name, data)
@@ -160,7 +151,6 @@ class FieldFigures:
         self.merge(one)
 
     def merge(self, other: FieldFigures) -> None:
-        """Adds the same field of other samples."""
         self.least = min((each.least for each in (self, other) if each.samples), default=0)
         self.largest = max(self.largest, other.largest)
         self.samples += other.samples
@@ -200,12 +190,8 @@ class ShardFigures:
     """Figures of a shard, or of several.
 
     Attributes:
-        name: The shard.
-        samples: How many there are.
-        nbytes: Bytes of data in them.
         fields: Figures of each field; of more than a thousand, those after them are counted as one.
-        problems: The first problems.
-        problem_count: How many there are in all.
+        problems: The first ones; ``problem_count`` counts all.
     """
 
     name: str
@@ -216,7 +202,6 @@ class ShardFigures:
     problem_count: int = 0
 
     def add(self, found: Sample | Problem) -> None:
-        """Adds a sample or a problem."""
         if isinstance(found, Problem):
             self.problem_count += 1
             if len(self.problems) < _MOST_PROBLEMS:
@@ -228,7 +213,6 @@ class ShardFigures:
             self._field(member.field).add(member.field, member.size, member.data)
 
     def merge(self, other: ShardFigures) -> None:
-        """Adds those of another shard."""
         self.samples += other.samples
         self.nbytes += other.nbytes
         self.problem_count += other.problem_count

@@ -50,7 +50,7 @@ def bucket_shuffle(
         def deal(rank: float, sample: RawSample) -> None:
             number = int((rank - low) / width)
             if number not in buckets:
-                buckets[number] = files.enter_context(SpillFile(directory))
+                buckets[number] = files.enter_context(contextlib.closing(SpillFile(directory)))
             buckets[number].add(rank, sample)
 
         for rank, sample in ranked:
@@ -88,7 +88,7 @@ def external_sort(
             return heapq.merge(*runs, *further, key=_RANK, reverse=reverse)
 
         def spilled(samples: Iterable[Ranked]) -> SpillFile:
-            file = files.enter_context(SpillFile(directory))
+            file = files.enter_context(contextlib.closing(SpillFile(directory)))
             for rank, sample in samples:
                 file.add(rank, sample)
             return file
@@ -141,18 +141,10 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
 
 
 class SpillFile:
-    """Samples in a temporary file without a name, which vanishes with this process, however that ends.
-
-    Args:
-        directory: Where to make the file.
-
-    Attributes:
-        size: Bytes in it.
-    """
+    """Samples in a temporary file without a name, which vanishes with this process, however that ends."""
 
     def __init__(self, directory: str) -> None:
         self.url = f"a temporary file in {directory}"
-        self.size = 0
         self._file = tempfile.TemporaryFile(buffering=0, dir=directory)  # noqa: SIM115 - close() does
         self._sizes = array("Q")  # of a note and of its sample, in turn
 
@@ -161,7 +153,6 @@ class SpillFile:
         note = json.dumps([sample.key, rank]).encode()
         data = sample.read()
         self._sizes.extend((len(note), len(data)))
-        self.size += len(note) + len(data)
         try:
             written = os.writev(self._file.fileno(), (note, data))
             if written < len(note) + len(data):
@@ -189,12 +180,6 @@ class SpillFile:
 
     def read_into(self, target: memoryview, position: int) -> None:
         fill(target, self.descriptor, position, self.url)
-
-    def __enter__(self) -> SpillFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Gives the disk's space back."""

@@ -48,18 +48,7 @@ class Processing:
     """All jobs of a command. Called with a job, it writes the shard.
 
     A job is a worker of a dataset of all inputs that has as many workers as inputs. So its random numbers
-    depend on seed, input and round alone.
-
-    Args:
-        stages: The user's: stages, or a function of a dataset.
-        urls: The shards to read.
-        output: The series to write; one name if there is one job.
-        repeat: Number of rounds.
-        seed: Determines random choices.
-        handler: What to do about a sample that fails.
-
-    Raises:
-        ValueError: ``stages`` are none, or ``output`` is one name and there are several jobs.
+    depend on seed, input and round alone. ``stages`` are the user's: stages, or a function of a dataset.
     """
 
     def __init__(
@@ -75,9 +64,8 @@ class Processing:
         count = len(urls) * repeat
         if not is_series(output) and count > 1:
             raise WrongArgument(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
-        names = [numbered(output, number) for number in range(count)]
-        places = ((shard, number) for number in range(repeat) for shard in range(len(urls)))
-        self.jobs = [Job(*place, name) for place, name in zip(places, names, strict=True)]
+        rounds = (divmod(number, len(urls)) for number in range(count))
+        self.jobs = [Job(shard, at, numbered(output, number)) for number, (at, shard) in enumerate(rounds)]
 
     def describe(self, code: list[str]) -> dict[str, Any]:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
@@ -131,11 +119,7 @@ def run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
     jobs = [job for job in processing.jobs if job.output not in done]
     if "-" in (processing.output, *processing.urls):  # which are this process's own
         workers = 0
-    options: dict[str, Any] = {
-        "in_order": False,
-        "start_method": "forkserver",
-        "on_worker_death": "restart",
-    }
+    options = {"in_order": False, "start_method": "forkserver", "on_worker_death": "restart"}
     with progress(len(processing.jobs), len(done)) as advance:
         for of_job in run_jobs(jobs, processing, workers, **options):
             figures.update(of_job)
