@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -11,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from mpwds.cli.convert.tables import ColumnMap, TableColumn
@@ -46,7 +46,7 @@ class ArrowRows:
     numbers: Sequence[int] = ()
     files_bytes: Sequence[int] = ()
 
-    @cached_property
+    @functools.cached_property
     def _starts(self) -> list[int]:
         return list(itertools.accumulate((rows for _, _, rows, _ in self.blocks), initial=0))
 
@@ -59,10 +59,11 @@ class ArrowRows:
         of_files = self.files_bytes[number] if self.files_bytes else 0
         return nbytes // rows + self._size_of_headers + of_files
 
-    @cached_property
+    @functools.cached_property
     def _size_of_headers(self) -> int:
         """The bytes of a sample's headers and padding, by the key of the first row."""
-        (first,) = _Blocks().block(*self.blocks[0][:2]).slice(0, 1).to_pylist() if self.map.key else [{}]
+        path, index, _, _ = self.blocks[0]
+        (first,) = _rows(path, _open(path), index).slice(0, 1).to_pylist() if self.map.key else [{}]
         fields = [*self.map.fields.values(), *filter(None, [self.map.rest])]
         return sum(member_bytes(1, f"{self.map.key_of(0, first)}.{field}") for field in fields)
 
@@ -70,10 +71,11 @@ class ArrowRows:
         return replace(self, numbers=numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        read = _Blocks()
+        open_file = functools.lru_cache(_OPEN_FILES)(_open)
+        read_rows = functools.lru_cache(1)(lambda path, index: _rows(path, open_file(path), index))
         for block, numbers in itertools.groupby(self.numbers, self._block):
             path, index, _, _ = self.blocks[block]
-            rows = read.block(path, index)
+            rows = read_rows(path, index)
             inside = list(numbers)
             for first in range(0, len(inside), _ROWS_AT_A_TIME):
                 some = inside[first : first + _ROWS_AT_A_TIME]
@@ -83,23 +85,6 @@ class ArrowRows:
 
     def _block(self, number: int) -> int:
         return bisect.bisect_right(self._starts, number) - 1
-
-
-class _Blocks:
-    """Reads row groups and record batches; keeps files open, and the last row group."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, Any] = {}
-        self._kept: tuple[str, int, Any] = ("", 0, None)
-
-    def block(self, path: str, index: int) -> Any:
-        if path not in self._files:
-            if len(self._files) >= _OPEN_FILES:
-                self._files.clear()
-            self._files[path] = _open(path)
-        if self._kept[:2] != (path, index):
-            self._kept = path, index, _rows(path, self._files[path], index)
-        return self._kept[2]
 
 
 def _rows(path: str, file: Any, index: int, columns: Sequence[str] | None = None) -> Any:

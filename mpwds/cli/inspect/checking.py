@@ -107,32 +107,27 @@ class Report:
             places.append(Sample(sample.shard, sample.number, sample.key, sample.offset))
 
 
-@dataclass(frozen=True)
-class Verify:
-    """Function that reads a shard from end to end, and reports what is wrong with it."""
-
-    decode: bool
-
-    def __call__(self, shard: Shard) -> Iterator[Report]:
-        report, check = Report(shard.name), Checker(self.decode)
-        try:
-            with closing(shard.read(lambda *_: True)) as read:
-                for found in read:
-                    if isinstance(found, Problem):
-                        report.add(found)
-                    elif isinstance(found, Sample):
-                        problems = list(check(found))
-                        for problem in problems:
-                            report.add(problem)
-                        report.count(found, not (problems or found.interrupted))
-            for what in shard.contradictions(report.samples):
-                report.add(Problem(shard.name, 0, "", "", what))
-        except (OSError, ShardError) as error:
-            reason = (isinstance(error, OSError) and error.strerror) or str(error)
-            report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {reason}"))
-        report.is_readable = report.samples > 0 or not report.problem_count
-        report.keys = np.array(sorted(map(_hash, check.offsets)), np.uint64)
-        yield report
+def verify_shard(shard: Shard, decode: bool) -> Iterator[Report]:
+    """Reads a shard from end to end, and yields what is wrong with it."""
+    report, check = Report(shard.name), Checker(decode)
+    try:
+        with closing(shard.read(lambda *_: True)) as read:
+            for found in read:
+                if isinstance(found, Problem):
+                    report.add(found)
+                elif isinstance(found, Sample):
+                    problems = list(check(found))
+                    for problem in problems:
+                        report.add(problem)
+                    report.count(found, not (problems or found.interrupted))
+        for what in shard.contradictions(report.samples):
+            report.add(Problem(shard.name, 0, "", "", what))
+    except (OSError, ShardError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        report.add(Problem(shard.name, 0, "", "", f"it cannot be read: {reason}"))
+    report.is_readable = report.samples > 0 or not report.problem_count
+    report.keys = np.array(sorted(map(_hash, check.offsets)), np.uint64)
+    yield report
 
 
 def usual_fields(reports: Sequence[Report]) -> frozenset[str]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -240,13 +241,14 @@ def info(
     there is a line for each shard and a last one for all. The exit status is 1 if a shard is damaged;
     `mpwds verify` looks at more.
     """
-    from mpwds.cli.inspect.describing import ShardFigures, SumUp
+    from mpwds.cli.inspect.describing import ShardFigures, sum_up
     from mpwds.cli.inspect.shards import problem_table, shards_of
 
     found = shards_of(shards)
     total = ShardFigures("all shards")
     rows: list[tuple[str, ...]] = []
-    for figures in each(found, SumUp(sys.maxsize if shapes else _LOOKS), jobs, "reading shards"):
+    look_into = partial(sum_up, looks=sys.maxsize if shapes else _LOOKS)
+    for figures in each(found, look_into, jobs, "reading shards"):
         total.merge(figures)
         name = without_credentials(figures.name)
         if as_json:
@@ -289,10 +291,10 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, as_json: Json
     With --json, there is a line for each problem, and a last one with totals. The exit status is 1 if there
     is any problem.
     """
-    from mpwds.cli.inspect.checking import Verify, add_incomplete, keys_in_several
+    from mpwds.cli.inspect.checking import add_incomplete, keys_in_several, verify_shard
     from mpwds.cli.inspect.shards import problem_table, shards_of
 
-    reports = list(each(shards_of(shards), Verify(decode), jobs, "verifying"))
+    reports = list(each(shards_of(shards), partial(verify_shard, decode=decode), jobs, "verifying"))
     add_incomplete(reports)
     problems = [problem for found in reports for problem in found.problems]
     count = sum(found.problem_count for found in reports)
@@ -333,7 +335,7 @@ def repair(
         raise typer.BadParameter(
             "say where the copies go with --output, or replace damaged shards with --in-place"
         )
-    from mpwds.cli.inspect.checking import Copy, Repair, Verify, add_incomplete, usual_fields
+    from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
     from mpwds.cli.inspect.shards import TarShard, shards_of
 
     with ExitStack() as stack:
@@ -344,7 +346,7 @@ def repair(
         if in_place and not all(map(is_local, names)):
             raise typer.BadParameter("--in-place is for local shards: say --output for those at URLs")
         targets = [""] * len(given) if in_place else _targets(output, names, force)
-        reports = list(each(given, Verify(decode), jobs, "verifying"))
+        reports = list(each(given, partial(verify_shard, decode=decode), jobs, "verifying"))
         required = frozenset[str]() if keep_incomplete else usual_fields(reports)
         if not keep_incomplete:
             add_incomplete(reports)

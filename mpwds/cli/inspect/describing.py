@@ -246,19 +246,15 @@ class ShardFigures:
         return self.fields.setdefault(name, FieldFigures())
 
 
-@dataclass(frozen=True)
-class SumUp:
-    """Function that makes the figures of a shard, looking into the data of the first ``looks`` samples."""
+def sum_up(shard: Shard, looks: int) -> Iterator[ShardFigures]:
+    """Yields the figures of a shard. Looks into the data of the first ``looks`` samples."""
+    figures = ShardFigures(shard.name)
 
-    looks: int
+    def wants(number: int, key: str, name: str) -> bool:
+        return bool(key) and number < looks
 
-    def __call__(self, shard: Shard) -> Iterator[ShardFigures]:
-        figures = ShardFigures(shard.name)
-        with contextlib.closing(read_or_report(shard, self._wants)) as read:
-            for found in read:
-                if isinstance(found, (Sample, Problem)):
-                    figures.add(found)
-        yield figures
-
-    def _wants(self, number: int, key: str, name: str) -> bool:
-        return bool(key) and number < self.looks
+    with contextlib.closing(read_or_report(shard, wants)) as read:
+        for found in read:
+            if isinstance(found, (Sample, Problem)):
+                figures.add(found)
+    yield figures
