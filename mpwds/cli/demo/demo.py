@@ -1,13 +1,18 @@
-"""``mpwds demo``: trains a small network from tar shards, on its own data or the user's."""
+"""``mpwds demo``: trains a small network from tar shards, on its own data or the user's, or from servers."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +23,15 @@ _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
 _DEFAULT_SIZE = 64
 _SMALLEST_SIZE, _LARGEST_SIZE = 8, 1024
+
+_SERVERS = 2
+_WORKERS = 2  # of each server
+_HEARTBEAT_S = 2.0
+_SERVED = """\
+from mpwds.cli.demo.training import default_cache_dir, digits_task
+
+dataset = digits_task(default_cache_dir().absolute()).train
+"""
 
 Size = Annotated[
     int | None,
@@ -71,9 +85,7 @@ def demo(
     if remote:
         if data or cache_dir is not None:
             raise typer.BadParameter("--remote serves the digits in their usual folder")
-        from mpwds.cli.demo.remote import run
-
-        return run(epochs, lr)
+        return _train_remotely(epochs, lr)
     return _train(data or (), test or (), size, epochs, workers, batch_size, lr, cache_dir)
 
 
@@ -134,3 +146,85 @@ def _train(
         )
         return 1
     return 0
+
+
+def _train_remotely(epochs: int, lr: float) -> int:
+    """Trains, kills a server, and compares what arrived with what undisturbed local workers deliver."""
+    import mpwds
+    from mpwds.cli.demo import training
+
+    training.ensure_digits(directory := training.default_cache_dir().absolute())
+    task = training.digits_task(directory)
+    with contextlib.ExitStack() as ends, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", flush=True)
+        folder = ends.enter_context(tempfile.TemporaryDirectory())
+        Path(folder, "served.py").write_text(_SERVED)
+        urls = [f"ipc://{folder}/server{number}" for number in range(_SERVERS)]
+        servers = [ends.enter_context(_server(folder, url)) for url in urls]
+        print(f"started {_SERVERS} servers of {_WORKERS} workers: {' '.join(urls)}", flush=True)
+        loader = ends.enter_context(
+            mpwds.RemoteLoader(urls, on_server_loss="move", heartbeat_timeout=_HEARTBEAT_S)
+        )
+        victim = _KillingLoader(loader, servers[0], epochs)
+        outcome = training.train(task, epochs=epochs, workers=_SERVERS * _WORKERS, lr=lr, loader=victim)
+    with mpwds.MultiLoader(task.train, workers=_SERVERS * _WORKERS) as local:
+        expected = [_digest(batch) for _ in range(epochs) for batch in local]
+    same = victim.digests == expected
+    workers = f"{_SERVERS * _WORKERS} workers that nothing happens to"
+    print(
+        f"""
+  servers    {_SERVERS} of {_WORKERS} workers each; one was killed after {victim.killed_at} batches
+  batches    {len(victim.digests)} arrived; {len(expected)} come from {workers}
+  compared   {"all are the same, bit for bit, in the same order" if same else "THEY DIFFER"}
+  accuracy   {outcome.accuracy:.1%} on the held-out samples
+"""
+    )
+    return 0 if same and victim.killed_at else 1
+
+
+def _digest(batch: Any) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in batch:
+        digest.update(tensor.numpy().tobytes())
+    return digest.digest()
+
+
+class _KillingLoader:
+    """A loader that kills a server half way, and takes a digest of each batch."""
+
+    def __init__(self, loader: Any, server: subprocess.Popen[bytes], epochs: int) -> None:
+        self._loader = loader
+        self._server = server
+        self._half = epochs // 2
+        self._epoch = 0
+        self.killed_at = 0
+        self.digests: list[bytes] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for number, batch in enumerate(self._loader):
+            if epoch == self._half and number == 1:
+                self._server.kill()
+                self.killed_at = len(self.digests)
+                print(
+                    f"killed a server (pid {self._server.pid}) in the middle of epoch {epoch + 1}", flush=True
+                )
+            self.digests.append(_digest(batch))
+            yield batch
+
+    def stats(self, since: Any = "epoch") -> Any:
+        return self._loader.stats(since)
+
+
+@contextlib.contextmanager
+def _server(folder: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "mpwds", "serve", f"{folder}/served.py:dataset"]
+    words = [*command, "--bind", url, "--workers", str(_WORKERS)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:  # which writes but a few lines
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()  # it serves
+            yield process
+        finally:
+            process.terminate()
