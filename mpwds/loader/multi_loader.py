@@ -91,6 +91,14 @@ class Rebatching(Composable):
 
         return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
 
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
+        """The stages of a pipeline after a loader, as they run: see ``Regrouped``."""
+        if len(stages) < 3:
+            return stages
+        from mpwds.loader.rebatch.rebatched import regrouped
+
+        return regrouped(stages)
+
 
 class MultiLoader(Rebatching, Fluent, TorchIterable):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
@@ -587,13 +595,6 @@ class LoaderPipeline(Rebatching, DataPipeline):
             context = replace(context, watch=loader._statistics.watch)
         same_order = (loader.in_order and not takes_any_order(loader.dataset)) or loader.workers < 2
         return StagesStream(self._starter(context), context.epoch, same_order)
-
-    def _run_as(self, stages: list[Filter]) -> list[Filter]:
-        if len(stages) < 3:
-            return stages
-        from mpwds.loader.rebatch.rebatched import regrouped
-
-        return regrouped(stages)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
         extended = super().compose(*stages)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpwds.loader.multi_loader import Rebatching
-from mpwds.loader.rebatch.rebatched import regrouped
 from mpwds.loader.resume.progress import field_of
 from mpwds.loader.resume.state import VERSION, check, described_stages
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterable_sources import IteratorStream, skip
 from mpwds.pipeline.stream import Origin
 from mpwds.stats.collector import Since
@@ -87,9 +85,6 @@ class WebLoader(Rebatching, DataPipeline):
     def stats(self, since: Since = "epoch") -> LoaderStats:
         """See :meth:`mpwds.DataLoader.stats`. Stages that run here take part of ``elsewhere_s``."""
         return self.loader.stats(since)
-
-    def _run_as(self, stages: list[Filter]) -> list[Filter]:
-        return regrouped(stages)
 
     def compose(self, *stages: Any) -> WebLoader:
         extended = super().compose(*stages)
