@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.local_worker import Output, view
+from mpwds.loader.engine.local_worker import Output, views
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
@@ -128,7 +128,8 @@ class InProcessWorker(WorkerHandle):
         pinned = None if self._pinning is None else self._pinning.memory(nbytes)
         memory = bytearray(nbytes) if pinned is None else pinned
         tenbin.write_array(memory if pinned is None else pinned.numpy(), 0, array)
-        return view(memory, 0, self._output)
+        (copy,) = views(memory, [0], self._output)
+        return copy
 
 
 def _with_own_generators(source: Iterator[Any], context: Context) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -256,11 +256,11 @@ class BatchReceiver:
     def batch(self, message: Message) -> Any:
         fields, buffer = message.fields, self.buffer(message)
         if "kinds" not in fields:
-            arrays = [view(buffer, offset, self.output) for offset in fields["offsets"]]
-        else:
-            kinds = zip(fields["offsets"], fields["kinds"], strict=True)
-            arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
-        if not fields.get("apart"):
+            arrays = views(buffer, fields["offsets"], self.output)
+            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+        kinds = zip(fields["offsets"], fields["kinds"], strict=True)
+        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+        if not fields["apart"]:
             return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         # Imported before unflatten looks up its class.
         from mpwds.loader.messages.out_of_band import put_together
@@ -313,21 +313,25 @@ class BatchReceiver:
 
 
 def batch_of(fields: dict[str, Any], buffer: Any, output: Output, *, allow_pickle: bool) -> Any:
-    arrays = [view(buffer, offset, output) for offset in fields["offsets"]]
+    arrays = views(buffer, fields["offsets"], output)
     return nest.unflatten(fields["structure"], arrays, allow_pickle=allow_pickle)
 
 
 def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
     """The array that is encoded at ``offset``, as the kind that it was sent as."""
-    array = view(buffer, offset, "numpy" if kind == protocol.ARRAY else "torch")
+    (array,) = views(buffer, [offset], "numpy" if kind == protocol.ARRAY else "torch")
     return array.requires_grad_() if kind == protocol.TENSOR_WITH_GRADIENT else array
 
 
-def view(memory: Any, offset: int, output: Output) -> Any:
-    """The array that is encoded at an offset of a buffer, or of a tensor of bytes."""
+def views(memory: Any, offsets: Sequence[int], output: Output) -> list[Any]:
+    """The arrays that are encoded at offsets of a buffer, or of a tensor of bytes."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(memory, torch.Tensor):
-        return tenbin.view_array(memory, tenbin.parse_array(memory, offset), output)
+        return [tenbin.view_array(memory, tenbin.parse_array(memory, offset), output) for offset in offsets]
+    return [_view_of_tensor(memory, offset, output) for offset in offsets]
+
+
+def _view_of_tensor(memory: Any, offset: int, output: Output) -> Any:
     # Torch's own views tell its allocator of pinned memory on which streams they are used.
     written = memory.numpy()
     header = tenbin.parse_array(written, offset)
