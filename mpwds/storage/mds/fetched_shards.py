@@ -68,13 +68,8 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
 
 
 class LocalFile:
-    """An open shard. It is closed when nobody refers to it any more.
-
-    One thread may read a shard while another one drops it to open the next.
-
-    Args:
-        url: The shard's name in errors.
-        stream: The open file. The caller closes it: a descriptor of its own stays open.
+    """An open shard. It is closed when nobody refers to it any more: one thread may read it while another one
+    drops it to open the next. The caller closes ``stream``.
 
     Attributes:
         end: Its size in bytes.
@@ -111,11 +106,10 @@ class FetchedShards:
     Args:
         location: Where the dataset is.
         files: The shards' files.
-        lengths: The number of samples in each.
+        lengths: The number of samples in each shard.
         in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
             to a temporary folder.
-        validate_hash: The only hash to compare.
-        cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
+        validate_hash, cache_limit: As for ``mpwds.MDSDataset``.
         datasets: How many such objects share ``cache_limit`` and ``most_open_files()``; each may keep
             two shards.
 

@@ -55,14 +55,8 @@ class Index:
 def parse_index(data: bytes, path: str) -> Index:
     """Parses an index.
 
-    Sizes of samples are read as numbers without sign, which is what composer's writer meant.
-
-    Args:
-        data: The file's content, uncompressed.
-        path: The file's name, for errors.
-
-    Raises:
-        ShardError: It is damaged, or no index. The message names the offset.
+    Sizes of samples are read as numbers without sign, which is what composer's writer meant. ``path`` is the
+    file's name for errors. Raises ``ShardError`` with the offset if it is damaged, or no index.
     """
     if len(data) < _HEAD.size:
         raise ShardError(f"{path} is truncated: it has {len(data)} bytes, and an index at least {_HEAD.size}")

@@ -36,14 +36,9 @@ class IndexedShard:
 
 
 def parse_index(data: bytes, path: str) -> list[IndexedShard]:
-    """The shards that an index lists.
+    """The shards that an index lists; ``path`` is its name for errors.
 
-    Args:
-        data: The file's content.
-        path: The file's name, for errors.
-
-    Raises:
-        ShardError: The index is damaged, or of another version or format. The message names the place in it.
+    Raises ``ShardError`` with the place if it is damaged, or of another version or format.
 
     Source:
         ``streaming.base.format``.

@@ -195,15 +195,9 @@ _CODECS = {
 
 
 def digest(name: str, data: bytes | bytearray) -> str:
-    """The hash of ``data``, in hexadecimal digits.
+    """The hash of ``data``, in hexadecimal digits: any of ``hashlib`` of fixed length, or of xxhash.
 
-    Args:
-        name: Any of ``hashlib`` of fixed length, or of xxhash: ``"sha1"``, ``"xxh3_64"``.
-        data: The bytes.
-
-    Raises:
-        ValueError: There is no such hash.
-        ImportError: xxhash is missing.
+    Raises ``ValueError`` if there is no such hash, ``ImportError`` if xxhash is missing.
 
     Source:
         ``streaming.base.hashing``.

@@ -45,18 +45,8 @@ class DatasetWriter(ClosesOrDiscards):
     Each file appears under its name when it is complete, the index after all shards. The first error of a
     thread is raised with the next shard, or by ``finish``; then there will be no index.
 
-    Args:
-        out: The dataset's folder or URL, or both, of which the folder comes first.
-        index_name: The index's name.
-        own: Matches the names of the writer's files; the folder may have others. ``None`` if it may not.
-        compression: How shards are compressed.
-        keep_local: Whether a dataset that goes to a URL stays in the folder, too.
-        exist_ok: Whether to remove a dataset that is in the folder. Other files stay there.
-        threads: Number of threads; each holds a shard in memory.
-        retries: Further attempts, when sending a file fails.
-
-    Raises:
-        FileExistsError: The folder is not empty, another writer writes to it, or the URL has an index.
+    ``own`` matches the names of the writer's files; the folder may have others. If it is ``None``, the folder
+    may have no files. The other arguments are those of ``MDSWriter``, which also says what is raised.
     """
 
     _finished = True  # until there is something to finish

@@ -249,17 +249,9 @@ def find_members(window: bytes | memoryview, base: int, archive: Archive) -> lis
 def size_of(front: bytes, kind: int, extended: Extended, archive: Archive, position: int) -> int:
     """The bytes of data after the header at ``position``, all of which are in the archive.
 
-    The size that an extension states is that of the member, not of other extensions before the member.
-
-    Args:
-        front: The header's first part: see ``LAYOUT``.
-        kind: Its kind.
-        extended: What the extensions before it state.
-        archive: Its name and its end, for errors.
-        position: Its offset.
-
-    Raises:
-        ShardError: The size is not valid, the data are not all there, or it is a sparse file.
+    ``front`` is the header's first part, ``extended`` what the extensions before it state: the size of the
+    member, not of other extensions. Raises ``ShardError`` if the size is not valid, the data are not all
+    there, or it is a sparse file.
     """
     if kind == SPARSE:
         raise sparse(archive.url, position)
@@ -289,9 +281,7 @@ def name_of(front: bytes, directory: bytes, extended: Extended) -> str:
 class MemberFinder:
     """Finds the regular files of an archive, window after window of it.
 
-    Args:
-        archive: Its name and its end, for errors.
-        applies_global: Whether a global pax header is applied to the members after it.
+    With ``applies_global``, a global pax header is applied to the members after it.
 
     Attributes:
         found: The files whose headers are in the last window; the data of members need not be in it.

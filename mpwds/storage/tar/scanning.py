@@ -79,17 +79,12 @@ def scan(
     uncompressed file, only headers and the data asked for are read.
 
     Args:
-        url: A path or URL for ``open``.
         wants: Takes the name of a regular file, returns whether to read its data.
-        open: Opens ``url`` at a byte offset.
-        max_decompressed_bytes: Limit on the size of a member of a compressed archive that is read.
+        url, open, max_decompressed_bytes: As for ``read_members``.
 
     Raises:
         OSError: The archive cannot be opened or read.
         ShardError: It is empty.
-
-    Source:
-        POSIX.1-2001 ``pax``; the GNU tar manual, "Basic Tar Format".
 
     Example:
         >>> import io, mpwds

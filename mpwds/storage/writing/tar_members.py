@@ -54,16 +54,8 @@ def file_header(
 def ustar_header(name: str, size: int, mtime: int, mode: int, user: str, group: str) -> bytes | None:
     """tarfile's header, in a tenth of the time; ``None`` if the plain fields of ustar cannot hold it.
 
-    Args:
-        name: The member's name; plain if it is ASCII and has at most 100 characters.
-        size: Bytes of its data; plain below 8 GiB.
-        mtime: Modification time in seconds.
-        mode: Permissions.
-        user: Owner's name.
-        group: Owner's group.
-
-    Raises:
-        ValueError: Another field does not fit.
+    They hold names of up to 100 ASCII characters, and less than 8 GiB of data. Raises ``ValueError`` if
+    another field does not fit.
 
     Example:
         >>> info = tarfile.TarInfo("a.txt")
