@@ -39,7 +39,7 @@ COMMANDS = {
         "inspect.commands",
         "Write fields or samples of shards to standard output: bytes, JSON or tar.",
     ),
-    "extract": About("inspect.commands", "Write fields of shards to files in a folder."),
+    "extract": About("inspect.extract", "Write fields of shards to files in a folder."),
     "verify": About(
         "inspect.commands", "Check shards: headers, keys, checksums, fields; list what is damaged."
     ),

@@ -209,7 +209,10 @@ def numbered_words(words: Mapping[str, Iterable[str]]) -> dict[str, dict[str, in
 
 def _guessed(columns: Mapping[str, TableColumn]) -> dict[str, str]:
     def named(names: Sequence[str], extension: str) -> dict[str, str]:
-        return {name: extension if len(names) == 1 else f"{_part(name)}.{extension}" for name in names}
+        return {
+            name: extension if len(names) == 1 else f"{re.sub('[/. ]', '_', name).lower()}.{extension}"
+            for name in names
+        }
 
     kinds = {name: column.kind for name, column in columns.items()}
     media = [name for name, kind in kinds.items() if kind in ("file", "media")]
@@ -231,11 +234,6 @@ def _parsed(given: str, columns: Mapping[str, TableColumn]) -> tuple[dict[str, s
             )
         fields[column] = name
     return fields, fields.pop(_REST, "")
-
-
-def _part(column: str) -> str:
-    """A column's name as a part of a field's."""
-    return column.replace("/", "_").replace(".", "_").replace(" ", "_").lower()
 
 
 def _is_media(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""``mpwds ls``, ``cat``, ``extract``, ``info``, ``verify`` and ``repair``: commands that read shards."""
+"""``mpwds ls``, ``cat``, ``info``, ``verify`` and ``repair``: commands that read shards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from mpwds.cli.app import Invocation
-from mpwds.cli.console import console, progress, report, table
-from mpwds.cli.inspect.folder import Folder, UnsafeName
+from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
 from mpwds.cli.outputs import is_file, make_folders, refuse_existing
@@ -189,39 +188,6 @@ def _write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
                 sink.write_blocks(b"".join(member.blocks for member in sample.members))
             else:
                 sink.write({"__key__": sample.key, **sample.data()})
-
-
-def extract(
-    shards: Shards,
-    chosen: Chosen,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
-    limit: Limit = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> int:
-    """Write fields of shards to files in a folder, under the names that they have in the shard.
-
-    No file is written outside of the folder, and none is replaced without --force. Samples that damage may
-    have made incomplete are left out, and named on standard error; the exit status is 1 then.
-    """
-    from mpwds.cli.inspect.selection import SampleSelection
-    from mpwds.cli.inspect.shards import Problem, shards_of
-
-    samples = SampleSelection(shards_of(shards), chosen, limit)
-    count = files = 0
-    with Folder(output, force) as folder, progress(None) as advance:
-        for sample in samples:
-            for member in sample.members:
-                try:
-                    folder.write(member.name, member.data or b"")
-                    files += 1
-                except UnsafeName as error:
-                    samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))
-            count += 1
-            advance(1, "extracting samples")
-    values = {"samples": count, "files": files, "output": output, "problems": samples.problems}
-    report(as_json, values, f"wrote {counted(files, 'file')} of {counted(count, 'sample')} to {output}")
-    return int(samples.problems > 0)
 
 
 def info(

@@ -1,6 +1,6 @@
 import pytest
 
-from mpwds.cli.inspect.folder import Folder, UnsafeName
+from mpwds.cli.inspect.extract import Folder, UnsafeName
 
 
 def files_below(folder):

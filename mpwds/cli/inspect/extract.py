@@ -1,13 +1,51 @@
-"""Writes files below a folder and nowhere else, whatever their names."""
+"""``mpwds extract``: writes fields to files below a folder and nowhere else, whatever their names."""
 
 from __future__ import annotations
 
 import errno
 import os
-from types import TracebackType
+from typing import Annotated
 
+import typer
+
+from mpwds.cli.console import progress, report
+from mpwds.cli.options import Chosen, Force, Json, Limit, Shards
 from mpwds.errors import MpwdsError
 from mpwds.storage.writing.destinations import PendingFile, write_whole
+from mpwds.viewing.wording import counted
+
+
+def extract(
+    shards: Shards,
+    chosen: Chosen,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
+    limit: Limit = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """Write fields of shards to files in a folder, under the names that they have in the shard.
+
+    No file is written outside of the folder, and none is replaced without --force. Samples that damage may
+    have made incomplete are left out, and named on standard error; the exit status is 1 then.
+    """
+    from mpwds.cli.inspect.selection import SampleSelection
+    from mpwds.cli.inspect.shards import Problem, shards_of
+
+    samples = SampleSelection(shards_of(shards), chosen, limit)
+    count = files = 0
+    with Folder(output, force) as folder, progress(None) as advance:
+        for sample in samples:
+            for member in sample.members:
+                try:
+                    folder.write(member.name, member.data or b"")
+                    files += 1
+                except UnsafeName as error:
+                    samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))
+            count += 1
+            advance(1, "extracting samples")
+    values = {"samples": count, "files": files, "output": output, "problems": samples.problems}
+    report(as_json, values, f"wrote {counted(files, 'file')} of {counted(count, 'sample')} to {output}")
+    return int(samples.problems > 0)
 
 
 class UnsafeName(MpwdsError, ValueError):
@@ -59,9 +97,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _directory(self, parts: list[str]) -> int:
