@@ -6,6 +6,7 @@ import importlib
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -46,9 +47,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 class OwnClassPickler(Pickler):
     def reducer_override(self, item: Any) -> Any:
-        if type(item) is tensor_class() and _is_float8(item):
-            octets = item.detach().cpu().view(sys.modules["torch"].uint8).numpy()
-            return _float8_tensor, (octets, str(item.dtype).removeprefix("torch."))
+        if (tensor := reduced_tensor(item)) is not None:
+            return tensor
         reduced = super().reducer_override(item)
         if reduced is NotImplemented or not isinstance(item, type):
             return reduced
@@ -57,16 +57,29 @@ class OwnClassPickler(Pickler):
         return _own_class, (_tracked("CLASS", item), f"{item.__module__}:{item.__qualname__}", by_value)
 
 
-def _is_float8(tensor: Any) -> bool:
-    """True if torch pickles the tensor's dtype but cannot unpickle it."""
-    is_strided = str(tensor.layout) == "torch.strided" and not tensor.requires_grad
-    return bool(is_strided and tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)
+def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Reduces a tensor to an array, in the form of ``__reduce__``; ``None`` if that loses something."""
+    if type(item) is not tensor_class():
+        return None
+    torch = sys.modules["torch"]
+    dense = item.is_cpu and item.layout is torch.strided and not item.is_nested
+    if not dense or item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
+        return None
+    try:
+        if item.dtype is torch.bfloat16:
+            return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
+        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
+            return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
+        return _tensor, (item.numpy(), None)
+    except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
+        return None
 
 
-def _float8_tensor(octets: Any, dtype: str) -> Any:
+def _tensor(array: Any, dtype: str | None) -> Any:
     import torch
 
-    return torch.from_numpy(octets).view(getattr(torch, dtype))
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
 
 def find_class(name: str) -> type | None:

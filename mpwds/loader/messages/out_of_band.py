@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from mpwds.imports import tensor_class
 from mpwds.loader.messages import protocol
-from mpwds.loader.processes.setup import reduced_tensor
 from mpwds.nest.nodes import PLAIN_OR_INT
 from mpwds.pickling import OwnClassPickler
 from mpwds.pipeline.collation import Stack
@@ -102,16 +101,10 @@ def _pickled(item: Any) -> Any:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
-        _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(item)
+        OwnClassPickler(stream, protocol=5, buffer_callback=buffers.append).dump(item)
     except Exception:
         return item  # mpwds.nest raises the error, which says where it is
     return OutOfBand(stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
-
-
-class _Pickler(OwnClassPickler):
-    def reducer_override(self, item: Any) -> Any:
-        reduced = reduced_tensor(item)
-        return super().reducer_override(item) if reduced is None else reduced
 
 
 _LEFT = frozenset(

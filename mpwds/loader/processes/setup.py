@@ -24,9 +24,8 @@ import cloudpickle
 import msgpack
 import numpy as np
 
-from mpwds.imports import tensor_class
 from mpwds.loader.processes import environment
-from mpwds.pickling import Pickler
+from mpwds.pickling import Pickler, reduced_tensor
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.share import Mappings, Region, map_privately, map_region
@@ -269,24 +268,6 @@ def _code_of(item: Any) -> object:
     return {name: value.__code__ for name, value in vars(item).items() if isinstance(value, FunctionType)}
 
 
-def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Reduces a tensor to an array, in the form of ``__reduce__``; ``None`` if that loses something."""
-    if type(item) is not tensor_class():
-        return None
-    torch = sys.modules["torch"]
-    dense = item.is_cpu and item.layout is torch.strided and not item.is_nested
-    if not dense or item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
-        return None
-    try:
-        if item.dtype is torch.bfloat16:
-            return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
-        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
-            return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
-        return _tensor, (item.numpy(), None)
-    except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
-        return None
-
-
 def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Reduces an array that NumPy would copy into the pickle: a mapped one, or one with gaps."""
     kind = type(item)
@@ -302,13 +283,6 @@ def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
 def _array(array: Any, writeable: bool) -> Any:
     array.flags.writeable = writeable
     return array
-
-
-def _tensor(array: Any, dtype: str | None) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
 
 def find_unpicklable(setup: Any) -> str:
