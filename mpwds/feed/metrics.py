@@ -131,61 +131,56 @@ class _Collector:
     def _grown(self, sample: Sample) -> Sample:
         key = sample.name, *sample.labels.values()
         self.most[key] = max(sample.value, self.most.get(key, 0.0))
-        return sample._replace(value=self.most[key])
+        return type(sample)(sample.name, sample.labels, self.most[key])
 
 
-def _counter(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
-    """A value that only grows, for each value of a label; its name will end in ``_total``."""
-    from prometheus_client.core import CounterMetricFamily
+def _metrics(prefix: str, rows: Iterable[_Row]) -> list[Metric]:
+    """A metric for each row, with a value for each value of its label, or the one of a row without label."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    return _filled(CounterMetricFamily(name, help, labels=[label] if label else []), label, values)
-
-
-def _gauge(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return _filled(GaugeMetricFamily(name, help, labels=[label] if label else []), label, values)
-
-
-def _filled(family: Any, label: str, values: Mapping[str, float]) -> Metric:
-    for key, value in values.items():
-        family.add_metric([key] if label else [], value)
-    filled: Metric = family
-    return filled
+    found: list[Metric] = []
+    for kind, name, help, label, values in rows:
+        family: Any = CounterMetricFamily if kind == _COUNTER else GaugeMetricFamily
+        metric = family(f"{prefix}_{name}", help, labels=[label] if label else [])
+        for key, value in values.items():
+            metric.add_metric([key] if label else [], value)
+        found.append(metric)
+    return found
 
 
-_OF_WORKERS: tuple[tuple[Callable[..., Metric], str, str, Callable[[WorkerReport], float]], ...] = (
-    (_counter, "batches", "Batches sent.", lambda each: each.batches),
-    (_counter, "samples", "Samples sent.", lambda each: each.samples),
-    (_counter, "bytes", "Bytes of the arrays sent.", lambda each: each.nbytes),
-    (_counter, "active_seconds", "Seconds in which a worker had an epoch.", lambda each: each.stats.active_s),
-    (_counter, "waiting_seconds", "Seconds of these spent waiting.", lambda each: each.stats.waiting_s),
-    (_counter, "restarts", "Restarts of a worker's process.", lambda each: each.restarts),
-    (_gauge, "unacknowledged_bytes", "Bytes sent and not acknowledged.", lambda each: each.queued_bytes),
-    (_gauge, "window_bytes", "How many bytes may be unacknowledged.", lambda each: each.window_bytes),
+_COUNTER, _GAUGE = "counter", "gauge"  # names of counters, which only grow, will end in ``_total``
+_Row = tuple[str, str, str, str, Mapping[str, float]]
+"""Kind, name, help and label of a metric, and its value for each value of the label."""
+
+_OF_WORKERS: tuple[tuple[str, str, str, Callable[[WorkerReport], float]], ...] = (
+    (_COUNTER, "batches", "Batches sent.", lambda each: each.batches),
+    (_COUNTER, "samples", "Samples sent.", lambda each: each.samples),
+    (_COUNTER, "bytes", "Bytes of the arrays sent.", lambda each: each.nbytes),
+    (_COUNTER, "active_seconds", "Seconds in which a worker had an epoch.", lambda each: each.stats.active_s),
+    (_COUNTER, "waiting_seconds", "Seconds of these spent waiting.", lambda each: each.stats.waiting_s),
+    (_COUNTER, "restarts", "Restarts of a worker's process.", lambda each: each.restarts),
+    (_GAUGE, "unacknowledged_bytes", "Bytes sent and not acknowledged.", lambda each: each.queued_bytes),
+    (_GAUGE, "window_bytes", "How many bytes may be unacknowledged.", lambda each: each.window_bytes),
 )
 
 
 def server_metrics(report: FeedReport) -> list[Metric]:
     """A server's report since it started, as metrics named ``mpwds_server_...``."""
     workers = {str(each.stats.worker): each for each in report.workers}
-    found = [
-        kind(f"mpwds_server_{name}", help, "worker", {label: of(each) for label, each in workers.items()})
+    rows: list[_Row] = [
+        (kind, name, help, "worker", {label: of(each) for label, each in workers.items()})
         for kind, name, help, of in _OF_WORKERS
     ]
-    found += _of_stages("mpwds_server", report.stages, report.skipped)
-    dropped = "Messages that were not accepted."
-    found.append(_counter("mpwds_server_dropped_messages", dropped, "reason", report.dropped))
+    rows += _of_stages(report.stages, report.skipped)
+    rows.append((_COUNTER, "dropped_messages", "Messages that were not accepted.", "reason", report.dropped))
     for server in report.servers:
-        gauges = {
-            "clients": ("Trainers that are connected.", server.clients),
-            "workers": ("Workers that the server has.", server.workers),
-            "draining": ("1 while the server ends.", server.draining),
-            "uptime_seconds": ("Seconds since it started.", server.uptime_s),
-        }
-        for name, (help, value) in gauges.items():
-            found.append(_gauge(f"mpwds_server_{name}", help, "", {"": value}))
-    return found
+        rows += [
+            (_GAUGE, "clients", "Trainers that are connected.", "", {"": server.clients}),
+            (_GAUGE, "workers", "Workers that the server has.", "", {"": server.workers}),
+            (_GAUGE, "draining", "1 while the server ends.", "", {"": server.draining}),
+            (_GAUGE, "uptime_seconds", "Seconds since it started.", "", {"": server.uptime_s}),
+        ]
+    return _metrics("mpwds_server", rows)
 
 
 def trainer_metrics(stats: LoaderStats) -> list[Metric]:
@@ -196,32 +191,35 @@ def trainer_metrics(stats: LoaderStats) -> list[Metric]:
         "stages": stats.stages_s,
         "elsewhere": stats.elsewhere_s,
     }
-    doing = "Seconds since first batches, by what the trainer did in them."
-    totals = {
-        "batches": ("Batches delivered.", stats.batches),
-        "samples": ("Samples delivered.", stats.samples),
-        "bytes": ("Bytes of the arrays delivered.", stats.nbytes),
-        "first_batch_seconds": ("Seconds to epochs' first batches.", stats.first_batch_s),
-        "restarts": ("Restarts of worker processes.", stats.restarts),
-    }
     lost = {worker.server: stats.lost.get(worker.server, 0.0) for worker in stats.workers if worker.server}
     lost_help = "Seconds for which a server has not answered; 0 if it answers."
-    return [
-        _counter("mpwds_trainer_seconds", doing, "doing", spent),
-        *(_counter(f"mpwds_trainer_{name}", help, "", {"": value}) for name, (help, value) in totals.items()),
-        _gauge("mpwds_trainer_epoch", "The epoch that began last.", "", {"": stats.epoch}),
-        _gauge("mpwds_trainer_server_lost_seconds", lost_help, "server", lost),
-        *_of_stages("mpwds_trainer", stats.stages, stats.skipped),
+    rows: list[_Row] = [
+        (
+            _COUNTER,
+            "seconds",
+            "Seconds since first batches, by what the trainer did in them.",
+            "doing",
+            spent,
+        ),
+        (_COUNTER, "batches", "Batches delivered.", "", {"": stats.batches}),
+        (_COUNTER, "samples", "Samples delivered.", "", {"": stats.samples}),
+        (_COUNTER, "bytes", "Bytes of the arrays delivered.", "", {"": stats.nbytes}),
+        (_COUNTER, "first_batch_seconds", "Seconds to epochs' first batches.", "", {"": stats.first_batch_s}),
+        (_COUNTER, "restarts", "Restarts of worker processes.", "", {"": stats.restarts}),
+        (_GAUGE, "epoch", "The epoch that began last.", "", {"": stats.epoch}),
+        (_GAUGE, "server_lost_seconds", lost_help, "server", lost),
+        *_of_stages(stats.stages, stats.skipped),
     ]
+    return _metrics("mpwds_trainer", rows)
 
 
-def _of_stages(prefix: str, stages: Sequence[StageStats], skipped: Mapping[str, int]) -> list[Metric]:
+def _of_stages(stages: Sequence[StageStats], skipped: Mapping[str, int]) -> list[_Row]:
     seconds = {each.name: each.seconds for each in stages}
     elements = {each.name: each.elements for each in stages}
     nbytes = {each.name: each.nbytes for each in stages}
     return [
-        _counter(f"{prefix}_stage_seconds", "Workers' seconds in a stage.", "stage", seconds),
-        _counter(f"{prefix}_stage_elements", "Elements that a stage made.", "stage", elements),
-        _counter(f"{prefix}_stage_read_bytes", "Bytes of shards that a stage read.", "stage", nbytes),
-        _counter(f"{prefix}_skipped", "Elements that error handlers left out.", "reason", skipped),
+        (_COUNTER, "stage_seconds", "Workers' seconds in a stage.", "stage", seconds),
+        (_COUNTER, "stage_elements", "Elements that a stage made.", "stage", elements),
+        (_COUNTER, "stage_read_bytes", "Bytes of shards that a stage read.", "stage", nbytes),
+        (_COUNTER, "skipped", "Elements that error handlers left out.", "reason", skipped),
     ]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import wire
 from mpwds.stats.diagnosis import diagnose_workers, no_answer
-from mpwds.stats.measures import LoaderMeasures, StageStats, WorkerStats, worker_stats
+from mpwds.stats.measures import LoaderMeasures, Rates, StageStats, WorkerStats, rates_of, worker_stats
 from mpwds.stats.report import NEGLIGIBLE
 from mpwds.stats.snapshot import plain_values
 from mpwds.viewing.tensors import TensorFigures
@@ -23,25 +23,6 @@ from mpwds.viewing.wording import Table, counted, duration, number, per, rate, s
 
 Status = Mapping[str, Any]
 """A server's status: see ``StatusClient.status``."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Batches that were sent between two readings, in all and per second."""
-
-    batches: int
-    samples: int
-    nbytes: int
-    batches_per_s: float
-    samples_per_s: float
-    bytes_per_s: float
-
-
-def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:
-    """The fields of :class:`Rates`, for what was sent in some seconds."""
-    sent = {"batches": batches, "samples": samples, "bytes": nbytes}
-    per_s = {f"{name}_per_s": per(amount, seconds) for name, amount in sent.items()}
-    return {"batches": batches, "samples": samples, "nbytes": nbytes, **per_s}
 
 
 @dataclass(frozen=True)
@@ -165,25 +146,25 @@ def feed_report(previous: Sequence[Status] | None, now: Sequence[Status]) -> Fee
     before = {status["server"]: status for status in previous or ()}
     away = {status["url"]: status["lost_s"] for status in now if "lost_s" in status}
     parts = [_read(before.get(status.get("server")), status, bool(away)) for status in now]
-    seconds = max((part.seconds for part in parts), default=0.0)
-    cores = {part.server.host: part.cores for part in parts}
+    servers = tuple(part.server for part in parts)
     workers = tuple(worker for part in parts for worker in part.workers)
-    stats = _stats(workers, seconds, sum(cores.values()))
+    cores = {part.server.host: part.cores for part in parts}
+    stats = _stats(workers, max((part.seconds for part in parts), default=0.0), sum(cores.values()))
     answers = [status for status in now if "lost_s" not in status]
     verdict = "; ".join([no_answer(away)] * bool(away) + [_verdict(stats, workers, answers, bool(away))])
     return FeedReport(
-        **{each.name: sum(vars(part.server)[each.name] for part in parts) for each in fields(Rates)},
+        **{each.name: sum(vars(server)[each.name] for server in servers) for each in fields(Rates)},
         seconds=stats.seconds,
         waiting_share=_waiting_share(workers),
         queued_bytes=sum(worker.queued_bytes for worker in workers),
         window_bytes=sum(worker.window_bytes for worker in workers),
         verdict=verdict if answers else no_answer(away),
-        servers=tuple(part.server for part in parts),
+        servers=servers,
         workers=workers,
         stages=stats.stages if len({status["fingerprint"] for status in answers}) < 2 else (),
         clients=tuple(client for part in parts for client in part.clients),
         skipped=_summed(part.skipped for part in parts),
-        dropped=_summed(part.server.dropped for part in parts),
+        dropped=_summed(server.dropped for server in servers),
     )
 
 
@@ -196,10 +177,7 @@ def lost(url: str, last: Status | None, seconds: float) -> Status:
     return {**known, "workers": [{**worker, **away} for worker in known["workers"]], "lost_s": seconds}
 
 
-@dataclass(frozen=True)
-class _ServerPart:
-    """The part of one server."""
-
+class _ServerPart(NamedTuple):
     server: ServerReport
     workers: tuple[WorkerReport, ...]
     clients: tuple[ClientReport, ...]
@@ -274,25 +252,10 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def _stats(workers: Sequence[WorkerReport], seconds: float, cores: int) -> LoaderMeasures:
     """The workers' part of a loader's statistics, which knows how to add them up and judge them."""
-    return LoaderMeasures(
-        **rates_of(
-            sum(worker.batches for worker in workers),
-            sum(worker.samples for worker in workers),
-            sum(worker.nbytes for worker in workers),
-            seconds,
-        ),
-        epoch=0,
-        first_batch_s=0.0,
-        waited_s=seconds,
-        received_s=0.0,
-        elsewhere_s=0.0,
-        stages_s=0.0,
-        private_copies=0,
-        in_order=True,
-        in_process=False,
-        cores=cores,
-        workers=tuple(worker.stats for worker in workers),
-    )
+    batches, samples = sum(worker.batches for worker in workers), sum(worker.samples for worker in workers)
+    rates = rates_of(batches, samples, sum(worker.nbytes for worker in workers), seconds)
+    own = tuple(worker.stats for worker in workers)
+    return LoaderMeasures(**rates, cores=cores, workers=own, waited_s=seconds)
 
 
 def _waiting_share(workers: Sequence[WorkerReport]) -> float:
@@ -354,8 +317,18 @@ def about(report: FeedReport) -> list[str]:
 def tables(report: FeedReport) -> list[Table]:
     """Several servers, workers and clients, unless there are none."""
     several = len(report.servers) > 1
-    found = [_workers_table(report, several), _clients_table(report, several)]
-    return [table for table in ([_servers_table(report)] if several else []) + found if table.rows]
+    of_workers, of_clients = dict(_OF_WORKER), dict(_OF_CLIENT)
+    if several:
+        of_workers = {"server": lambda each: _short(each.stats.server), **of_workers}
+        of_clients = {"server": lambda each: _short(each.server), **of_clients}
+    if not any(client.group for client in report.clients):
+        del of_clients["group"]
+    found = [
+        Table.of("servers", 1, _OF_SERVER, report.servers if several else ()),
+        Table.of("workers", 3 + several, of_workers, report.workers),
+        Table.of("clients", list(of_clients).index("rank"), of_clients, report.clients),
+    ]
+    return [table for table in found if table.rows]
 
 
 def notes(report: FeedReport) -> list[str]:
@@ -384,75 +357,63 @@ def stage_cost(stage: StageStats) -> str:
 
 def tensor_table(tensors: Sequence[TensorFigures]) -> Table:
     """Statistics of tensors, without their histograms."""
-    columns = ("tensor", "type", SHAPE, "min", "max", "mean", "std", "NaN")
-    return Table("tensors", columns, 3, tuple(map(_tensor_row, tensors)))
+    return Table.of("tensors", 3, _OF_TENSOR, tensors)
 
 
-def _tensor_row(tensor: TensorFigures) -> tuple[str, ...]:
-    figures = (tensor.low, tensor.high, tensor.mean, tensor.std)
-    place = (tensor.path or "batch", tensor.dtype, shape_text(tensor.shape))
-    infinite = f" + {tensor.infinities:,} inf" if tensor.infinities else ""
-    return (*place, *map(number, figures), f"{tensor.nans:,}{infinite}")
+def _short(server: str) -> str:
+    return server.removeprefix("tcp://")
 
 
-def _servers_table(report: FeedReport) -> Table:
-    columns = ("server", "up", "workers", "clients", "batches/s", "MB/s", BOUND)
-    rows = (
-        (
-            server.url,
-            duration(server.uptime_s) if not server.lost_s else "lost",
-            str(server.workers),
-            str(server.clients),
-            rate(server.batches_per_s),
-            rate(server.bytes_per_s / 1e6),
-            "draining" if server.draining and not server.lost_s else server.verdict,
-        )
-        for server in report.servers
-    )
-    return Table("servers", columns, 1, tuple(rows))
+def _state(server: ServerReport) -> str:
+    return "draining" if server.draining and not server.lost_s else server.verdict
 
 
-def _workers_table(report: FeedReport, several: bool) -> Table:
-    columns = ("worker", "state", "client", "epoch", "batches/s", "MB/s", "waits", "queue", "restarts")
-    rows = (
-        (
-            *_of(worker.stats.server, several),
-            str(worker.stats.worker),
-            worker.state,
-            worker.client or "-",
-            str(worker.epoch),
-            rate(worker.batches_per_s),
-            rate(worker.bytes_per_s / 1e6),
-            f"{worker.waiting_share:.0%}",
-            f"{worker.queued_bytes / worker.window_bytes:.0%}" if worker.window_bytes else "-",
-            str(worker.restarts),
-        )
-        for worker in report.workers
-    )
-    return Table("workers", (*_of("server", several), *columns), 3 + several, tuple(rows))
+def _queue(worker: WorkerReport) -> str:
+    return f"{worker.queued_bytes / worker.window_bytes:.0%}" if worker.window_bytes else "-"
 
 
-def _clients_table(report: FeedReport, several: bool) -> Table:
-    grouped = any(client.group for client in report.clients)
-    first = (*_of("server", several), "client", "address", *(("group",) if grouped else ()))
-    columns = ("rank", "workers", "batches/s", "MB/s", "connected", "silent")
-    rows = (
-        (
-            *_of(client.server, several),
-            client.client,
-            client.address,
-            *((client.group or "-",) if grouped else ()),
-            f"{client.rank}/{client.world_size}",
-            str(client.workers),
-            rate(client.batches_per_s),
-            rate(client.bytes_per_s / 1e6),
-            duration(client.connected_s),
-            f"{client.silent_s:.1f} s",
-        )
-        for client in report.clients
-    )
-    return Table("clients", (*first, *columns), len(first), tuple(rows))
+def _nans(tensor: TensorFigures) -> str:
+    return f"{tensor.nans:,} + {tensor.infinities:,} inf" if tensor.infinities else f"{tensor.nans:,}"
 
 
-def _of(server: str, several: bool) -> tuple[str, ...]:
-    return (server.removeprefix("tcp://"),) if several else ()
+_OF_SERVER: dict[str, Callable[[ServerReport], str]] = {
+    "server": lambda each: each.url,
+    "up": lambda each: duration(each.uptime_s) if not each.lost_s else "lost",
+    "workers": lambda each: str(each.workers),
+    "clients": lambda each: str(each.clients),
+    "batches/s": lambda each: rate(each.batches_per_s),
+    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+    BOUND: _state,
+}
+_OF_WORKER: dict[str, Callable[[WorkerReport], str]] = {
+    "worker": lambda each: str(each.stats.worker),
+    "state": lambda each: each.state,
+    "client": lambda each: each.client or "-",
+    "epoch": lambda each: str(each.epoch),
+    "batches/s": lambda each: rate(each.batches_per_s),
+    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+    "waits": lambda each: f"{each.waiting_share:.0%}",
+    "queue": _queue,
+    "restarts": lambda each: str(each.restarts),
+}
+_OF_CLIENT: dict[str, Callable[[ClientReport], str]] = {
+    "client": lambda each: each.client,
+    "address": lambda each: each.address,
+    "group": lambda each: each.group or "-",
+    "rank": lambda each: f"{each.rank}/{each.world_size}",
+    "workers": lambda each: str(each.workers),
+    "batches/s": lambda each: rate(each.batches_per_s),
+    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+    "connected": lambda each: duration(each.connected_s),
+    "silent": lambda each: f"{each.silent_s:.1f} s",
+}
+_OF_TENSOR: dict[str, Callable[[TensorFigures], str]] = {
+    "tensor": lambda each: each.path or "batch",
+    "type": lambda each: each.dtype,
+    SHAPE: lambda each: shape_text(each.shape),
+    "min": lambda each: number(each.low),
+    "max": lambda each: number(each.high),
+    "mean": lambda each: number(each.mean),
+    "std": lambda each: number(each.std),
+    "NaN": _nans,
+}

@@ -200,7 +200,7 @@ class StatsCollector:
 
     def stats(self, since: Since) -> LoaderStats:
         """Statistics since the epoch began, or since the loader was made."""
-        from mpwds.stats.measures import worker_stats
+        from mpwds.stats.measures import rates_of, worker_stats
         from mpwds.stats.report import LoaderStats
 
         if since not in ("epoch", "start"):
@@ -216,17 +216,19 @@ class StatsCollector:
         own_s = consumer.cpu_s + sum(
             worker.cpu_s for worker in workers if not (self.in_process or worker.server)
         )
-        seconds = consumer.waited_s + consumer.received_s + consumer.elsewhere_s + consumer.stages_s
-
-        def rate(count: int, first: int) -> float:
-            return (count - first) / seconds if seconds else 0.0
-
+        times = {name: vars(consumer)[name] for name in _TIMES}
+        later = rates_of(
+            consumer.batches - consumer.first_batches,
+            consumer.samples - consumer.first_samples,
+            consumer.nbytes - consumer.first_nbytes,
+            sum(times.values()),
+        )
+        totals = {"batches": consumer.batches, "samples": consumer.samples, "nbytes": consumer.nbytes}
         return LoaderStats(
             epoch=self._epoch,
-            **{name: vars(consumer)[name] for name in _SHOWN},
-            batches_per_s=rate(consumer.batches, consumer.first_batches),
-            samples_per_s=rate(consumer.samples, consumer.first_samples),
-            bytes_per_s=rate(consumer.nbytes, consumer.first_nbytes),
+            first_batch_s=consumer.first_batch_s,
+            **times,
+            **{**later, **totals},
             private_copies=self._read_copies() - (0 if whole else self._copies_before),
             in_order=self.in_order,
             in_process=self.in_process,
@@ -238,7 +240,4 @@ class StatsCollector:
         )
 
 
-_SHOWN = (
-    *("first_batch_s", "waited_s", "received_s", "elsewhere_s", "stages_s"),
-    *("batches", "samples", "nbytes"),
-)
+_TIMES = ("waited_s", "received_s", "elsewhere_s", "stages_s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mpwds.stats.snapshot import THE_DATASET, WRITING_BATCHES, CounterSnapshot
 from mpwds.viewing.wording import per
@@ -96,27 +97,40 @@ class WorkerStats:
         return per(self.samples, self.active_s)
 
 
-@dataclass(frozen=True, repr=False)
-class LoaderMeasures:
-    """The measures of a loader's work: see ``LoaderStats``, which describes the attributes."""
+@dataclass(frozen=True)
+class Rates:
+    """Batches that were delivered or sent in some time, in all and per second."""
 
-    epoch: int
-    first_batch_s: float
-    waited_s: float
-    received_s: float
-    elsewhere_s: float
-    stages_s: float
     batches: int
     samples: int
     nbytes: int
     batches_per_s: float
     samples_per_s: float
     bytes_per_s: float
-    private_copies: int
-    in_order: bool
-    in_process: bool
+
+
+def rates_of(batches: int, samples: int, nbytes: int, seconds: float) -> dict[str, Any]:
+    """The fields of :class:`Rates`, for what was sent in some seconds."""
+    sent = {"batches": batches, "samples": samples, "bytes": nbytes}
+    per_s = {f"{name}_per_s": per(amount, seconds) for name, amount in sent.items()}
+    return {"batches": batches, "samples": samples, "nbytes": nbytes, **per_s}
+
+
+@dataclass(frozen=True, repr=False)
+class LoaderMeasures(Rates):
+    """The measures of a loader's work: see ``LoaderStats``, which describes the attributes."""
+
     cores: int
     workers: tuple[WorkerStats, ...]
+    waited_s: float
+    epoch: int = 0
+    first_batch_s: float = 0.0
+    received_s: float = 0.0
+    elsewhere_s: float = 0.0
+    stages_s: float = 0.0
+    private_copies: int = 0
+    in_order: bool = True
+    in_process: bool = False
     stages_skipped: dict[str, int] = field(default_factory=dict)
     epochs: int = 1
     others_cpu_s: float = 0.0
@@ -153,9 +167,7 @@ class LoaderMeasures:
         stages = []
         for name, same in by_name.items():
             seconds = sum(stage.seconds for stage in same)
-            elements, nbytes = (
-                sum(getattr(stage, what) for stage in same) for what in ("elements", "nbytes")
-            )
+            elements, nbytes = sum(stage.elements for stage in same), sum(stage.nbytes for stage in same)
             share, storage = per(seconds, working_s), same[0].storage
             stages.append(StageStats(name, seconds, share, elements, storage, nbytes))
         return tuple(stages)

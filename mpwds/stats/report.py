@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,33 +114,18 @@ def _parts(stats: LoaderStats) -> list[str | Table]:
         parts.append(f"{copied} {were} copied out of shared memory: many are kept")
     if stats.others_share > LITTLE:
         parts.append(f"other processes take {stats.others_share:.0%} of the {stats.cores} processors")
-    columns: tuple[str, ...] = ("worker", "pid", "batches", "samples/s", "MB", "active", "waits")
-    columns += ("cpu", "queued", "skipped", "restarts", "shard")
     remote = any(worker.server for worker in stats.workers)
-    rows = tuple(_worker_row(worker) + (_server_of(worker),) * remote for worker in stats.workers)
-    parts.append(Table("", columns + ("server",) * remote, 1, rows))
-    stages = tuple(_stage_row(stage, stats.workers) for stage in stats.stages if stage.share >= NEGLIGIBLE)
-    columns = ("stage", "share", "time", "elements", "ms each", "elements/s", "MB/s", "by worker")
-    parts.append(Table("", columns if stages else (), 1, stages))
+    of_workers = {**_OF_WORKER, "server": _server_of} if remote else _OF_WORKER
+    parts.append(Table.of("", 1, of_workers, stats.workers))
+    if shown := [stage for stage in stats.stages if stage.share >= NEGLIGIBLE]:
+
+        def by_worker(stage: StageStats) -> str:
+            same = (each for worker in stats.workers for each in worker.stages if each.name == stage.name)
+            return " ".join(f"{each.share:.0%}" for each in same)
+
+        parts.append(Table.of("", 1, {**_OF_STAGE, "by worker": by_worker}, shown))
     parts += [f"left out: {count:,} in {kind}" for kind, count in stats.skipped.items()]
     return [*parts, f"verdict: {stats.verdict}"]
-
-
-def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
-    return (
-        str(worker.worker),
-        str(worker.pid),
-        f"{worker.batches:,}",
-        f"{worker.samples_per_s:,.1f}",
-        f"{worker.nbytes / 1e6:,.1f}",
-        f"{worker.active_s:.1f} s",
-        f"{worker.waiting_share:.0%}",
-        f"{worker.cpu_s:.1f} s",
-        f"{worker.queued_s:.1f} s",
-        str(sum(worker.skipped.values())),
-        str(worker.restarts),
-        worker.shard.rpartition("/")[2] or "-",
-    )
 
 
 def _server_of(worker: WorkerStats) -> str:
@@ -147,16 +133,30 @@ def _server_of(worker: WorkerStats) -> str:
     return f"{worker.server or 'here'}{lost}"
 
 
-def _stage_row(stage: StageStats, workers: tuple[WorkerStats, ...]) -> tuple[str, ...]:
-    name = stage.name
-    same = [each for worker in workers for each in worker.stages if each.name == name]
-    return (
-        name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "...",
-        f"{stage.share:.0%}",
-        f"{stage.seconds:.1f} s",
-        f"{stage.elements:,}",
-        three_digits(stage.seconds / stage.elements * 1e3) if stage.elements else "-",
-        f"{stage.elements_per_s:,.0f}" if stage.elements else "-",
-        f"{stage.bytes_per_s / 1e6:,.1f}" if stage.nbytes else "-",
-        " ".join(f"{each.share:.0%}" for each in same),
-    )
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+
+
+_OF_WORKER: dict[str, Callable[[WorkerStats], str]] = {
+    "worker": lambda each: str(each.worker),
+    "pid": lambda each: str(each.pid),
+    "batches": lambda each: f"{each.batches:,}",
+    "samples/s": lambda each: f"{each.samples_per_s:,.1f}",
+    "MB": lambda each: f"{each.nbytes / 1e6:,.1f}",
+    "active": lambda each: f"{each.active_s:.1f} s",
+    "waits": lambda each: f"{each.waiting_share:.0%}",
+    "cpu": lambda each: f"{each.cpu_s:.1f} s",
+    "queued": lambda each: f"{each.queued_s:.1f} s",
+    "skipped": lambda each: str(sum(each.skipped.values())),
+    "restarts": lambda each: str(each.restarts),
+    "shard": lambda each: each.shard.rpartition("/")[2] or "-",
+}
+_OF_STAGE: dict[str, Callable[[StageStats], str]] = {
+    "stage": lambda each: _short(each.name),
+    "share": lambda each: f"{each.share:.0%}",
+    "time": lambda each: f"{each.seconds:.1f} s",
+    "elements": lambda each: f"{each.elements:,}",
+    "ms each": lambda each: three_digits(each.seconds / each.elements * 1e3) if each.elements else "-",
+    "elements/s": lambda each: f"{each.elements_per_s:,.0f}" if each.elements else "-",
+    "MB/s": lambda each: f"{each.bytes_per_s / 1e6:,.1f}" if each.nbytes else "-",
+}

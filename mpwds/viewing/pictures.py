@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,10 +82,9 @@ def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Picture
             if shown is not None:
                 note, samples = shown
                 labels = _labels(found, leaf, len(values), classes)
-                labelled = [
-                    SamplePicture(sample.pixels, sample.wave, sample.text, label)
-                    for sample, label in zip(samples, labels, strict=False)
-                ]
+                labelled = (
+                    replace(sample, label=label) for sample, label in zip(samples, labels, strict=False)
+                )
                 return Pictures(leaf.path, kind, note, tuple(labelled), len(values))
     return Pictures("", "", "", (), total)
 
@@ -133,15 +132,8 @@ def _are_integers(values: Sequence[Any]) -> bool:
 def _label(value: Any, names: Sequence[str] = ()) -> str:
     if names and 0 <= value < len(names):
         value = names[int(value)]
-    text = (
-        value
-        if isinstance(value, str)
-        else f"{value:.4g}"
-        if np.asarray(value).dtype.kind == "f"
-        else str(value)
-    )
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+    is_float = not isinstance(value, str) and np.asarray(value).dtype.kind == "f"
+    return _head(f"{value:.4g}" if is_float else str(value), _LONGEST_LABEL)
 
 
 _Shown = tuple[str, list[SamplePicture]]
@@ -240,9 +232,9 @@ def _numbers(leaf: Leaf, values: list[Any]) -> _Shown | None:
     return "", [SamplePicture(text=_head(head)) for head in heads]
 
 
-def _head(text: str) -> str:
+def _head(text: str, most: int = _TEXT_HEAD) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _TEXT_HEAD else text[: _TEXT_HEAD - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def tile(sample: SamplePicture, side: int) -> Image:

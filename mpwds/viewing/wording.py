@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def number(value: float | None) -> str:
@@ -126,6 +129,19 @@ class Table:
     columns: tuple[str, ...]
     left: int
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(
+        cls, title: str, left: int, columns: Mapping[str, Callable[[T], str]], items: Iterable[T]
+    ) -> Table:
+        """A row for each item; a column's function words its cell.
+
+        Example:
+            >>> Table.of("", 1, {"letter": str, "code": lambda each: str(ord(each))}, "ab").rows
+            (('a', '97'), ('b', '98'))
+        """
+        rows = (tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(title, tuple(columns), left, tuple(rows))
 
 
 def as_text(parts: Sequence[str | Table]) -> str:

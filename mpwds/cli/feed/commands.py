@@ -46,14 +46,11 @@ def monitor(
     """
     from mpwds.cli.feed.sources import open_source
 
-    source = open_source(urls, keys, insecure)
-    try:
+    with open_source(urls, keys, insecure) as source:
         source.read()  # rates begin here
         if not once:
             _follow(source, interval, as_json)
         _print_next(source, interval, as_json)
-    finally:
-        source.close()
 
 
 def _follow(source: StatusSource, interval_s: float, as_json: bool) -> NoReturn:
@@ -114,8 +111,7 @@ def stat(
     from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
-    source = open_source(urls, keys, insecure)
-    try:
+    with open_source(urls, keys, insecure) as source:
         if len({server.fingerprint for server in source.read().servers}) > 1:
             print(
                 "warning: the servers have different datasets, whose batches are mixed here", file=sys.stderr
@@ -123,8 +119,6 @@ def stat(
         with console(to_stderr=True).status(f"receiving {batches} batches from {source.name}"):
             for _ in range(batches):
                 statistics.add(source.peek(timeout))
-    finally:
-        source.close()
     if as_json:
         report(as_json, [tensor.as_dict() for tensor in statistics.read()])
     else:

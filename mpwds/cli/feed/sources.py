@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from mpwds.feed.keys import needs_keys
-from mpwds.feed.report import FeedReport, rates_of
+from mpwds.feed.report import FeedReport
 from mpwds.feed.status_client import FeedStatus, StatusSource
+from mpwds.stats.measures import rates_of
 from mpwds.storage.streams.patterns import expand_braces
 from mpwds.viewing.tensors import leaves
 from mpwds.viewing.wording import shape_text
@@ -20,8 +22,17 @@ from mpwds.viewing.wording import shape_text
 _POLL_S = 0.2
 
 
-def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
-    """Opens URLs, which are all of feed servers or all of tensorcom."""
+@contextlib.contextmanager
+def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> Iterator[StatusSource]:
+    """Opens URLs, which are all of feed servers or all of tensorcom, and closes them at the end."""
+    source = _source(urls, keys, insecure)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
     expanded = expand_braces(*urls)
     schemes = {url.partition("://")[0] if "://" in url else "" for url in expanded}
     if schemes <= {"tcp", "ipc"}:

@@ -107,14 +107,11 @@ def _show_feed(
     from mpwds.viewing.pictures import pictures
     from mpwds.viewing.tensors import TensorStatistics
 
-    source = open_source(urls, keys, insecure)
-    try:
+    with open_source(urls, keys, insecure) as source:
         if web:
             _serve(source, port)
         batch = source.peek(timeout)
         source.read()  # which learns the names of classes
-    finally:
-        source.close()
     if save is None:
         statistics = TensorStatistics()
         statistics.add(batch)
@@ -142,12 +139,7 @@ def _histograms(figures: Sequence[TensorFigures]) -> Table:
     from mpwds.cli.feed.tables import sparkline
 
     rows = [
-        (
-            each.path,
-            f"{each.elements:,}",
-            *map(in_short, (each.low, each.mean, each.high)),
-            sparkline(each),
-        )
+        (each.path, f"{each.elements:,}", *map(in_short, (each.low, each.mean, each.high)), sparkline(each))
         for each in figures
     ]
     return table("", ("histogram of", "samples", "least", "mean", "largest", ""), rows, ("histogram of", ""))
