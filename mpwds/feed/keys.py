@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, SecurityError
+from mpwds.feed.wire import IDENTITY_NBYTES
 
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
@@ -111,13 +113,22 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
         )
 
 
-def secure_client(dealer: zmq.Socket[bytes], folder: str | os.PathLike[str]) -> None:
-    """Makes a trainer's socket talk only to the server whose public key is in the folder."""
-    _check_folder(folder)
-    secret = _read(folder, CLIENT + _SECRET)
-    dealer.curve_secretkey = secret
-    dealer.curve_publickey = zmq.curve_public(secret)
-    dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
+def client_socket(
+    context: zmq.Context[zmq.Socket[bytes]], folder: str | os.PathLike[str] | None, most_nbytes: int
+) -> zmq.Socket[bytes]:
+    """A trainer's socket. With a folder, it talks only to servers whose public key is there."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.identity = b"\1" + secrets.token_bytes(IDENTITY_NBYTES - 1)
+    dealer.maxmsgsize = most_nbytes
+    dealer.linger = 0
+    dealer.ipv6 = True
+    if folder is not None:
+        _check_folder(folder)
+        secret = _read(folder, CLIENT + _SECRET)
+        dealer.curve_secretkey = secret
+        dealer.curve_publickey = zmq.curve_public(secret)
+        dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
+    return dealer
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import struct
 import time
 from collections import deque
@@ -56,14 +55,8 @@ class StatusClient:
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for url in urls:
-            socket = self._sockets[url] = self._context.socket(zmq.DEALER)
-            socket.identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
-            socket.maxmsgsize = _LARGEST_NBYTES
-            socket.linger = 0
-            socket.ipv6 = True
             try:
-                if folder is not None:
-                    keys.secure_client(socket, folder)
+                socket = self._sockets[url] = keys.client_socket(self._context, folder, _LARGEST_NBYTES)
                 socket.connect(url)
             except BaseException:
                 self.close()
@@ -75,32 +68,27 @@ class StatusClient:
         ServerLost if none answers. A server that was silent before is waited for only a second.
         """
         timeout = timeout or self._timeout
-        waiting = {url: self._ask(url, wire.STATUS) for url in self._sockets}
+        asked = {url: self._ask(url, wire.STATUS) for url in self._sockets}
         statuses: dict[str, Status] = {}
-        before, began = self.silent, time.monotonic()
-        while waiting:
-            limit = _BRIEFLY_S if waiting.keys() <= set(before) else timeout
-            left = began + limit - time.monotonic()
-            if left <= 0:
-                break
-            for url, reply in self._replies(list(waiting), left):
-                if reply.get("request") == waiting.get(url):
-                    statuses[url] = {**reply["status"], "url": url}
-                    del waiting[url]
-        self.silent = list(waiting)
+        began, silent_before = time.monotonic(), set(self.silent)
+        for urls, limit_s in ((asked.keys() - silent_before, timeout), (silent_before, _BRIEFLY_S)):
+            for url, reply in self._replies({url: asked[url] for url in urls}, began + limit_s):
+                statuses[url] = {**reply["status"], "url": url}
+        self.silent = [url for url in asked if url not in statuses]
         if not statuses:
             raise self._lost(self.silent, timeout)
-        return [statuses[url] for url in self._sockets if url in statuses]
+        return [statuses[url] for url in asked if url in statuses]
 
     def peek(self, timeout: float | None = None) -> tuple[dict[str, Any], Any]:
         """A copy of the next batch that a worker of any server sends, with its message's fields.
 
         Arrays are NumPy's, nested as the pipeline made them. ServerLost if none comes in time.
         """
-        request = next(self._requests)
-        for url in self._sockets:
-            self._ask(url, wire.PEEK, request)
-        answer = self._answer(list(self._sockets), request, timeout or self._timeout)
+        timeout = timeout or self._timeout
+        asked = {url: self._ask(url, wire.PEEK) for url in self._sockets}
+        _, answer = next(self._replies(asked, time.monotonic() + timeout), ("", None))
+        if answer is None:
+            raise self._lost(list(asked), timeout)
         frame, arrays = memoryview(answer["message"]), bytearray(answer["arrays"])
         try:
             envelope_nbytes, _ = LENGTHS.unpack_from(frame)
@@ -118,31 +106,28 @@ class StatusClient:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _ask(self, url: str, kind: str, request: int | None = None) -> int:
-        request = next(self._requests) if request is None else request
+    def _ask(self, url: str, kind: str) -> int:
+        request = next(self._requests)
         with contextlib.suppress(zmq.Again):  # it is away, and was asked often enough
             self._sockets[url].send(wire.pack(kind, request=request), zmq.NOBLOCK)
         return request
 
-    def _answer(self, urls: list[str], request: int, timeout: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            for _, reply in self._replies(urls, left):
-                if reply.get("request") == request:
-                    return reply
-        raise self._lost(urls, timeout)
-
-    def _replies(self, urls: list[str], timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields replies with the URLs of their servers; waits if none has arrived."""
+    def _replies(self, asked: dict[str, int], deadline: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the answers to requests with the URLs of their servers, until all came or time is up."""
         poller = zmq.Poller()
-        for url in urls:
-            poller.register(self._sockets[url], zmq.POLLIN)
-        arrived = dict(poller.poll(max(1, round(timeout * 1000))))
-        for url in urls:
-            if self._sockets[url] in arrived:
-                reply = wire.unpack_reply(self._sockets[url].recv_multipart()[0])
-                if isinstance(reply, dict):
-                    yield url, reply
+        waiting = {self._sockets[url]: url for url in asked}
+        for dealer in waiting:
+            poller.register(dealer, zmq.POLLIN)
+        while waiting:
+            left_s = deadline - time.monotonic()
+            arrived = poller.poll(max(0, round(left_s * 1000)))
+            for dealer, _ in arrived:
+                reply = wire.unpack_reply(dealer.recv_multipart()[0])
+                if isinstance(reply, dict) and reply.get("request") == asked[waiting[dealer]]:
+                    poller.unregister(dealer)
+                    yield waiting.pop(dealer), reply
+            if left_s <= 0:
+                return
 
     def _lost(self, urls: list[str], timeout: float) -> ServerLost:
         return ServerLost(

@@ -18,6 +18,8 @@ import msgpack
 
 from mpwds import nest
 from mpwds.errors import EnvelopeError, MpwdsError
+from mpwds.loader.messages import protocol
+from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot, plain_values
 from mpwds.viewing.wording import printable
 
@@ -125,6 +127,9 @@ _TYPES: Mapping[str, _Check] = {
     "workers": (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS),
     "place": ("[rank, world_size, worker, workers, seed]", _is_place),
     "table": ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000)),
+    "list": ("a list", lambda value: type(value) is list),
+    "blocks": (f"1 to {MOST_BLOCKS}", lambda value: _is_natural(value) and 1 <= value <= MOST_BLOCKS),
+    "memory": ("a number of bytes", lambda value: _is_natural(value) and 0 < value < 1 << 48),
     "count": ("a number, or why there is none", lambda value: _is_natural(value) or type(value) is str),
 }
 
@@ -188,6 +193,13 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
     PEEKED: _fields("request: number", "message arrays: bytes"),
 }
 
+WORKER_MESSAGES: Mapping[str, Mapping[str, _Check]] = {
+    protocol.SEGMENT: _fields("launch: number", "blocks: blocks", "block_nbytes: memory"),
+    protocol.END: _fields("sent: number"),
+    protocol.ERROR: _fields("summary traceback type: text", "arguments: list", "notes: texts"),
+}
+"""What a worker says in data messages, besides batches."""
+
 
 def pack(kind: str, **fields: Any) -> bytes:
     return nest.pack({"kind": kind, **fields})
@@ -206,7 +218,8 @@ def unpack_command(data: Any) -> dict[str, Any]:
 def unpack_reply(data: Any) -> dict[str, Any] | DataHeader:
     """The fields of a reply, or the head of a data message; ``Malformed`` otherwise."""
     if bytes(data[:1]) != b"\x94":  # a list of four
-        return printed(_unpack(data, REPLIES, _REPLY_NBYTES))
+        reply: dict[str, Any] = printed(_unpack(data, REPLIES, _REPLY_NBYTES))
+        return reply
     try:
         head = DataHeader(*msgpack.unpackb(data[:_HEAD_NBYTES]))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -223,6 +236,11 @@ def _unpack(data: Any, kinds: Mapping[str, Mapping[str, _Check]], most_nbytes: i
         fields = nest.unpack(data)
     except EnvelopeError as error:
         raise Malformed(str(error)) from error
+    return checked(fields, kinds)
+
+
+def checked(fields: dict[str, Any], kinds: Mapping[str, Mapping[str, _Check]]) -> dict[str, Any]:
+    """The fields of a message that is one of these kinds; ``Malformed`` otherwise."""
     kind = fields.get("kind")
     checks = kinds.get(kind) if type(kind) is str else None
     if checks is None:
@@ -255,20 +273,15 @@ def _shown(value: Any) -> str:
     return repr(value[:50] if isinstance(value, (str, bytes, list)) else value)[:100]
 
 
-def printed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with texts, which errors, warnings and logs quote, that do nothing to a terminal."""
-    shown: dict[str, Any] = _printed(fields, _MOST_DEPTH)
-    return shown
-
-
-def _printed(value: Any, depth: int) -> Any:
+def printed(value: Any, depth: int = _MOST_DEPTH) -> Any:
+    """The same with texts, which errors, warnings and logs quote, that do nothing to a terminal."""
     if isinstance(value, str):
         return printable(value, keep="\n\t")
     if isinstance(value, (dict, list)) and not depth:
         raise Malformed(f"fields that are nested more than {_MOST_DEPTH} times")
     if isinstance(value, dict):
-        return {_printed(key, depth - 1): _printed(item, depth - 1) for key, item in value.items()}
-    return [_printed(item, depth - 1) for item in value] if isinstance(value, list) else value
+        return {printed(key, depth - 1): printed(item, depth - 1) for key, item in value.items()}
+    return [printed(item, depth - 1) for item in value] if isinstance(value, list) else value
 
 
 def pack_head(head: DataHeader) -> bytes:

@@ -1,21 +1,22 @@
-"""A trainer's connection to one server, and what has arrived from each of its slots."""
+"""A trainer's connection to one server, its options, and what has arrived from each slot of the server."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import InitVar, dataclass, field
+from typing import Any, Literal, NamedTuple
 
+import braceexpand
 import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
 from mpwds.feed.fd_passing import FdReceiver
+from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
@@ -27,6 +28,54 @@ _ANEW_S = 2.0
 _LOG_EVERY_S = 5.0
 _LINGER_MS = 300
 _MOST_NOTICES = 32
+
+
+OnServerLoss = Literal["wait", "move", "raise"]
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Options by which a loader reaches its servers; see ``RemoteLoader``."""
+
+    urls: str | list[str]
+    workers: int | None = None
+    keys: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    group: str | None = None
+    members: int | None = None
+    max_lag: float | None = None
+    on_server_loss: OnServerLoss = "wait"
+    server_timeout: float | None = 600.0
+    timeout: float | None = None
+    heartbeat_timeout: float = wire.LOST_S
+    max_batch_bytes: int = 4 << 30
+    shared_memory: bool = True
+    fingerprint: str | None = None  # that the servers' dataset must have
+    prefetch: int = 2
+    local: int = 0  # workers on this machine
+
+    def __post_init__(self) -> None:
+        name = "RemoteLoader"
+        if self.workers is not None:
+            options.integer(name, "workers", self.workers, at_least=1)
+        if self.members is not None:
+            options.integer(name, "members", self.members, at_least=1)
+        if self.group is None and (self.members is not None or self.max_lag is not None):
+            raise ValueError(f"{name}: members= and max_lag= belong to a group=")
+        options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
+        options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
+        for each in (self.server_timeout, self.max_lag):
+            options.timeout(name, each)
+        wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
+        if not self.expanded():
+            raise ValueError(f"{name}: there is no URL of a server")
+        for url in self.expanded():
+            keys.check_url(url, self.keys, self.insecure)
+
+    def expanded(self) -> list[str]:
+        """The URLs, after braces are expanded."""
+        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
+        return [name for url in urls for name in braceexpand.braceexpand(url)]
 
 
 class ReceivedMessage(NamedTuple):
@@ -91,10 +140,10 @@ class ServerConnection:
 
     url: str
     workers: int | None
-    lost_after: float  # seconds of silence
-    socket: zmq.Socket[bytes]
-    breaks: zmq.Socket[bytes]  # tells when the socket gets and loses its connection
-    identity: bytes
+    options: RemoteOptions
+    context: InitVar[zmq.Context[zmq.Socket[bytes]]]
+    socket: zmq.Socket[bytes] = field(init=False)
+    breaks: zmq.Socket[bytes] = field(init=False)  # tells when the socket gets and loses its connection
     is_connected: bool = False
     session: int = 0  # 0 before the first
     is_up: bool = False
@@ -115,6 +164,16 @@ class ServerConnection:
     ping: int = 0
     heard: float = 0.0
     tick: float = 0.0
+
+    def __post_init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        limit = self.options.max_batch_bytes + wire.COMMAND_NBYTES
+        self.socket = socket = keys.client_socket(context, self.options.keys, limit)
+        socket.reconnect_ivl_max = 1000
+        wire.notice_lost_machines(socket, self.options.heartbeat_timeout)
+        self.breaks = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
+        )
+        socket.connect(self.url)
 
     def queue(self, slot: int) -> ReceiveQueue:
         return self.queues.setdefault(slot, ReceiveQueue(slot))
@@ -143,7 +202,7 @@ class ServerConnection:
 
     def keep_alive(self, now: float, hello: dict[str, Any]) -> None:
         """Pings the server, or says hello to it, if that is due; one that is silent for long is lost."""
-        if self.is_up and now - self.heard > self.lost_after:
+        if self.is_up and now - self.heard > self.options.heartbeat_timeout:
             self.lose("it does not answer")
         if self.retry_at is not None and now > self.retry_at:
             self.retry_at = None
@@ -206,7 +265,8 @@ class ServerConnection:
         if welcome["handover"] is not None:
             # In another container, perhaps, it cannot be reached: then arrays come over the socket.
             with contextlib.suppress(OSError, ValueError):
-                self.fd_receiver = FdReceiver(str(welcome["handover"]), self.identity)
+                identity: Any = self.socket.identity
+                self.fd_receiver = FdReceiver(str(welcome["handover"]), identity)
         self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
         for queue in tuple(self.queues.values()):
             queue.before = queue.counters
@@ -271,32 +331,6 @@ class ServerConnection:
         if self.fd_receiver is not None:
             self.fd_receiver.close()
         self.fd_receiver = None
-
-
-def connect(
-    context: zmq.Context[zmq.Socket[bytes]],
-    url: str,
-    workers: int | None,
-    folder: str | os.PathLike[str] | None,
-    max_batch_bytes: int,
-    lost_after: float,
-) -> ServerConnection:
-    """A connection to a server, which need not be there yet."""
-    identity = b"\1" + secrets.token_bytes(wire.IDENTITY_NBYTES - 1)
-    socket = context.socket(zmq.DEALER)
-    socket.identity = identity
-    socket.linger = 0
-    socket.maxmsgsize = max_batch_bytes + wire.COMMAND_NBYTES
-    socket.ipv6 = True
-    socket.reconnect_ivl_max = 1000
-    wire.notice_lost_machines(socket, lost_after)
-    if folder is not None:
-        keys.secure_client(socket, folder)
-    breaks = socket.get_monitor_socket(
-        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
-    )
-    socket.connect(url)
-    return ServerConnection(url, workers, lost_after, socket, breaks, identity)
 
 
 def _why_no_socket(url: str) -> str:

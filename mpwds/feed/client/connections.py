@@ -7,12 +7,14 @@ over every batch once more.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -21,8 +23,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import wire
-from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, ServerConnection, connect
+from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, RemoteOptions, ServerConnection
 from mpwds.feed.wire import DataHeader, Malformed
+from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
 from mpwds.viewing.wording import size
 from mpwds.warn import warn
@@ -39,24 +42,26 @@ SAY_EVERY_S = 5.0
 class ServerConnections:
     """The servers of a loader; :meth:`connect` starts the thread, :meth:`close` ends it.
 
-    ``hello`` are the fields of that command but for ``workers``, which are dealt to the servers if a number
-    is given. ``room(nbytes)`` gives memory for the arrays of a batch.
+    A number of workers is dealt to the servers. ``room(nbytes)`` gives memory for the arrays of a batch.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        workers: int | None,
-        hello: dict[str, Any],
-        room: Callable[[int], Any],
-        *,
-        folder: str | os.PathLike[str] | None,
-        max_batch_bytes: int,
-        lost_after: float,
-    ) -> None:
-        self._hello = hello
+    def __init__(self, options: RemoteOptions, room: Callable[[int], Any]) -> None:
+        self.options = options
+        here = Context.current()
+        self._hello = {
+            "versions": [wire.VERSION],
+            "name": f"{socket.gethostname()}:{os.getpid()}",
+            "rank": here.rank,
+            "world_size": here.world_size,
+            "fingerprint": options.fingerprint,
+            "host": wire.machine() if options.shared_memory else "",
+            "group": options.group,
+            "members": options.members,
+            "max_lag": options.max_lag,
+        }
+        limits = [limit for limit in (options.server_timeout, options.timeout) if limit is not None]
+        self._timeout = min(limits, default=None)
         self._room = room
-        self.most_nbytes = max_batch_bytes
         self._owner = os.getpid()
         self._context = zmq.Context()
         self._closing = False
@@ -66,26 +71,32 @@ class ServerConnections:
         self._requests = itertools.count()
         self._changed = threading.Event()
         self.connections: list[ServerConnection] = []
-        urls = urls if workers is None else urls[:workers]
+        workers = options.workers
+        urls = options.expanded()[:workers]
         self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
         try:
             for number, url in enumerate(urls):
                 share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
-                connection = connect(self._context, url, share, folder, max_batch_bytes, lost_after)
-                self.connections.append(connection)
+                self.connections.append(ServerConnection(url, share, options, self._context))
         except BaseException:
             self._context.destroy(0)
             raise
 
-    def connect(self, timeout: float | None) -> None:
-        """Waits until every server has welcomed this trainer.
+    def connect(self) -> None:
+        """Waits until every server has welcomed this trainer; closes the connections if one does not.
 
         Raises:
-            ServerLost: One did not within ``timeout`` seconds.
+            ServerLost: One did not within ``server_timeout`` or ``timeout`` seconds.
             MpwdsError: One refuses, or the servers have different datasets.
         """
-        self._answer_s = _ASK_S if timeout is None else min(timeout, _ASK_S)
         self._thread.start()
+        try:
+            self._wait_for_welcomes()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_welcomes(self) -> None:
         began = time.monotonic()
         say_after_s = SAY_EVERY_S
         while True:
@@ -101,10 +112,10 @@ class ServerConnections:
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
             if any(connection.mismatches >= _MOST_MISMATCHES for connection in missing):
                 raise ServerLost(f"no server is ready at {named}")
-            if timeout is not None and waited > timeout:
+            if self._timeout is not None and waited > self._timeout:
                 raise ServerLost(
-                    f"no server is ready at {named} after {timeout:g} s: start it with `mpwds serve`, ask "
-                    "for fewer workers=, or raise server_timeout= and timeout="
+                    f"no server is ready at {named} after {self._timeout:g} s: start it with `mpwds serve`, "
+                    "ask for fewer workers=, or raise server_timeout= and timeout="
                 )
             if waited > say_after_s:
                 say_after_s = waited + SAY_EVERY_S
@@ -124,12 +135,11 @@ class ServerConnections:
         request = next(self._requests)
         future = self._questions[request] = Future()
         self.send(connection, kind, request=request, **fields)
+        answer_s = _ASK_S if self._timeout is None else min(self._timeout, _ASK_S)
         try:
-            return future.result(self._answer_s)
+            return future.result(answer_s)
         except TimeoutError:
-            raise ServerLost(
-                f"the server {connection.url} did not answer within {self._answer_s:g} s"
-            ) from None
+            raise ServerLost(f"the server {connection.url} did not answer within {answer_s:g} s") from None
         finally:
             del self._questions[request]
 
@@ -188,7 +198,9 @@ class ServerConnections:
             poller.poll(max(0, round(wait_s * 1000)))
             self._wake.clear()
             closing = self._closing  # read first: what was to be sent before is in the outbox by now
-            self._send_commands()
+            while self._outbox:
+                connection, data = self._outbox.popleft()
+                connection.send(data)
             if closing:
                 return
             for connection in self.connections:
@@ -196,11 +208,6 @@ class ServerConnections:
                     if not self._receive(connection):
                         break
                 self._look_for_break(connection)
-
-    def _send_commands(self) -> None:
-        while self._outbox:
-            connection, data = self._outbox.popleft()
-            connection.send(data)
 
     def _look_for_break(self, connection: ServerConnection) -> None:
         """Ends a session that has lost its connection, if the server has blocks in messages that are lost.
@@ -221,9 +228,9 @@ class ServerConnections:
 
     def _receive(self, connection: ServerConnection) -> bool:
         """Receives one message, if one is there."""
-        socket = connection.socket
+        dealer = connection.socket
         try:
-            first = socket.recv(zmq.NOBLOCK)
+            first = dealer.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
         connection.heard = time.monotonic()
@@ -237,18 +244,18 @@ class ServerConnections:
             connection.drop(str(error) or type(error).__name__)
         except MemoryError as error:
             connection.refuse(f"there is no memory for a batch of the server {connection.url}: {error}")
-        while socket.rcvmore:
-            socket.recv_into(bytearray(1))
+        while dealer.rcvmore:
+            dealer.recv_into(bytearray(1))
         return True
 
     def _receive_data(self, connection: ServerConnection, head: DataHeader) -> None:
-        socket = connection.socket
+        dealer = connection.socket
         queue = connection.queues.get(head.slot)
-        if queue is None or not socket.rcvmore:
+        if queue is None or not dealer.rcvmore:
             raise Malformed("data of an unknown slot, or without messages")
-        frames = socket.recv()
+        frames = dealer.recv()
         nbytes = len(frames) + head.nbytes
-        if max(len(frames), head.nbytes) > self.most_nbytes:
+        if max(len(frames), head.nbytes) > self.options.max_batch_bytes:
             _fail(queue, self.too_large(connection, nbytes))
         attempt = queue.attempt
         is_old = head.attempt != attempt.number
@@ -257,7 +264,7 @@ class ServerConnections:
         if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * queue.window:
             _fail(queue, f"the server {connection.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_arrays(connection, head) if head.nbytes else None
-        if socket.rcvmore:
+        if dealer.rcvmore:
             raise Malformed("a batch with more parts than its head tells")
         if not is_old:
             if head.number != attempt.received:  # messages after the gap will be sent again, too
@@ -272,13 +279,18 @@ class ServerConnections:
         """The text of an error: a batch is larger than the client accepts."""
         return (
             f"the server {connection.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
-            f"({size(self.most_nbytes)}) to accept it"
+            f"({size(self.options.max_batch_bytes)}) to accept it"
         )
 
     def _receive_arrays(self, connection: ServerConnection, head: DataHeader) -> Any:
         arrays = self._room(head.nbytes)
-        memory = memoryview(arrays if not hasattr(arrays, "numpy") else arrays.numpy()).cast("B")
-        _receive_parts(connection.socket, memory[: head.nbytes])
+        memory = memoryview(arrays if isinstance(arrays, ctypes.Array) else arrays.numpy()).cast("B")
+        for at in range(0, head.nbytes, wire.PART_NBYTES):
+            part = memory[at : min(at + wire.PART_NBYTES, head.nbytes)]
+            if not connection.socket.rcvmore:
+                raise Malformed("a batch without all of its parts")
+            if connection.socket.recv_into(part) != part.nbytes:
+                raise Malformed("a part of a wrong size")
         return arrays
 
     def _handle(self, connection: ServerConnection, reply: dict[str, Any]) -> None:
@@ -306,12 +318,3 @@ def _fail(queue: ReceiveQueue, why: str) -> NoReturn:
     queue.failure = queue.failure or MpwdsError(why)
     queue.announce()
     raise Malformed(why)
-
-
-def _receive_parts(socket: zmq.Socket[bytes], memory: memoryview) -> None:
-    for at in range(0, memory.nbytes, wire.PART_NBYTES):
-        part = memory[at : at + wire.PART_NBYTES]
-        if not socket.rcvmore:
-            raise Malformed("a batch without all of its parts")
-        if socket.recv_into(part) != part.nbytes:
-            raise Malformed("a part of a wrong size")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import braceexpand
-
-from mpwds.feed import definition, keys, wire
-from mpwds.feed.client.connection import ServerConnection
+from mpwds.feed import definition, wire
+from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
-from mpwds.feed.client.remote_worker import OnServerLoss, RemoteWorker
+from mpwds.feed.client.remote_worker import RemoteWorker
 from mpwds.feed.wire import LOST_S, WorkerAssignment
-from mpwds.loader.engine import options
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
@@ -169,82 +165,6 @@ class RemoteLoader(MultiLoader):
         return f"RemoteLoader({self._remote.options.urls!r}, workers={self.workers})"
 
 
-@dataclass(frozen=True)
-class RemoteOptions:
-    """Options by which a loader reaches its servers; see ``RemoteLoader``."""
-
-    urls: str | list[str]
-    workers: int | None = None
-    keys: str | os.PathLike[str] | None = None
-    insecure: bool = False
-    group: str | None = None
-    members: int | None = None
-    max_lag: float | None = None
-    on_server_loss: OnServerLoss = "wait"
-    server_timeout: float | None = 600.0
-    timeout: float | None = None
-    heartbeat_timeout: float = wire.LOST_S
-    max_batch_bytes: int = 4 << 30
-    shared_memory: bool = True
-    fingerprint: str | None = None
-    prefetch: int = 2
-    local: int = 0  # workers on this machine
-
-    def __post_init__(self) -> None:
-        name = "RemoteLoader"
-        if self.workers is not None:
-            options.integer(name, "workers", self.workers, at_least=1)
-        if self.members is not None:
-            options.integer(name, "members", self.members, at_least=1)
-        if self.group is None and (self.members is not None or self.max_lag is not None):
-            raise ValueError(f"{name}: members= and max_lag= belong to a group=")
-        options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
-        options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
-        for each in (self.server_timeout, self.max_lag):
-            options.timeout(name, each)
-        wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
-        if not self.expanded():
-            raise ValueError(f"{name}: there is no URL of a server")
-        for url in self.expanded():
-            keys.check_url(url, self.keys, self.insecure)
-
-    def expanded(self) -> list[str]:
-        """The URLs, after braces are expanded."""
-        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
-        return [name for url in urls for name in braceexpand.braceexpand(url)]
-
-    def connect(self, room: Callable[[int], Any]) -> ServerConnections:
-        """Connects to the servers, and waits until all are ready for this trainer."""
-        here = Context.current()
-        hello = {
-            "versions": [wire.VERSION],
-            "name": f"{socket.gethostname()}:{os.getpid()}",
-            "rank": here.rank,
-            "world_size": here.world_size,
-            "fingerprint": self.fingerprint,
-            "host": wire.machine() if self.shared_memory else "",
-            "group": self.group,
-            "members": self.members,
-            "max_lag": self.max_lag,
-        }
-        servers = ServerConnections(
-            self.expanded(),
-            self.workers,
-            hello,
-            room,
-            folder=self.keys,
-            max_batch_bytes=self.max_batch_bytes,
-            lost_after=self.heartbeat_timeout,
-        )
-        try:
-            limits = [limit for limit in (self.server_timeout, self.timeout) if limit is not None]
-            servers.connect(min(limits, default=None))
-        except BaseException:
-            servers.close()
-            raise
-        return servers
-
-
 class Remote:
     """The servers of a loader, which are connected to while its workers run, and once before to ask them.
 
@@ -274,7 +194,9 @@ class Remote:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
             chosen = replace(self.options, fingerprint=known, workers=len(self.slots) or self.options.workers)
-            self.servers = chosen.connect(lambda nbytes: self._rooms.allocate(nbytes))
+            servers = ServerConnections(chosen, lambda nbytes: self._rooms.allocate(nbytes))
+            servers.connect()
+            self.servers = servers
         return self.servers
 
     def pin(self, pinning: Pinning | None) -> None:
@@ -313,9 +235,14 @@ def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:
     assert options.remote is not None
     fingerprint = definition.fingerprint(dataset)
     chosen = RemoteOptions(
-        options.remote, keys=options.keys, fingerprint=fingerprint, timeout=options.timeout
+        options.remote,
+        keys=options.keys,
+        fingerprint=fingerprint,
+        timeout=options.timeout,
+        prefetch=options.prefetch,
+        local=options.workers,
     )
-    return Remote(replace(chosen, prefetch=options.prefetch, local=options.workers))
+    return Remote(chosen)
 
 
 class RemoteGroup(WorkerGroup):
@@ -336,12 +263,12 @@ class RemoteGroup(WorkerGroup):
             self._remote.close()
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
-        chosen = self._remote.options
-        if index < chosen.local:
+        local = self._remote.options.local
+        if index < local:
             return super()._make_worker(index, launcher)
         setup = self._make_setup()
         place = WorkerAssignment(setup.rank, setup.world_size, index, setup.workers, setup.seed)
-        connection, slot = self._remote.slot(index - chosen.local)
+        connection, slot = self._remote.slot(index - local)
         return RemoteWorker(
             index,
             place,
@@ -349,8 +276,5 @@ class RemoteGroup(WorkerGroup):
             connection,
             slot,
             output=self._output,
-            prefetch=chosen.prefetch,
-            on_server_loss=chosen.on_server_loss,
-            server_timeout=chosen.server_timeout,
             make_receiver=self._make_receiver,
         )

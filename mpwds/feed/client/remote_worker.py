@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from mpwds import errors, interrupts
 from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, WorkerTimeout
@@ -28,11 +28,9 @@ from mpwds.loader.messages.protocol import with_cause
 from mpwds.loader.resume.progress import START, Position
 from mpwds.nest import unpack
 from mpwds.pipeline.error_context import add_note
-from mpwds.sharedmem.arena import MOST_BLOCKS, EventFd
+from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 from mpwds.warn import warn
-
-OnServerLoss = Literal["wait", "move", "raise"]
 
 _LEAST_WINDOW = 1 << 20
 _INT = {int}
@@ -55,9 +53,6 @@ class RemoteWorker(WorkerHandle):
         slot: int,
         *,
         output: Output,
-        prefetch: int,
-        on_server_loss: OnServerLoss,
-        server_timeout: float | None,
         make_receiver: Callable[..., BatchReceiver],
     ) -> None:
         self.index = index
@@ -67,9 +62,6 @@ class RemoteWorker(WorkerHandle):
         self._home_slot = slot
         self._queue = connection.queue(slot)
         self._output: Output = output
-        self._prefetch = prefetch
-        self._on_server_loss = on_server_loss
-        self._server_timeout = server_timeout
         self._make_receiver = make_receiver
         self._epoch = 0
         self._generation = protocol.BEFORE_ANY
@@ -219,9 +211,8 @@ class RemoteWorker(WorkerHandle):
 
     def _set_window(self) -> None:
         """The window of bytes that the server is told next; half of it used, the server hears of that."""
-        batches = min(
-            self._prefetch, self._connection.definition.get("blocks", 1)
-        )  # it has no more on the way
+        has = self._connection.definition.get("blocks", 1)
+        batches = min(self._connections.options.prefetch, has)  # it has no more on the way
         self._window = max(_LEAST_WINDOW, batches * self._largest_nbytes)
         self._queue.window = max(self._queue.window, self._window)
         self._acknowledge_at = self._queue.attempt.used_nbytes + self._window // 2
@@ -238,13 +229,13 @@ class RemoteWorker(WorkerHandle):
             fields = unpack(frame[LENGTHS.size : end])
             kind = fields["kind"]
             message = Message(fields, frame[end:], frame)
-            if kind == protocol.SEGMENT:
-                self._map_segment(message)
-            elif kind == protocol.BATCH:
+            if kind == protocol.BATCH:
                 self._check(message)
             else:
-                message = Message(printed(fields), frame[end:], frame)
-                _check_end(fields)
+                fields = printed(wire.checked(fields, wire.WORKER_MESSAGES))
+                message = Message(fields, frame[end:], frame)
+                if kind == protocol.SEGMENT:
+                    self._map_segment(message)
         except (MpwdsError, KeyError, TypeError, ValueError, OSError, struct.error) as error:
             if self._is_outdated:  # the server was lost just now, and its descriptors with it
                 self._frames = memoryview(b"")
@@ -260,7 +251,7 @@ class RemoteWorker(WorkerHandle):
                 self._use(nbytes)
             return None
         if kind == protocol.BATCH:
-            if fields["nbytes"] > self._connections.most_nbytes:  # in shared memory
+            if fields["nbytes"] > self._connections.options.max_batch_bytes:  # in shared memory
                 self.discard(message)
                 raise MpwdsError(self._connections.too_large(self._connection, fields["nbytes"]))
             self._next = fields["sequence"] + 1
@@ -314,11 +305,6 @@ class RemoteWorker(WorkerHandle):
         queue, fd_receiver, launch = self._queue, self._connection.fd_receiver, message.fields["launch"]
         if fd_receiver is None:
             raise EnvelopeError("shared memory of another machine")
-        blocks, block_nbytes = message.fields["blocks"], message.fields["block_nbytes"]
-        if not all(type(number) is int for number in (launch, blocks, block_nbytes)) or (
-            not 1 <= blocks <= MOST_BLOCKS or not 0 < block_nbytes < 1 << 48
-        ):
-            raise EnvelopeError(f"a segment of {blocks!r:.20} blocks of {block_nbytes!r:.20} bytes")
         segment, bell = fd_receiver.take(queue.slot, launch)
         process = self._arrival.session, launch
         if queue.receiver is not None and queue.mapped == process:
@@ -326,7 +312,7 @@ class RemoteWorker(WorkerHandle):
         else:
             if queue.receiver is not None:
                 queue.receiver.close()
-            queue.receiver = self._make_receiver(EventFd(bell), keep=blocks - 1)
+            queue.receiver = self._make_receiver(EventFd(bell), keep=message.fields["blocks"] - 1)
             queue.mapped = process
         queue.receiver.map_segment(message, segment)
 
@@ -348,13 +334,13 @@ class RemoteWorker(WorkerHandle):
 
     def _moved(self) -> bool:
         """Gives the worker's part to another server, if that is wanted and one is there."""
-        if self._on_server_loss == "raise":
+        if self._connections.options.on_server_loss == "raise":
             raise ServerLost(
                 f"{self._connection.loss} in the middle of an epoch: continue "
                 'from the last state_dict(), or use on_server_loss="wait" or "move"'
             )
         others = [connection for connection in self._connections.connections if connection.is_up]
-        if self._on_server_loss != "move" or not others:
+        if self._connections.options.on_server_loss != "move" or not others:
             return False
         # By its number alone, so that all members of a group choose the same server and slot.
         new = others[self.index % len(others)]
@@ -374,29 +360,13 @@ class RemoteWorker(WorkerHandle):
     def _wait_for_server(self) -> None:
         connection = self._connection
         lost_s = 0.0 if connection.lost_since is None else time.monotonic() - connection.lost_since
-        if not connection.warned:
-            warn(f"{connection.loss}: waiting for it to come back")
-        elif lost_s > connection.say_after_s:
-            warn(f"still waiting for the server {connection.url} ({connection.why}), for {lost_s:.0f} s")
         if not connection.warned or lost_s > connection.say_after_s:
+            still = f"still waiting for the server {connection.url} ({connection.why}), for {lost_s:.0f} s"
+            warn(still if connection.warned else f"{connection.loss}: waiting for it to come back")
             connection.warned, connection.say_after_s = True, lost_s + SAY_EVERY_S
-        limit = self._server_timeout
+        limit = self._connections.options.server_timeout
         if limit is not None and lost_s > limit:
             raise ServerLost(f"{connection.loss}, and did not come back within {limit:g} s (server_timeout)")
-
-
-def _check_end(fields: dict[str, Any]) -> None:
-    """Checks a message that ends a part."""
-    kind, sent = fields["kind"], fields.get("sent")
-    if kind == protocol.END:
-        if type(sent) is not int or sent < 0:
-            raise EnvelopeError(f"an end after {sent!r:.50} batches")
-        return
-    texts = [fields[name] for name in ("summary", "traceback", "type")] if kind == protocol.ERROR else [None]
-    if not all(type(text) is str for text in texts):
-        raise EnvelopeError(f"a message of kind {kind!r:.50}")
-    if type(fields["arguments"]) is not list or not all(type(note) is str for note in fields["notes"]):
-        raise EnvelopeError("an error with other arguments or notes than lists")
 
 
 def _revived(fields: dict[str, Any], where: str) -> BaseException:

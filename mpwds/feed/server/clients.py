@@ -17,6 +17,7 @@ from mpwds.feed.wire import Malformed
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.processes import processes
+from mpwds.stats.snapshot import NOTHING_COUNTED
 from mpwds.viewing.wording import counted, duration
 
 logger = logging.getLogger("mpwds.feed")
@@ -68,10 +69,11 @@ class ClientSession:
         }
 
 
+@dataclass(eq=False)
 class Clients:
     """The trainers of a server, and their workers.
 
-    ``welcome`` are the fields of that reply that are the same for all. ``most`` trainers or groups come at
+    ``definition`` are the fields of a welcome that are the same for all. ``most`` trainers or groups come at
     once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is
     silent for ``timeout_s``.
 
@@ -82,49 +84,35 @@ class Clients:
         are_turned_away: The server ends soon, so nobody else is welcomed.
     """
 
-    def __init__(
-        self,
-        welcome: dict[str, Any],
-        router: Router,
-        launcher: Launcher,
-        fd_sender: FdSender,
-        *,
-        workers: int,
-        most: int,
-        workers_of_each: int | None,
-        timeout_s: float,
-        shared_memory: bool,
-    ) -> None:
-        self.slots: dict[int, WorkerRelay] = {}
-        self.groups: list[ClientGroup] = []
-        self.sessions: dict[bytes, ClientSession] = {}
-        self.are_turned_away = False
-        self._welcome = {"version": wire.VERSION, "host": socket.gethostname(), **welcome}
-        self._router = router
-        self._launcher = launcher
-        self._blocks: int = welcome["blocks"]
-        self._fd_sender = fd_sender
-        self._workers = workers
-        self._most = most
-        self._workers_of_each = workers_of_each
-        self._timeout_s = timeout_s
-        self._shares_memory = shared_memory
-        self._looked = time.monotonic()
-        self._ending: list[tuple[float, Any]] = []
+    definition: dict[str, Any]
+    router: Router
+    launcher: Launcher
+    fd_sender: FdSender
+    workers: int
+    most: int
+    workers_of_each: int | None
+    timeout_s: float
+    shared_memory: bool
+    slots: dict[int, WorkerRelay] = field(default_factory=dict)
+    groups: list[ClientGroup] = field(default_factory=list)
+    sessions: dict[bytes, ClientSession] = field(default_factory=dict)
+    are_turned_away: bool = False
+    _looked: float = field(default_factory=time.monotonic)
+    _ending: list[tuple[float, Any]] = field(default_factory=list)
 
     def welcome(self, identity: bytes, hello: dict[str, Any], address: str) -> None:
         """Answers ``hello``: the trainer is welcomed, refused or told to wait."""
         if wire.VERSION not in hello["versions"]:
-            return self._router.refuse(
+            return self.router.refuse(
                 identity,
                 f"it speaks version {wire.VERSION} of the feed, this trainer {hello['versions']}: use the "
                 "same mpwds on both sides",
             )
-        own = self._welcome["fingerprint"]
+        own = self.definition["fingerprint"]
         if hello["fingerprint"] not in (None, own):
-            return self._router.refuse(
+            return self.router.refuse(
                 identity,
-                f"it has another dataset, {' → '.join(self._welcome['description'])} (fingerprint {own}), "
+                f"it has another dataset, {' → '.join(self.definition['description'])} (fingerprint {own}), "
                 f"than this trainer expects ({hello['fingerprint']}): use the same definition everywhere, "
                 "with the same Python",
             )
@@ -133,7 +121,7 @@ class Clients:
         if party is None:
             return None
         now = time.monotonic()
-        near = self._shares_memory and hello["host"] == wire.machine() and not party.group
+        near = self.shared_memory and hello["host"] == wire.machine() and not party.group
         session = ClientSession(
             hello["name"], address, hello["rank"], hello["world_size"], party, near, began=now, heard=now
         )
@@ -146,12 +134,14 @@ class Clients:
         rank = f"rank {session.rank} of {session.world_size}, " if session.world_size > 1 else ""
         workers = counted(party.workers, "worker")
         logger.info("%s (%s) comes: %s%s%s", session.name, address, rank, workers, group)
-        return self._router.reply(
+        return self.router.reply(
             identity,
             wire.WELCOME,
             workers=party.workers,
-            handover=self._fd_sender.name if near else None,
-            **self._welcome,
+            handover=self.fd_sender.name if near else None,
+            version=wire.VERSION,
+            host=socket.gethostname(),
+            **self.definition,
         )
 
     def _join(self, identity: bytes, hello: dict[str, Any]) -> ClientGroup | None:
@@ -161,27 +151,27 @@ class Clients:
             if group and party.group == group:
                 return party
         ranks = max(hello["world_size"], 1)
-        wanted = hello["workers"] or self._workers_of_each
-        free = self._workers - sum(party.workers for party in self.groups)
+        wanted = hello["workers"] or self.workers_of_each
+        free = self.workers - sum(party.workers for party in self.groups)
         if wanted is None:
-            wanted = self._workers // ranks if ranks > 1 else max(free, 1)
-        if not 1 <= wanted <= self._workers:
-            self._router.refuse(
+            wanted = self.workers // ranks if ranks > 1 else max(free, 1)
+        if not 1 <= wanted <= self.workers:
+            self.router.refuse(
                 identity,
-                f"it has {self._workers} workers, but {wanted or ranks} are needed "
+                f"it has {self.workers} workers, but {wanted or ranks} are needed "
                 f"({'one for each rank' if not wanted else 'workers='}): start it with more",
             )
             return None
-        full = len(self.groups) >= self._most
+        full = len(self.groups) >= self.most
         # Or a client that comes and goes would start processes faster than they end.
-        busy = len(self._ending) >= 2 * self._workers
+        busy = len(self._ending) >= 2 * self.workers
         if self.are_turned_away or full or busy or wanted > free:
-            why = f"it has {free} of {self._workers} workers free"
+            why = f"it has {free} of {self.workers} workers free"
             why = "the server is ending" if self.are_turned_away else why
             why = "its workers of earlier clients are still ending" if busy else why
             if full and wanted <= free:
                 why = f"it serves {len(self.groups)} clients, its most (--max-clients)"
-            self._router.reply(identity, wire.WAIT, why=why)
+            self.router.reply(identity, wire.WAIT, why=why)
             return None
         return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
 
@@ -192,15 +182,15 @@ class Clients:
             session.epoch = fields["epoch"]
             logger.info("%s starts epoch %d", session.name, session.epoch)
         if number not in party.slots:
-            if number >= party.workers and self._taken_over() >= _MOST_TAKEN_OVER * self._workers:
+            if number >= party.workers and self._taken_over() >= _MOST_TAKEN_OVER * self.workers:
                 why = f"it has taken over {self._taken_over()} workers of lost servers"
-                self._router.refuse(identity, f"{why}, its most: start more servers")
+                self.router.refuse(identity, f"{why}, its most: start more servers")
                 return self.forget(identity)
             party.slots[number] = self._slot(identity, session, number, fields["shared_memory"])
         try:
             party.slots[number].start(identity, fields)
         except ValueError as error:
-            self._router.refuse(identity, str(error))
+            self.router.refuse(identity, str(error))
             self.forget(identity)
         return None
 
@@ -213,17 +203,19 @@ class Clients:
             return 1 if takes_over else max(party.members, len(party.sessions))
 
         def hand_over(launch: int, segment: int, bell: int) -> None:
-            self._fd_sender.give(identity, number, launch, segment, bell)
+            self.fd_sender.give(identity, number, launch, segment, bell)
 
         if shared_memory:
-            self._fd_sender.accept(self.sessions.keys())
-            if not (session.shares_memory and self._fd_sender.connected(identity)):
+            self.fd_sender.accept(self.sessions.keys())
+            if not (session.shares_memory and self.fd_sender.connected(identity)):
                 raise Malformed("start: shared_memory without a connection to hand it over")
         taken = {slot.number_here for each in self.groups for slot in each.slots.values()}
         number_here = next(free for free in itertools.count() if free not in taken)
         given = hand_over if shared_memory else None
-        before = self.slots[number_here].totals() if number_here in self.slots else None
-        slot = WorkerRelay(number, number_here, lambda: self._launcher, self._blocks, expected, given, before)
+        before = self.slots[number_here].totals() if number_here in self.slots else NOTHING_COUNTED
+        slot = WorkerRelay(
+            number, number_here, self.launcher, self.definition["blocks"], expected, given, before
+        )
         self.slots[number_here] = slot
         return slot
 
@@ -240,7 +232,7 @@ class Clients:
         logger.info("%s goes after %s, %d batches", who, stayed, session.batches)
         party = session.party
         del party.sessions[identity]
-        self._fd_sender.forget(identity)
+        self.fd_sender.forget(identity)
         for slot in party.slots.values():
             slot.leave(identity)
         if not party.sessions:
@@ -258,11 +250,11 @@ class Clients:
     def run_maintenance(self, now: float) -> None:
         """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
         stood_still, self._looked = now - self._looked, now
-        self._fd_sender.accept(self.sessions.keys())
+        self.fd_sender.accept(self.sessions.keys())
         for identity, session in tuple(self.sessions.items()):
             if stood_still > wire.PING_S:  # what is silent then is this process
                 session.heard += stood_still
-            if now - session.heard > self._timeout_s:
+            if now - session.heard > self.timeout_s:
                 logger.warning("%s (%s) is silent: its workers are free", session.name, session.address)
                 self.forget(identity)
         for party in tuple(self.groups):
@@ -283,7 +275,7 @@ class Clients:
             for identity, lag in slot.held_up_by(now, party.sessions.keys()).items():
                 if lag > max_lag and len(party.sessions) > 1 and identity in party.sessions:
                     name = party.sessions[identity].name
-                    self._router.refuse(
+                    self.router.refuse(
                         identity,
                         f"{name} held up its group {party.group!r} for more than {max_lag:g} s (max_lag), so "
                         "it fell out: give it more time, or make its steps faster",

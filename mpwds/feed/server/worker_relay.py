@@ -134,6 +134,7 @@ class _EpochPart:
     deaths: Counter[int] = field(default_factory=Counter)  # by the batch that came next
 
 
+@dataclass(eq=False)
 class WorkerRelay:
     """A worker process that makes one part of an epoch, for one trainer or for each of a group.
 
@@ -148,38 +149,28 @@ class WorkerRelay:
     ``before`` are the totals of those that had it earlier.
     """
 
-    def __init__(
-        self,
-        number: int,
-        number_here: int,
-        launcher: Callable[[], Launcher],
-        blocks: int,
-        expected: Callable[[], int] = lambda: 1,
-        hand_over: Callable[[int, int, int], None] | None = None,
-        before: CounterSnapshot | None = None,
-    ) -> None:
-        self.number = number
-        self.number_here = number_here
-        self.ended: float | None = None
-        self.members: dict[bytes, Subscriber] = {}
-        self.worker: _ServedWorker | None = None
-        self.last_epoch = 0
-        self.notices: deque[str] = deque()
-        self.peeked: Callable[[Message, bytes], None] | None = None
-        self._launcher = launcher
-        self._blocks = blocks
-        self._expected = expected
-        self._hand_over = hand_over
-        self._launches = 0
-        self._largest = 0  # bytes of a message
-        self._generation = 0
-        self._run: _EpochPart | None = None
-        self._pending: Message | None = None
-        self._absent: dict[bytes, float] = {}  # since when the others wait for trainers that have not begun
-        self._segments: list[bytes] = []
-        self._dead = NOTHING_COUNTED
-        self._began = time.monotonic()
-        self._before = before or NOTHING_COUNTED
+    number: int
+    number_here: int
+    launcher: Launcher
+    blocks: int
+    expected: Callable[[], int]
+    hand_over: Callable[[int, int, int], None] | None
+    before: CounterSnapshot
+    ended: float | None = None
+    members: dict[bytes, Subscriber] = field(default_factory=dict)
+    worker: _ServedWorker | None = None
+    last_epoch: int = 0
+    notices: deque[str] = field(default_factory=deque)
+    peeked: Callable[[Message, bytes], None] | None = None
+    _launches: int = 0
+    _largest: int = 0  # bytes of a message
+    _generation: int = 0
+    _run: _EpochPart | None = None
+    _pending: Message | None = None
+    _absent: dict[bytes, float] = field(default_factory=dict)  # since when the others wait for whom
+    _segments: list[bytes] = field(default_factory=list)
+    _dead: CounterSnapshot = NOTHING_COUNTED
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def epoch(self) -> int | None:
@@ -195,7 +186,7 @@ class WorkerRelay:
         """Its counters, with those of relays that had its number before."""
         until = time.monotonic() if self.ended is None else self.ended
         assigned_ns = int((until - self._began) * 1e9)
-        return self._before + replace(self.snapshot(), assigned_ns=assigned_ns)
+        return self.before + replace(self.snapshot(), assigned_ns=assigned_ns)
 
     def start(self, client: bytes, start: dict[str, Any]) -> None:
         """A trainer asks for a part, in place of what it asked for before.
@@ -259,7 +250,7 @@ class WorkerRelay:
         while (message := self._take()) is not None:
             run = self._run
             assert run is not None
-            in_parts = "block" in message.fields and self._hand_over is None
+            in_parts = "block" in message.fields and self.hand_over is None
             size = len(message.frame) + (message.fields["nbytes"] if in_parts else 0)
             if not self._have_room(nbytes + size):
                 self._pending = message
@@ -360,7 +351,7 @@ class WorkerRelay:
 
     def _have_room(self, nbytes: int) -> bool:
         self._largest = max(self._largest, nbytes)
-        limit = max(_LARGE_WINDOW_NBYTES, self._blocks * self._largest)
+        limit = max(_LARGE_WINDOW_NBYTES, self.blocks * self._largest)
         if len(self.members) == 1:
             member = next(iter(self.members.values()))
             return not member.runs or member.has_room(nbytes, limit)
@@ -375,7 +366,7 @@ class WorkerRelay:
         """Begins the earliest epoch that is asked for, once nobody is in the middle of another one."""
         waiting = [member for member in self.members.values() if not member.begun]
         running = [member for member in self.members.values() if member.runs]
-        if not waiting or (not running and len(waiting) < self._expected()):
+        if not waiting or (not running and len(waiting) < self.expected()):
             return
         epoch = min(member.start["epoch"] for member in waiting)
         if running and running[0].start["epoch"] != epoch:
@@ -397,8 +388,8 @@ class WorkerRelay:
         """Has the worker make a part; starts the worker first if there is none. OSError if it cannot."""
         if self.worker is None:
             self._launches += 1
-            self.worker = _ServedWorker(self.number, self._launcher(), self._blocks)
-            if self._hand_over is not None:
+            self.worker = _ServedWorker(self.number, self.launcher, self.blocks)
+            if self.hand_over is not None:
                 self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
         self._generation += 1
         position = replace(run.position, first=run.next)
@@ -406,8 +397,8 @@ class WorkerRelay:
         run.begun = True
 
     def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
-        assert self._hand_over is not None
-        self._hand_over(self._launches, descriptor, worker.receiver.bell.fileno())
+        assert self.hand_over is not None
+        self.hand_over(self._launches, descriptor, worker.receiver.bell.fileno())
         self._segments.append(bytes(frame_of({**message.fields, "launch": self._launches})))
 
     def _restarted(self, death: WorkerDied, run: _EpochPart) -> Message | None:

@@ -10,7 +10,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 import mpwds
-from mpwds.feed.client.connection import connect
+from mpwds.feed.client.connection import RemoteOptions, ServerConnection
 from tests.feed.faults.checking import (
     assigned,
     at,
@@ -100,7 +100,7 @@ def test_what_is_said_to_a_server_that_is_away_does_not_reach_it_later():
     with (
         zmq.Context() as context,
         context.socket(zmq.ROUTER) as router,
-        contextlib.closing(connect(context, url, None, None, MB, 10.0)) as connection,
+        contextlib.closing(ServerConnection(url, None, RemoteOptions(url), context)) as connection,
     ):
         assert not connection.send(b"to nobody")
         router.bind(url)
