@@ -126,7 +126,8 @@ def serve(
 
 def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name.replace('_', '-')} {why}")
 
 
