@@ -24,7 +24,6 @@ from zmq.utils.monitor import recv_monitor_message
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, RemoteOptions, ServerConnection
-from mpwds.feed.wire import DataHeader, Malformed
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
 from mpwds.viewing.wording import size
@@ -236,11 +235,11 @@ class ServerConnections:
         connection.heard = time.monotonic()
         try:
             reply = wire.unpack_reply(first)
-            if isinstance(reply, DataHeader):
+            if isinstance(reply, wire.DataHeader):
                 self._receive_data(connection, reply)
             else:
                 self._handle(connection, reply)
-        except (Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (wire.Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
             connection.drop(str(error) or type(error).__name__)
         except MemoryError as error:
             connection.refuse(f"there is no memory for a batch of the server {connection.url}: {error}")
@@ -248,11 +247,11 @@ class ServerConnections:
             dealer.recv_into(bytearray(1))
         return True
 
-    def _receive_data(self, connection: ServerConnection, head: DataHeader) -> None:
+    def _receive_data(self, connection: ServerConnection, head: wire.DataHeader) -> None:
         dealer = connection.socket
         queue = connection.queues.get(head.slot)
         if queue is None or not dealer.rcvmore:
-            raise Malformed("data of an unknown slot, or without messages")
+            raise wire.Malformed("data of an unknown slot, or without messages")
         frames = dealer.recv()
         nbytes = len(frames) + head.nbytes
         if max(len(frames), head.nbytes) > self.options.max_batch_bytes:
@@ -265,7 +264,7 @@ class ServerConnections:
             _fail(queue, f"the server {connection.url} sends more than it was asked for: is it one of mpwds?")
         arrays = self._receive_arrays(connection, head) if head.nbytes else None
         if dealer.rcvmore:
-            raise Malformed("a batch with more parts than its head tells")
+            raise wire.Malformed("a batch with more parts than its head tells")
         if not is_old:
             if head.number != attempt.received:  # messages after the gap will be sent again, too
                 connection.miss(queue, attempt)
@@ -282,15 +281,15 @@ class ServerConnections:
             f"({size(self.options.max_batch_bytes)}) to accept it"
         )
 
-    def _receive_arrays(self, connection: ServerConnection, head: DataHeader) -> Any:
+    def _receive_arrays(self, connection: ServerConnection, head: wire.DataHeader) -> Any:
         arrays = self._room(head.nbytes)
         memory = memoryview(arrays if isinstance(arrays, ctypes.Array) else arrays.numpy()).cast("B")
         for at in range(0, head.nbytes, wire.PART_NBYTES):
             part = memory[at : min(at + wire.PART_NBYTES, head.nbytes)]
             if not connection.socket.rcvmore:
-                raise Malformed("a batch without all of its parts")
+                raise wire.Malformed("a batch without all of its parts")
             if connection.socket.recv_into(part) != part.nbytes:
-                raise Malformed("a part of a wrong size")
+                raise wire.Malformed("a part of a wrong size")
         return arrays
 
     def _handle(self, connection: ServerConnection, reply: dict[str, Any]) -> None:
@@ -317,4 +316,4 @@ class ServerConnections:
 def _fail(queue: ReceiveQueue, why: str) -> NoReturn:
     queue.failure = queue.failure or MpwdsError(why)
     queue.announce()
-    raise Malformed(why)
+    raise wire.Malformed(why)

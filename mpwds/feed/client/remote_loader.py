@@ -13,7 +13,6 @@ from mpwds.feed import definition, wire
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import RemoteWorker
-from mpwds.feed.wire import LOST_S, WorkerAssignment
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
@@ -110,7 +109,7 @@ class RemoteLoader(MultiLoader):
         max_lag: float | None = None,
         on_server_loss: OnServerLoss = "wait",
         server_timeout: float | None = 600.0,
-        heartbeat_timeout: float = LOST_S,
+        heartbeat_timeout: float = wire.LOST_S,
         max_batch_bytes: int = 4 << 30,
         shared_memory: bool = True,
     ) -> None:
@@ -267,7 +266,7 @@ class RemoteGroup(WorkerGroup):
         if index < local:
             return super()._make_worker(index, launcher)
         setup = self._make_setup()
-        place = WorkerAssignment(setup.rank, setup.world_size, index, setup.workers, setup.seed)
+        place = wire.WorkerAssignment(setup.rank, setup.world_size, index, setup.workers, setup.seed)
         connection, slot = self._remote.slot(index - local)
         return RemoteWorker(
             index,

@@ -18,7 +18,6 @@ from mpwds.errors import EnvelopeError, MpwdsError, ServerLost, WorkerDied, Work
 from mpwds.feed import wire
 from mpwds.feed.client.connection import ReceivedMessage, ServerConnection, StartAttempt
 from mpwds.feed.client.connections import SAY_EVERY_S, ServerConnections
-from mpwds.feed.wire import WorkerAssignment, printed
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, Output, batch_of
 from mpwds.loader.engine.worker_handle import WorkerHandle
@@ -47,7 +46,7 @@ class RemoteWorker(WorkerHandle):
     def __init__(
         self,
         index: int,
-        place: WorkerAssignment,
+        place: wire.WorkerAssignment,
         servers: ServerConnections,
         connection: ServerConnection,
         slot: int,
@@ -232,7 +231,7 @@ class RemoteWorker(WorkerHandle):
             if kind == protocol.BATCH:
                 self._check(message)
             else:
-                fields = printed(wire.checked(fields, wire.WORKER_MESSAGES))
+                fields = wire.printed(wire.checked(fields, wire.WORKER_MESSAGES))
                 message = Message(fields, frame[end:], frame)
                 if kind == protocol.SEGMENT:
                     self._map_segment(message)

@@ -13,7 +13,6 @@ from mpwds.feed import wire
 from mpwds.feed.fd_passing import FdSender
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.worker_relay import WorkerRelay
-from mpwds.feed.wire import Malformed
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.processes import processes
@@ -208,7 +207,7 @@ class Clients:
         if shared_memory:
             self.fd_sender.accept(self.sessions.keys())
             if not (session.shares_memory and self.fd_sender.connected(identity)):
-                raise Malformed("start: shared_memory without a connection to hand it over")
+                raise wire.Malformed("start: shared_memory without a connection to hand it over")
         taken = {slot.number_here for each in self.groups for slot in each.slots.values()}
         number_here = next(free for free in itertools.count() if free not in taken)
         given = hand_over if shared_memory else None

@@ -14,7 +14,6 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, unix_sockets, wire
-from mpwds.feed.wire import DataHeader, Malformed
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -93,11 +92,13 @@ class Router:
             return True
         try:
             if frames > 1:
-                raise Malformed(f"a command of {frames} frames: it must be one")
+                raise wire.Malformed(f"a command of {frames} frames: it must be one")
             if len(identity) != wire.IDENTITY_NBYTES:
-                raise Malformed(f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}")
+                raise wire.Malformed(
+                    f"an identity of {len(identity)} bytes: it must have {wire.IDENTITY_NBYTES}"
+                )
             handle(identity, wire.unpack_command(frame.buffer), address)
-        except Malformed as error:
+        except wire.Malformed as error:
             self.drop("malformed", f"{error} (from {address})")
         except Exception as error:  # no client may stop the server
             self.drop("failed", f"{type(error).__name__}: {error} (from {address})")
@@ -115,7 +116,7 @@ class Router:
         self.warn("refused", "refused: %s", why)
         self.reply(identity, wire.REFUSED, why=why)
 
-    def send(self, identity: bytes, head: DataHeader, frames: bytes, arrays: memoryview | None) -> bool:
+    def send(self, identity: bytes, head: wire.DataHeader, frames: bytes, arrays: memoryview | None) -> bool:
         """Sends a data message, with arrays in parts if there are any; false if the client is gone."""
         parts: list[Any] = []
         if arrays is not None:

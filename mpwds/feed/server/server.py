@@ -23,7 +23,6 @@ from mpwds.feed.server.clients import ClientGroup, Clients
 from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
 from mpwds.feed.server.worker_relay import DataMessage, WorkerRelay
-from mpwds.feed.wire import Malformed, WorkerAssignment
 from mpwds.loader.engine import options
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.launching.forkserver import ServerGone
@@ -250,7 +249,7 @@ class Server:
         elif kind == wire.PEEK:
             self._peeks = [peek for peek in self._peeks if not peek.done]
             if len(self._peeks) + len(self._peekers) >= _MOST_PEEKS:
-                raise Malformed("peek: earlier ones are not answered, or not received, yet")
+                raise wire.Malformed("peek: earlier ones are not answered, or not received, yet")
             self._peekers.append((identity, fields["request"]))
         elif session is None:
             if kind == wire.PING:
@@ -271,7 +270,7 @@ class Server:
         else:
             slot = session.party.slots.get(fields["slot"])
             if slot is None:
-                raise Malformed(f"{kind}: there is no slot {fields['slot']}")
+                raise wire.Malformed(f"{kind}: there is no slot {fields['slot']}")
             if kind == wire.STOP:
                 slot.stop(identity, fields["attempt"])
             else:
@@ -310,7 +309,7 @@ class Server:
         self._router.reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
     def _count(self, fields: dict[str, Any]) -> int | str:
-        place = WorkerAssignment(*fields["place"])
+        place = wire.WorkerAssignment(*fields["place"])
         context = Context(
             fields["epoch"], place.seed, place.rank, place.world_size, place.worker, place.workers
         )
