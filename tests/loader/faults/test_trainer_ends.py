@@ -82,7 +82,7 @@ HANDLING = """
             os.killpg(0, int(sys.argv[1 + count // 10]))
         count += 1
         if count == 100:
-            print(len(heard))
+            print(len(heard), flush=True)
             break
     os.kill(os.getpid(), signal.SIGKILL)
 """
