@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 
 class About(NamedTuple):
@@ -132,9 +132,8 @@ class _Command(TyperCommand):
     """A command whose repeatable options take several values at a time, as in ``--data *.tar``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        repeatable = {
-            name for param in self.params if getattr(param, "multiple", False) for name in param.opts
-        }
+        options = (param for param in self.params if isinstance(param, TyperOption) and param.multiple)
+        repeatable = {name for option in options for name in option.opts}
         ctx.obj.command = ctx.command_path.partition(" ")[2]
         return super().parse_args(ctx, _repeated(args, repeatable))
 

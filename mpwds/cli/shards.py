@@ -64,7 +64,8 @@ def load(source: str) -> Any:
     with noted(f"in importing {where}"):
         value: Any = importlib.import_module(where)
     for part in name.split("."):
-        if not hasattr(value, part):
-            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}")
-        value = getattr(value, part)
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}") from None
     return value

@@ -148,18 +148,18 @@ class _Histograms:
     """Bytes of fields, and labels that are numbers."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self._samples = 0
         self._statistics = TensorStatistics()
         self._columns: dict[str, list[int]] = {}
 
     def add(self, sample: Sample) -> None:
-        self.samples += 1
+        self._samples += 1
         for member in sample.members:
             self._columns.setdefault(f"bytes of {member.field}", []).append(member.size)
             if _is_label(member.field) and member.data is not None:
                 with contextlib.suppress(ValueError):
                     self._columns.setdefault(member.field, []).append(int(member.data))
-        if self.samples % _AT_ONCE == 0:
+        if self._samples % _AT_ONCE == 0:
             self._flush()
 
     def read(self) -> list[TensorFigures]:
