@@ -220,8 +220,9 @@ def test_batches_that_pass_through_a_stage_are_whole_when_their_copy_runs_late(c
     assert [set(batch.tolist()) for batch in batches] == [{number} for number in range(30)]
 
 
-def test_the_cpu_is_no_device():
-    with mpwds.MultiLoader(numbers(2), workers=0, device="cpu") as loader:
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")], ids=["cpu", "cpu:0", "a device"])
+def test_the_cpu_is_no_device(device):
+    with mpwds.MultiLoader(numbers(2), workers=0, device=device) as loader:
         assert [int(batch[0]) for batch in loader] == [0, 1]
 
 

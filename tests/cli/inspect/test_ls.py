@@ -149,6 +149,11 @@ def test_a_field_that_no_sample_has_is_named(run, shards, options, unknown):
     assert run("ls", shards, *options).stderr == "".join(told)
 
 
+def test_a_field_with_a_dot_in_its_name_is_there(run, write_shard):
+    shard = write_shard("x.tar", {"seg.txt": "a"})
+    assert run("ls", shard, "--where", "seg.txt == 'a'").stderr == ""
+
+
 @pytest.mark.parametrize("option", ["--number=99999", "--key=zzz", "--where=cls == 77"])
 def test_a_choice_of_nothing_is_told(run, shards, option):
     result = run("ls", shards, option)

@@ -142,6 +142,15 @@ def test_an_error_on_the_way_of_a_late_member_reaches_those_that_are_ahead(tmp_p
                         assert isinstance(each.exception(), LookupError)
 
 
+def test_members_that_are_left_begin_the_next_epoch_without_those_that_left():
+    with ServerProcess(rows(), workers=2) as server, ThreadPoolExecutor() as pool:
+        options = {"group": "sweep", "members": 2, "output": "numpy"}
+        with mpwds.RemoteLoader(server.url, **options) as stays:
+            with mpwds.RemoteLoader(server.url, **options) as leaves:
+                both = list(pool.map(delivered, [stays, leaves]))
+            assert [*both, delivered(stays)] == [undisturbed(2)[0], *undisturbed(2, epochs=2)]
+
+
 @pytest.mark.slow
 def test_a_member_that_is_killed_does_not_hold_up_the_others_for_ever():
     with ServerProcess(rows(), workers=2, client_timeout=3.0) as server:

@@ -130,6 +130,25 @@ def test_an_exception_keeps_its_type_and_the_iteration_can_go_on(num_workers, er
     assert program(DataLoader)[:4] == [0, 1, error, 3]
 
 
+def refuse_most(numbers):
+    if numbers[0] % 100 < 8:
+        raise KeyError(numbers[0])
+    return numbers
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_batches_of_an_iterable_dataset_come_after_any_number_that_failed(num_workers):
+    def program(loader_class):
+        dataset = Counting(*[10] * max(num_workers, 1))
+        loader = loader_class(dataset, 1, num_workers=num_workers, collate_fn=refuse_most)
+        return list(outcomes(iter(loader)))
+
+    found = program(DataLoader)
+    assert found == program(torch.utils.data.DataLoader)
+    assert found[-1] == [100 * max(num_workers - 1, 0) + 9]
+    assert found.count(KeyError) == 8 * max(num_workers, 1)
+
+
 def test_an_exception_says_where_it_was_raised():
     with pytest.raises(KeyError) as caught:
         list(DataLoader(Faulty(KeyError), num_workers=2))

@@ -137,6 +137,22 @@ def test_of_small_batches_only_some_are_timed_and_each_stands_for_those_before_i
     assert reading.writing.time_ns == pytest.approx(10_000 * 1000, rel=0.02)
 
 
+def test_waiting_for_the_trainer_is_no_part_of_the_writing_of_a_batch(monkeypatch):
+    now_ns = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    page = Counters()
+    meter = StageProfiler(page, DataPipeline(range(1)), counts_cpu=False)
+    with meter.epoch():
+        meter.making()
+        meter.made()
+        now_ns += 3
+        with meter.waiting():
+            now_ns += 1000
+        now_ns += 4
+    reading = page.read()
+    assert (reading.writing.time_ns, reading.waiting_ns, reading.active_ns) == (7, 1000, 1007)
+
+
 def test_of_large_batches_all_are_timed():
     stream, meter = watched(DataPipeline([0.01] * 20).map(lambda seconds: time.sleep(seconds) or 1))
     with meter.epoch():
