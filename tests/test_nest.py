@@ -488,6 +488,16 @@ def test_a_bad_key_is_refused_with_its_path():
         nest.flatten([{frozenset(): 1}])
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError, ZeroDivisionError])
+def test_an_error_of_an_objects_own_pickling_is_one_with_its_path(error):
+    class Unwilling:
+        def __reduce__(self):
+            raise error("not me")
+
+    with pytest.raises(TypeError, match=r"batch\[.a.\] is a .*Unwilling, which cannot be pickled: not me"):
+        nest.flatten({"a": Unwilling()}, allow_pickle=True)
+
+
 def test_what_cannot_be_pickled_either_is_refused_with_its_path_beside_objects_held_many_times_too():
     level = [1]
     for _ in range(25):

@@ -1,6 +1,7 @@
 """Every kind of source, run by worker processes: those of MultiLoader and those of torch's DataLoader."""
 
 import os
+import warnings
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -175,6 +176,7 @@ def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
     ],
 )
 def test_workers_without_a_shard_are_idle_with_one_warning_at_the_users_line(folder, make, length, recwarn):
+    warnings.simplefilter("always")
     loader = make(WebDataset(str(folder / "0.tar")).to_tuple("cls"))
     for _ in range(2):
         assert sum(1 for _ in loader) == length

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import mpwds
 from mpwds.sharedmem.share import Mappings, map_region
+from tests.open_files import descriptors
 
 ARRAYS = {
     "numbers": np.arange(24.0).reshape(2, 3, 4),
@@ -32,6 +33,16 @@ def test_an_array_stays_what_it_is_and_is_another(kind):
     assert shared.flags.writeable
     assert shared.flags.f_contiguous or not array.flags.f_contiguous
     assert not np.shares_memory(shared, array)
+
+
+def test_shared_data_hold_one_descriptor_each_until_they_are_dropped():
+    before = descriptors()
+    shared = [mpwds.share(np.arange(5)), mpwds.share(torch.arange(5))]
+    assert len(descriptors() - before) == 2
+    shared.append(mpwds.share(["a", "b"]))
+    assert len(descriptors() - before) == 4  # the bytes, and where each object ends
+    shared.clear()
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64])

@@ -33,7 +33,13 @@ PNG = file(lambda stream: PIL.Image.new("RGBA", (7, 5)).save(stream, "PNG"))
 WAV = file(
     lambda stream: soundfile.write(stream, np.zeros((80, 2), np.int16), 8000, format="WAV", subtype="PCM_16")
 )
-NPY = file(lambda stream: np.save(stream, np.zeros((2, 3), np.float32)))
+
+
+def npy(shape):
+    return file(lambda stream: np.save(stream, np.zeros(shape, np.float32)))
+
+
+NPY = npy((2, 3))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,25 @@ def test_checking_any_bytes_ends_well_or_in_a_value_error(start, tail):
         check_checksums(start + tail)
     except ValueError as error:
         assert str(error)  # noqa: PT017 - most bytes are in order
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("cls", [b"3", b"-1", b"7"], "-1 to 7"),
+        ("cls", [b"3", b"3"], "3"),
+        ("png", [PNG, PNG], "5 x 7 x 4"),
+        ("txt", [b"abc", b"abcdef"], "3-6"),
+        ("npy", [NPY, npy((2, 5)), npy((4,))], "2 x 3-5; 4"),
+        ("json", [b"{}"], ""),
+    ],
+    ids=["numbers", "one number", "one shape", "lengths", "several dimensions", "nothing"],
+)
+def test_shapes_and_numbers_are_summed_up(name, fields, text):
+    figures = FieldFigures()
+    for data in fields:
+        figures.add(name, len(data), data)
+    assert figures.shape_text == text
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(-9, 9)), max_size=12), st.integers(0, 12))

@@ -159,6 +159,8 @@ def test_what_a_description_says_is_compared(problems, shard, tmp_path):
     assert describe(nsamples=9) == [("", "", "it has 8 samples, its description says 9")]
     assert describe(filesize=1) == [("", "", f"it has {len(data)} bytes, its description says 1")]
     assert "MD5" in describe(md5sum="0" * 32)[0][2]
+    assert describe(filesize=1, md5sum=None) == describe(filesize=1)
+    assert describe(filesize=None, md5sum="0" * 32) == describe(md5sum="0" * 32)
 
 
 def test_the_table_shows_the_place(run, shard, flipped, entries, monkeypatch):

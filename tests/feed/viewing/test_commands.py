@@ -97,13 +97,14 @@ def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed)
     assert result.stdout.count(live_feed.removeprefix("tcp://")) > 1
 
 
-def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch):
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:9", "ipc:///nowhere/at/all"])
+def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch, url):
     monkeypatch.setattr(
         "mpwds.feed.status_client.StatusClient.__init__.__kwdefaults__", {"insecure": False, "timeout": 0.3}
     )
-    result = run("monitor", "tcp://127.0.0.1:9", "--once")
+    result = run("monitor", url, "--once")
     assert result.returncode == 1
-    assert "mpwds monitor: error: no answer from tcp://127.0.0.1:9" in result.stderr
+    assert f"mpwds monitor: error: no answer from {url}" in result.stderr
 
 
 def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(run, live_feed, monkeypatch):

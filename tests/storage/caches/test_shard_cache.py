@@ -481,6 +481,19 @@ def test_a_shard_whose_fetching_was_stopped_can_be_opened_again_at_once(make, re
         assert stream.read() == remote.shards["a"]
 
 
+def test_a_reader_that_joins_a_fetch_before_it_has_stopped_goes_on_with_it(make, remote):
+    gate = remote.gates["a", 5120] = threading.Event()
+    cache = make(prefetch_shards=0)
+    leaves = cache.open(url("a"))
+    leaves.read(100)
+    leaves.close()
+    with cache.open(url("a")) as stream:
+        gate.set()
+        assert stream.read() == remote.shards["a"]
+    settle(cache)
+    assert (remote.opened, kept(cache)) == ([("a", 0)], ["a.tar"])
+
+
 def test_what_is_not_to_be_kept_is_streamed_from_its_offset_unless_it_is_there(make, remote):
     cache = make()
     assert read(cache, "a", 5000, keep=False) == remote.shards["a"][5000:]

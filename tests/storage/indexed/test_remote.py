@@ -1,11 +1,12 @@
 """Samples read by ranges: no more than what is asked for, from web servers and cloud storage."""
 
+import gzip
 import multiprocessing
 import pickle
 
 import pytest
 
-from mpwds.errors import StreamError
+from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import describe_shard
 from mpwds.storage.indexed.tar_shards import TarShards
@@ -122,6 +123,15 @@ def test_a_server_without_ranges_is_an_error_that_says_so(served, web):
 def test_a_command_is_an_error_that_says_so(path):
     with pytest.raises(StreamError, match="cannot be read by ranges: that takes a web server"):
         TarShards([f"pipe:cat {path}"], [COUNT], remote=True).read(0, 0)
+
+
+def test_an_error_does_not_name_the_credentials_of_a_url(served, web):
+    url = served.replace("://", "://me:opensesame@")
+    assert TarShards([url], remote=True).read(0, 3)["cls"] == b"3"
+    web.files["/x.tar"] = gzip.compress(web.files["/x.tar"])
+    with pytest.raises(ShardError, match=r"//\*\*\*@.*is compressed") as caught:
+        TarShards([url], remote=True).read(0, 0)
+    assert "opensesame" not in str(caught.value)
 
 
 def test_a_shard_that_changes_is_an_error(served, web):

@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError, StreamError
@@ -57,6 +57,7 @@ def two(tmp_path):
     ]
 
 
+LONG = [(f"{'g' * 60}/{'h' * 60}{number}.cls", b"%d" % number) for number in range(3)]
 keys = st.sampled_from(["a", "b", "dir/c", "dir.d/e", "_f", "__meta__", "g" * 60 + "/ü" + "h" * 80])
 members = st.lists(
     st.tuples(
@@ -72,6 +73,9 @@ members = st.lists(
 
 @settings(max_examples=60)
 @given(members=members, format=st.sampled_from(FORMATS), parts=st.integers(1, 2))
+@example(members=LONG, format=tarfile.PAX_FORMAT, parts=1)
+@example(members=LONG, format=tarfile.GNU_FORMAT, parts=1)
+@example(members=LONG, format=tarfile.USTAR_FORMAT, parts=1)
 def test_by_number_comes_what_comes_in_order(tmp_path_factory, members, format, parts):
     path = str(tmp_path_factory.mktemp("shards") / "x.tar")
     write_tar(path, members, format=format)
