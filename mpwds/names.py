@@ -149,7 +149,7 @@ PEERS = {
         {_DECODERS}.fields:cbor_loads,msgpack_loads,npy_loads,npz_loads,unpickle_loads
         mpwds.compat.sample_options:default_handlers""",
     "cache": """
-        FileCache LRUCleanup StreamingOpen pipe_cleaner mpwds.storage.caches.directory:url_to_cache_name
+        FileCache LRUCleanup StreamingOpen pipe_cleaner mpwds.storage.streams.urls:url_to_cache_name
         mpwds.storage.tar.entries:check_tar_format""",
     "checks": f"{_HELPERS}:check,checkcallable,checkmember,checknotnone,checkrange,checktype",
     "dataset": """

@@ -19,9 +19,10 @@ from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import file_of, url_of
 from mpwds.pipeline.stream import Description
-from mpwds.storage.caches.directory import files_in, remove, url_to_cache_name
+from mpwds.storage.caches.directory import files_in, remove
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.urls import url_to_cache_name
 from mpwds.storage.tar.entries import is_whole_shard, read_members
 from mpwds.storage.tar.names import split_name
 from mpwds.suggestions import shown

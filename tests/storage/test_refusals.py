@@ -6,14 +6,14 @@ import pytest
 
 from mpwds import MDSWriter, StreamingDatasetWriter
 from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
-from mpwds.storage.caches.directory import cache_name, url_to_cache_name
+from mpwds.storage.caches.directory import cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import create_description
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.resuming import Retries
-from mpwds.storage.streams.urls import local_path, rewrite_url
+from mpwds.storage.streams.urls import local_path, rewrite_url, url_to_cache_name
 from mpwds.storage.tar.entries import read_members
 from mpwds.storage.writing.encoders import encode_field, imageencoder, make_encoder
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter

@@ -17,9 +17,8 @@ from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, give
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
-from mpwds.storage.caches.directory import url_to_cache_name
 from mpwds.storage.streams.patterns import listed
-from mpwds.storage.streams.urls import is_named
+from mpwds.storage.streams.urls import is_named, url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.suggestions import suggest_arguments
 

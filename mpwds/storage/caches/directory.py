@@ -30,10 +30,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
-from urllib.parse import quote, urlsplit
 
 from mpwds.storage.caches.locks import lock, lock_open, release, same_file
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import quoted_name, url_to_cache_name, without_credentials
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -48,7 +47,6 @@ BUFFER_BYTES = 256 * 1024
 _AHEAD_BYTES = 64 << 20  # reserved at a time, where there is room and the shard's size is unknown
 _RECOUNT_S = 600.0
 _LOCK_TIMEOUT_S = 60.0
-_PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 _QUERY = re.compile(r"\?([^\s'\"#]*)")
 _NAME_BYTES = 200  # of 255 that file systems allow: partial files and marks have longer names
@@ -78,29 +76,6 @@ _SIGNATURES = [
 ]
 
 
-def url_to_cache_name(url: str, ndir: int = 0) -> str:
-    """The name under which webdataset's cache keeps a URL: the last part of its path.
-
-    ``ndir`` directories before it are kept, too. The name of a ``pipe:`` URL, or one of an unknown scheme, is
-    its last 128 characters, quoted.
-
-    Source:
-        ``webdataset.cache.url_to_cache_name``.
-
-    Example:
-        >>> url_to_cache_name("https://host/train/000.tar"), url_to_cache_name("gs://b/train/000.tar", ndir=1)
-        ('000.tar', 'train/000.tar')
-        >>> url_to_cache_name("pipe:cat x.tar")
-        'pipe%3Acat%20x.tar'
-    """
-    if not isinstance(url, str):
-        raise TypeError(f"a URL is a string, got {type(url).__name__}: {shown(url)}")
-    parts = urlsplit(url)
-    if parts.scheme not in _PATH_SCHEMES:
-        return _quoted(url)
-    return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
-
-
 def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) -> str:
     """The checked name of a URL's file, relative to the cache directory.
 
@@ -113,7 +88,7 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
         raise TypeError(f"url_to_name must return a file name, got {shown(name)} for {shown(named)}")
     if "://" in name:
         name = url_to_cache_name(name)
-    name = name or _quoted(url)
+    name = name or quoted_name(url)
     parts = name.split("/")
     leads_out = {"", ".", ".."} & set(parts) or parts[0] == PRIVATE or "\0" in name
     if leads_out or max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES:
@@ -122,10 +97,6 @@ def cache_name(url: str, url_to_name: Callable[[str], str] = url_to_cache_name) 
             f"cache directory, or has more than {_NAME_BYTES} bytes"
         )
     return name
-
-
-def _quoted(url: str) -> str:
-    return quote(url, safe="_+{}*,-")[-128:]
 
 
 def distinct_name(name: str, source: str) -> str:

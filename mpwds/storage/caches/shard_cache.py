@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from mpwds.errors import StreamError
-from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, url_to_cache_name
+from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit
 from mpwds.storage.caches.fetch import (
     REFUSED,
     FetchOptions,
@@ -20,7 +20,13 @@ from mpwds.storage.caches.fetch import (
 )
 from mpwds.storage.caches.locks import unlock
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.urls import absolute_path, is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import (
+    absolute_path,
+    is_local,
+    local_path,
+    url_to_cache_name,
+    without_credentials,
+)
 from mpwds.storage.tar.entries import is_whole_shard
 
 

@@ -13,7 +13,7 @@ from mpwds.errors import ShardError, StreamError
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
 from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.gopen import open_at, open_range
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import is_local, local_path, url_to_cache_name, without_credentials
 from mpwds.storage.tar.headers import BLOCK, WINDOW_BYTES, find_members
 from mpwds.storage.tar.names import split_name
 from mpwds.suggestions import shown
@@ -238,12 +238,7 @@ class TarShards:
 
     def _open_file(self, url: str) -> tuple[_File, list[str]]:
         """A shard, open, and where its offsets may be kept."""
-        from mpwds.storage.caches.directory import (
-            distinct_name,
-            offsets_path,
-            source_digest,
-            url_to_cache_name,
-        )
+        from mpwds.storage.caches.directory import distinct_name, offsets_path, source_digest
 
         cache = self._cache(url) if callable(self._cache) else self._cache
         if is_local(url):

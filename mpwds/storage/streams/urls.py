@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from mpwds.errors import SecurityError, StreamError
 from mpwds.suggestions import shown
@@ -15,6 +15,7 @@ _REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 
 _SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
+_PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 # In abfss://container@account.dfs.core.windows.net/ it is not a secret.
 _USERINFO = re.compile(r"(?i)(?<!abfs://)(?<!abfss://)(?<=://)[^/@\s'\"]+@")
@@ -243,3 +244,31 @@ def is_named(source: object, *endings: str) -> bool:
         return False
     name = os.fspath(source)
     return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))
+
+
+def url_to_cache_name(url: str, ndir: int = 0) -> str:
+    """The name under which webdataset's cache keeps a URL: the last part of its path.
+
+    ``ndir`` directories before it are kept, too. The name of a ``pipe:`` URL, or one of an unknown scheme, is
+    its last 128 characters, quoted.
+
+    Source:
+        ``webdataset.cache.url_to_cache_name``.
+
+    Example:
+        >>> url_to_cache_name("https://host/train/000.tar"), url_to_cache_name("gs://b/train/000.tar", ndir=1)
+        ('000.tar', 'train/000.tar')
+        >>> url_to_cache_name("pipe:cat x.tar")
+        'pipe%3Acat%20x.tar'
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"a URL is a string, got {type(url).__name__}: {shown(url)}")
+    parts = urlsplit(url)
+    if parts.scheme not in _PATH_SCHEMES:
+        return quoted_name(url)
+    return "/".join(parts.path.lstrip("/").split("/")[-1 - ndir :])
+
+
+def quoted_name(url: str) -> str:
+    """A file's name made of the end of a URL."""
+    return quote(url, safe="_+{}*,-")[-128:]
