@@ -215,7 +215,10 @@ class IndexedDataset(DataPipeline):
     @property
     def _counted(self) -> int | None:
         """The number of samples, unless shards would be fetched to count them, or cannot be read."""
-        if getattr(self.source.shards, "fetches_to_count", False):
+        from mpwds.storage.indexed.tar_shards import TarShards
+
+        shards = self.source.shards
+        if isinstance(shards, TarShards) and shards.fetches_to_count:
             return None
         try:
             return len(self.source)
