@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from random import SystemRandom
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from mpwds.compat.sample_options import SampleOptions, decoding
@@ -230,21 +232,11 @@ def _opened_by(opener: Callable[[str], Any], url: str, offset: int = 0) -> Any:
     """Opens a URL at a byte, by a function of the URL alone."""
     stream = opener(url)
     if not hasattr(stream, "read"):
-        stream = _Entered(stream)
+        context = ExitStack()
+        stream = SimpleNamespace(read=context.enter_context(stream).read, close=context.close)
     while offset > 0 and (passed := stream.read(min(offset, _PASSED_AT_ONCE))):
         offset -= len(passed)
     return stream
-
-
-class _Entered:
-    """The stream that a context manager returns; closing it leaves the context."""
-
-    def __init__(self, context: Any) -> None:
-        self.read = context.__enter__().read
-        self._context = context
-
-    def close(self) -> None:
-        self._context.__exit__(None, None, None)
 
 
 def _members(
