@@ -136,6 +136,35 @@ def test_a_thousand_failed_handshakes_that_nobody_looks_at_keep_no_client_out():
             assert next(handshakes.failures()).startswith("no key, a wrong one, not ZeroMQ, or gone at once")
 
 
+def test_each_unknown_key_is_told_with_its_address(folder, strangers):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        with keys.secured_server(context, router, folder) as refused:
+            port = router.bind_to_random_port("tcp://127.0.0.1")
+            with contextlib.closing(keys.Handshakes(router, refused)) as handshakes:
+                for address in ("127.0.0.2", "127.0.0.3"):
+                    expected = f"a client's key is not known (from {address})"
+                    with keys.client_socket(context, strangers, 1000) as stranger:
+                        stranger.connect(f"tcp://{address}:0;127.0.0.1:{port}")
+                        wait_until(lambda text=expected: text in handshakes.failures(), expected, 20)
+
+
+def test_a_message_beyond_a_trainers_limit_breaks_the_connection_and_is_not_received():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+        server.linger = 0
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        with keys.client_socket(context, None, 1000) as client:
+            with client.get_monitor_socket(zmq.EVENT_DISCONNECTED) as breaks:
+                client.connect(f"tcp://127.0.0.1:{port}")
+                client.send(b"hello")
+                who, _ = server.recv_multipart()
+                for size in (1000, 1001):
+                    server.send_multipart([who, bytes(size)])
+                assert breaks.poll(60_000)
+                client.disable_monitor()
+            assert len(client.recv()) == 1000
+            assert not client.poll(0)
+
+
 def test_no_keys_are_made_where_others_can_put_theirs(tmp_path):
     os.chmod(tmp_path, 0o777)
     with pytest.raises(SecurityError, match="others can put keys into"):
