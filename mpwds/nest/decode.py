@@ -24,10 +24,8 @@ from mpwds.nest.nodes import (
     LIST,
     MAX_DEPTH,
     NAMEDTUPLE,
-    OF_ARRAYS,
     ORDERED_DICT,
     PICKLE,
-    PLAIN,
     PLAIN_LIST,
     PLAIN_OR_INT,
     PLAIN_TUPLE,
@@ -81,7 +79,10 @@ def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool
         {'x': array([0., 0.]), 'y': (1, None)}
     """
     remaining = iter(arrays)
-    batch = _from_node(structure, remaining, allow_pickle, 0)
+    try:
+        batch = _from_node(structure, remaining, allow_pickle, 0)
+    except StopIteration:
+        raise EnvelopeError("the structure has more arrays than came with it") from None
     if next(remaining, END) is not END:
         raise EnvelopeError(f"the structure has fewer arrays than the {len(arrays)} that came with it")
     return batch
@@ -123,7 +124,10 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
 
 
 def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``."""
+    """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``.
+
+    Raises StopIteration if there are too few.
+    """
     if type(node) is not list:
         if type(node) in PLAIN_OR_INT:
             return node
@@ -131,12 +135,10 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
     tag = node[0] if node and type(node[0]) is int else -1
     if _LENGTHS.get(tag) != len(node):
         raise _malformed("it has a node that mpwds does not know")
-    if tag in OF_ARRAYS:
-        array = next(arrays, END)
-        if array is END:
-            raise EnvelopeError("the structure has more arrays than came with it")
-        if tag == ARRAY:
-            return array
+    if tag == ARRAY:
+        return next(arrays)
+    if tag == SCALAR:
+        array = next(arrays)
         if len(array.shape):
             raise EnvelopeError(f"the structure has a scalar for an array of shape {tuple(array.shape)}")
         return array[()]
@@ -181,7 +183,15 @@ def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: in
     if depth >= MAX_DEPTH:
         raise _malformed(f"it is nested more than {MAX_DEPTH} levels deep")
     depth += 1
-    return [node if type(node) in PLAIN else _from_node(node, arrays, allow_pickle, depth) for node in nodes]
+    items: list[Any] = []
+    for node in nodes:
+        if type(node) in PLAIN_OR_INT:
+            items.append(node)
+        elif node == [ARRAY] and type(node[0]) is int:  # most are: without a call
+            items.append(next(arrays))
+        else:
+            items.append(_from_node(node, arrays, allow_pickle, depth))
+    return items
 
 
 def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> dict[Any, Any]:
