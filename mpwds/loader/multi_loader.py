@@ -20,7 +20,7 @@ from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, L
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages
+from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages, seed_of
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
@@ -551,11 +551,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
     """
 
     def __init__(self, loader: MultiLoader) -> None:
-        dataset = loader.dataset
-        seed = (
-            dataset.given_seed if loader.seed is None and isinstance(dataset, DataPipeline) else loader.seed
-        )
-        super().__init__(LoaderSource(loader), seed=seed)
+        super().__init__(LoaderSource(loader), seed=seed_of(loader))
         self.loader = loader
         self._call = loader._as_called()
         self._position = LoaderPosition()

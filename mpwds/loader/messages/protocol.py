@@ -88,6 +88,7 @@ from typing import Any
 from mpwds import pickling
 from mpwds.errors import FULL, MpwdsError, WorkerTraceback, shorten
 from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.pipeline.error_context import notes_of
 
 GRACE_S = 0.5
 """How long a worker may take to end before it is killed."""
@@ -118,7 +119,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     shorten(error, keep_first=False)
     text = "".join(traceback.format_exception(error))
     if sys.version_info < (3, 11):  # which does not print notes
-        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+        text += "".join(f"{note}\n" for note in notes_of(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     arguments = list(error.args)
     if isinstance(error, OSError) and len(arguments) == 2 and error.filename is not None:
@@ -130,7 +131,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "traceback": text,
         "type": type(error).__qualname__ if is_plain else "",
         "arguments": arguments if is_plain else [],
-        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+        "notes": [str(note) for note in notes_of(error)],
     }
 
 

@@ -200,16 +200,22 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
 
 def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     """The facts that a state depends on: under others, samples would be lost or repeated."""
-    here, dataset, seed = Context.current(), loader.dataset, loader.seed
+    here = Context.current()
     return {
         "workers": max(loader.workers, 1),  # no worker delivers the same as one
         "in_order": loader.in_order or loader.workers < 2,
         "rank": here.rank,
         "world_size": here.world_size,
-        "seed": dataset.given_seed if seed is None and isinstance(dataset, DataPipeline) else seed,
-        "dataset": described(dataset),
+        "seed": seed_of(loader),
+        "dataset": described(loader.dataset),
         "stages": stages or [],
     }
+
+
+def seed_of(loader: Any) -> int | None:
+    """The seed that was given to the loader, or else to its pipeline."""
+    dataset, seed = loader.dataset, loader.seed
+    return dataset.given_seed if seed is None and isinstance(dataset, DataPipeline) else seed
 
 
 def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
