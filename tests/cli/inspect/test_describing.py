@@ -17,16 +17,25 @@ def file(save):
     return stream.getvalue()
 
 
-def video(kind, codec):
+def video(kind, codec, sound=False):
     """Seven red frames."""
     with av.open(stream := io.BytesIO(), "w", format=kind) as container:
         pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         track = container.add_stream(codec, rate=5, width=32, height=16, pix_fmt=pixels)
+        voice = container.add_stream("pcm_s16le", rate=8000) if sound else None
         for _ in range(7):
             frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), (200, 0, 0), np.uint8))
             container.mux(track.encode(frame))
         container.mux(track.encode())
+        if voice is not None:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 11200), np.int16), "s16", "mono")
+            silence.sample_rate = 8000
+            container.mux([*voice.encode(silence), *voice.encode()])
     return stream.getvalue()
+
+
+def picture(mode, image_format):
+    return file(lambda stream: PIL.Image.new(mode, (7, 5)).save(stream, image_format))
 
 
 PNG = file(lambda stream: PIL.Image.new("RGBA", (7, 5)).save(stream, "PNG"))
@@ -57,6 +66,28 @@ NPY = npy((2, 3))
         ("jpg", PNG[:20], ("unreadable", None, None)),
         ("pkl", b"cos\nsystem\n", ("unreadable", None, None)),
         ("bin", b"12", ("bytes", (2,), None)),
+        ("json", b"[]", ("list of nothing", (0,), None)),
+        (
+            "json",
+            b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6}',
+            ("object with a, b, c, d, e, f", None, None),
+        ),
+        (
+            "json",
+            b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}',
+            ("object with a, b, c, d, e, f, ...", None, None),
+        ),
+        ("mp3", b"no sound", ("audio", None, None)),
+        ("jpg", picture("L", "JPEG"), ("JPEG image, L", (5, 7), None)),
+        ("jpg", picture("CMYK", "JPEG"), ("JPEG image, CMYK", (5, 7, 4), None)),
+        ("png", picture("P", "PNG"), ("PNG image, P", (5, 7), None)),
+        ("png", picture("LA", "PNG"), ("PNG image, LA", (5, 7, 2), None)),
+        ("tif", picture("F", "TIFF"), ("TIFF image, F", (5, 7), None)),
+        (
+            "avi",
+            video("avi", "mpeg4", sound=True),
+            ("mpeg4 video, 5 frames/s, pcm_s16le sound", (7, 16, 32, 3), None),
+        ),
         ("mp4", video("mp4", "mpeg4"), ("mpeg4 video, 5 frames/s", (7, 16, 32, 3), None)),
         ("mp4", video("mp4", "mpeg4")[:-200], ("unreadable", None, None)),
         ("avi", video("avi", "mjpeg"), ("mjpeg video, 5 frames/s", (7, 16, 32, 3), None)),
@@ -116,3 +147,23 @@ def test_figures_of_parts_merge_to_those_of_the_whole(fields, cut):
     merged = of(fields[:cut])
     merged.merge(of(fields[cut:]))
     assert merged == of(fields)
+
+
+def test_the_most_frequent_kinds_are_shown_with_their_counts():
+    figures = FieldFigures()
+    fields = [b"1"] * 4 + [b"[]"] * 3 + [b"{}"] * 2 + [b'"text"']
+    for data in fields:
+        figures.add("json", len(data), data)
+    assert figures.kind_text == "int (4); list of nothing (3); object with  (2)"
+
+
+def test_of_many_kinds_those_after_the_first_are_counted_as_one(monkeypatch):
+    monkeypatch.setattr("mpwds.cli.inspect.describing._MOST_KINDS", 2)
+    figures = FieldFigures()
+    for data in (b"1", b"[]", b"{}", b'"text"', b"2"):
+        figures.add("json", len(data), data)
+    assert dict(figures.kinds) == {"int": 2, "list of nothing": 1, "others": 2}
+
+
+def test_nothing_has_no_mean():
+    assert FieldFigures().mean == 0

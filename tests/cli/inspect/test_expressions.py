@@ -1,5 +1,6 @@
 import contextlib
 import io
+import re
 
 import numpy as np
 import pytest
@@ -102,3 +103,53 @@ def test_pickles_are_not_loaded():
 def test_any_text_is_an_expression_or_a_clear_error(text):
     with contextlib.suppress(ValueError):
         Expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("cls >= 3 and cls <= 3", True),
+        ("cls > 3", False),
+        ("cls < 3", False),
+        ("cls - 1 == 2 and 7 // cls == 2 and 7 / 2 == 3.5", True),
+        ("cls == 4 or cls == 3", True),
+        ("cls == 3 and cls == 4", False),
+        ("abs(1 - cls) == 2", True),
+        ("int(cls) == 3 and str(cls) == '3'", True),
+        ("'red' not in json.tags", False),
+        ("-cls + 3 == 0", True),
+    ],
+)
+def test_operators_and_functions_mean_what_they_mean_in_python(text, holds):
+    assert Expression(text)(FIELDS) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("open('x')", "it can call only len, abs, int, float, str, lower, each with one argument"),
+        ("cls ** 9", "cls ** 9 is not allowed in it"),
+        ("1" + " + 1" * 300, "it has more than 200 parts"),
+        ("(" * 150 + "cls" + ")" * 150 + " ==", "write it like cls == 3 and len(jpg) > 1000"),
+        ("not " * 150 + "cls ==", "write it like cls == 3 and len(jpg) > 1000"),
+    ],
+    ids=["call", "power", "long", "parentheses", "half"],
+)
+def test_what_is_refused_is_said(text, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        Expression(text)
+
+
+def test_a_beginning_that_several_fields_have_is_none_of_them():
+    fields = {"seg.png": b"a", "seg.txt": b"b"}
+    assert not Expression("len(seg) == 1")(fields)
+    assert Expression("len(seg.txt) == 1")(fields)
+
+
+def test_fields_are_told_by_the_beginnings_of_their_names():
+    assert Expression("key == 'a' and seg.png == b'' and field['x.y'] and cls")  # nothing runs
+    assert Expression("key == 'a' and json.width > 3 and field['2.png'] and cls").fields == {
+        "json",
+        "2",
+        "cls",
+    }

@@ -1,3 +1,6 @@
+import contextlib
+import os
+
 import pytest
 
 from mpwds.cli.inspect.extract import Folder, UnsafeName
@@ -70,3 +73,40 @@ def test_a_file_that_cannot_be_finished_is_removed(tmp_path, monkeypatch):
     with Folder(str(tmp_path / "out")) as folder, pytest.raises(OSError, match="no space"):
         folder.write("a.txt", b"data")
     assert files_below(tmp_path / "out") == {}
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path):
+    with Folder(str(tmp_path / "out")) as folder, pytest.raises(UnsafeName, match="leads out of the folder"):
+        folder.write("a\0b", b"data")
+
+
+def test_json_tells_what_was_written_and_what_was_not(run, tar, tmp_path, objects):
+    shard = tar("x.tar", {"a.txt": b"one", "a.cls": b"1", "../b.txt": b"two", "../c.txt": b"two"})
+    result = run("extract", shard, "-o", tmp_path / "out", "--json")
+    assert result.returncode == 1
+    assert objects(result.stdout) == [
+        {"samples": 3, "files": 2, "output": str(tmp_path / "out"), "problems": 2}
+    ]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_that_appears_meanwhile_is_replaced_only_if_forced(tmp_path, monkeypatch, force):
+    (tmp_path / "a.txt").write_text("mine")
+    monkeypatch.setattr("mpwds.cli.inspect.extract._exists", lambda *arguments: False)
+    with Folder(str(tmp_path), force) as folder:
+        with contextlib.nullcontext() if force else pytest.raises(FileExistsError):
+            folder.write("a.txt", b"new")
+    assert (tmp_path / "a.txt").read_text() == ("new" if force else "mine")
+
+
+def test_no_folder_stays_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / "file").write_text("")
+    with Folder(str(tmp_path)) as folder:
+        for name in ("a/b/c.txt", "a/d.txt", "x.txt"):
+            folder.write(name, b"data")
+        with pytest.raises(UnsafeName):
+            folder.write("a/../../x", b"data")
+        with pytest.raises(UnsafeName):
+            folder.write("file/x", b"data")
+    assert os.listdir("/proc/self/fd") == before

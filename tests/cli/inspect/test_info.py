@@ -1,5 +1,7 @@
 import pytest
 
+from mpwds.storage.tar.scanning import ScannedMember, scan
+
 
 def test_sums_up_shards_and_fields(run, shards, objects):
     *each, total = objects(run("info", shards, "--json").stdout)
@@ -43,11 +45,53 @@ def test_the_table_names_everything(run, shards, monkeypatch):
         assert text in output
 
 
-def test_damage_is_shown_and_is_a_status(run, shard, flipped, entries):
-    flipped(shard, entries(shard)[5].offset)
+def test_damage_is_shown_and_is_a_status(run, shard, flipped, entries, objects):
+    flipped(shard, offset := entries(shard)[5].offset)
     result = run("info", shard)
     assert result.returncode == 1
     assert "checksum" in result.stdout
+    result = run("info", shard, "--json")
+    assert result.returncode == 1
+    (problem,) = objects(result.stdout)[-1]["first_problems"]
+    assert (problem["shard"], problem["offset"], problem["key"]) == (str(shard), offset, "n1/0001")
+
+
+def test_of_many_shards_the_first_are_in_the_table(run, shards, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    assert "more shards" not in run("info", shards).stdout
+    monkeypatch.setattr("mpwds.cli.inspect.commands._MOST_SHARDS", 2)
+    output = run("info", shards).stdout
+    assert [number for number in range(3) if f"train-{number}.tar" in output] == [0, 1]
+    assert "and 1 more shards; --json lists all of them" in output
+
+
+def test_of_many_problems_the_first_are_listed_and_all_are_counted(
+    run, shards, tmp_path, flipped, objects, monkeypatch
+):
+    monkeypatch.setattr("mpwds.cli.inspect.describing._MOST_PROBLEMS", 3)
+    offsets = {}
+    for number, path in enumerate(sorted(tmp_path.glob("*.tar"))):
+        shard = [
+            entry.offset for entry in scan(str(path), lambda name: False) if isinstance(entry, ScannedMember)
+        ]
+        offsets[str(path)] = shard[5 : 5 + 8 * (number + 1) : 8]
+        for offset in offsets[str(path)]:
+            flipped(path, offset)
+    total = objects(run("info", shards, "--json").stdout)[-1]
+    assert total["problems"] == 6
+    listed = [(problem["shard"], problem["offset"]) for problem in total["first_problems"]]
+    assert listed == [(path, offset) for path in offsets for offset in offsets[path]][:3]
+
+
+def test_of_many_fields_those_after_a_thousand_are_counted_as_one(run, tar, objects, monkeypatch):
+    monkeypatch.setattr("mpwds.cli.inspect.describing._MOST_FIELDS", 2)
+    shard = tar("x.tar", {f"a.{field}": b"data" for field in ("one", "two", "three", "four")})
+    fields = objects(run("info", shard, "--json").stdout)[-1]["fields"]
+    assert {name: figures["samples"] for name, figures in fields.items()} == {
+        "one": 1,
+        "two": 1,
+        "(others)": 2,
+    }
 
 
 @pytest.mark.slow

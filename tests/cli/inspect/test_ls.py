@@ -29,9 +29,23 @@ def test_json_tells_offsets(run, shard, objects, entries):
             )
 
 
-def test_long_has_a_line_for_each_field(run, shard):
-    lines = run("ls", shard, "--long", "-n", "2", "-f", "cls").stdout.splitlines()
-    assert [line.split()[-1] for line in lines[1:]] == ["n2/0002", "n2/0002.cls"]
+def test_long_has_a_line_for_each_field(run, shard, entries):
+    lines = run("ls", shard, "--long", "-n", "2", "-f", "cls,txt").stdout.splitlines()
+    offsets = {entry.name: str(entry.offset) for entry in entries(shard)}
+    assert [line.split() for line in lines[1:]] == [
+        ["2", "16", "B", "n2/0002"],
+        [offsets["n2/0002.cls"], "1", "n2/0002.cls"],
+        [offsets["n2/0002.txt"], "15", "n2/0002.txt"],
+    ]
+
+
+def test_a_terminal_gets_lines_of_its_width(run, shard, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    whole = run("ls", shard).stdout.splitlines()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run("ls", shard).stdout.splitlines() == [f"{line[:29]}…" for line in whole]
+    monkeypatch.setenv("COLUMNS", str(len(whole[1])))
+    assert run("ls", shard, "-n", "0").stdout.splitlines()[1] == whole[1]
 
 
 @pytest.mark.parametrize(
@@ -52,13 +66,21 @@ def test_chooses_samples(run, shards, objects, options, numbers):
     assert [sample["number"] for sample in found] == numbers
 
 
-def test_reads_no_shard_behind_the_last_number(run, shard, tmp_path):
-    result = run("ls", shard, tmp_path / "missing.tar", "-n", ":8")
+@pytest.mark.parametrize("option", ["--number=:8", "--limit=8"])
+def test_reads_no_shard_behind_the_last_sample(run, shard, tmp_path, option):
+    result = run("ls", shard, tmp_path / "missing.tar", option)
     assert result.returncode == 0
 
 
+@pytest.mark.parametrize("option", ["--number=:3", "--limit=3"])
+def test_reads_no_sample_behind_the_last(run, shard, flipped, entries, option):
+    flipped(shard, entries(shard)[25].offset)
+    result = run("ls", shard, option)
+    assert (result.returncode, len(result.stdout.splitlines())) == (0, 4)
+
+
 def test_chooses_fields(run, shard, objects):
-    found = objects(run("ls", shard, "--json", "--fields", "j*,cls").stdout)
+    found = objects(run("ls", shard, "--json", "--fields", "J*, cls").stdout)
     assert list(found[0]["fields"]) == ["cls", "jpg", "json"]
 
 
@@ -98,8 +120,31 @@ def test_damage_is_worded_well_whatever_the_shard_is_called(run, shard, monkeypa
     assert ": the shard is truncated or damaged in the member at offset" in output
 
 
-def test_credentials_are_not_shown(run, shard):
-    assert "secret" not in run("ls", f"pipe:cat {shard} # https://user:secret@host/").stdout
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls",),
+        ("ls", "--json"),
+        ("info",),
+        ("info", "--json"),
+        ("verify",),
+        ("verify", "--json"),
+        ("cat", "--fields=cls"),
+        ("show",),
+        ("extract", "-o", "out"),
+        ("repair", "-o", "fixed.tar"),
+        ("repair", "-o", "fixed.tar", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_credentials_are_not_shown(run, shard, flipped, entries, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.chdir(shard.parent)
+    flipped(shard, entries(shard)[9].offset)
+    command, *options = words
+    result = run(command, f"pipe:cat {shard} # https://user:secret@host/", *options)
+    assert "host" in result.stdout + result.stderr
+    assert "secret" not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

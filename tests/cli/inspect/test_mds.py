@@ -105,6 +105,20 @@ def test_verify_compares_hashes(run, dataset, flipped, objects, options):
     assert {problem["shard"] for problem in objects(result.stdout)[:-1]} == {shard}
 
 
+def test_numbers_and_keys_go_on_from_shard_to_shard(run, dataset, objects):
+    found = objects(run("ls", dataset(), "--json").stdout)
+    assert len({sample["shard"] for sample in found}) > 1
+    assert [(sample["number"], sample["key"]) for sample in found] == [(n, f"{n:09d}") for n in range(16)]
+
+
+def test_verify_compares_sizes(run, dataset, objects):
+    shard = dataset() / "shard.00000.mds"
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes() + b"more")
+    *_, problem, _ = objects(run("verify", shard.parent, "--json").stdout)
+    assert problem["problem"] == f"it has {size + 4} bytes, the index says {size}"
+
+
 def test_verify_finds_a_column_that_is_damaged(run, dataset, objects):
     folder = dataset()
     shard = folder / "shard.00000.mds"

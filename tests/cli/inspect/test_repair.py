@@ -5,6 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mpwds.cli.inspect.checking import Copy, Repair
+from mpwds.cli.inspect.shards import shards_of
 from mpwds.cli.main import main
 from mpwds.pipeline.sources.samples import read_samples
 
@@ -97,6 +99,69 @@ def test_nothing_is_overwritten(run, damaged, tmp_path):
     assert f"{damaged}.damaged: it exists already" in run("repair", damaged, "--in-place").stderr
     assert (tmp_path / "x.tar").read_text() == (tmp_path / "train-0.tar.damaged").read_text() == "mine"
     assert damaged.read_bytes() == before
+
+
+def test_a_copy_replaces_a_file_if_forced(run, damaged, tmp_path):
+    (tmp_path / "x.tar").write_text("old")
+    assert run("repair", damaged, "-o", tmp_path / "x.tar", "--force").returncode == 0
+    assert len(keys(tmp_path / "x.tar")) == 7
+
+
+def test_a_file_that_appears_meanwhile_is_replaced_only_if_forced(damaged, tmp_path):
+    (tmp_path / "x.tar").write_text("mine")
+    (shard,) = shards_of([str(damaged)])
+    copy = Copy(shard, str(tmp_path / "x.tar"), damaged=True)
+    with pytest.raises(FileExistsError):
+        list(Repair(decode=False, required=frozenset(), force=False)(copy))
+    assert (tmp_path / "x.tar").read_text() == "mine"
+
+
+def test_in_place_leaves_all_as_it_was_if_the_copy_cannot_be_written(refused, damaged, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no space")
+
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("os.replace", fail)
+    assert "no space" in refused("repair", damaged, "--in-place")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_interrupted_samples_are_left_out_even_if_incomplete_ones_stay(
+    run, shard, flipped, entries, tmp_path
+):
+    flipped(shard, entries(shard)[9].offset)
+    run("repair", shard, "-o", tmp_path / "x.tar", "--keep-incomplete")
+    assert keys(tmp_path / "x.tar") == [f"n{n % 3}/000{n}" for n in (0, 1, 3, 4, 5, 6, 7)]
+
+
+def test_a_shard_without_samples_is_copied(run, tar, tmp_path, entries):
+    shard = tar("x.tar", {"README": b""})
+    assert run("repair", shard, "-o", tmp_path / "y.tar").returncode == 0
+    assert [entry.name for entry in entries(tmp_path / "y.tar")] == ["README"]
+
+
+def test_shards_of_one_name_are_refused(refused, shard, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/train-0.tar").write_bytes(shard.read_bytes())
+    errors = refused("repair", shard, tmp_path / "other/train-0.tar", "-o", tmp_path / "fixed", status=2)
+    assert "two shards have the same name" in errors
+    assert not (tmp_path / "fixed").exists()
+
+
+def test_in_place_is_for_local_shards(refused, shard):
+    errors = refused("repair", shard, "http://127.0.0.1:9/x.tar", "--in-place", status=2)
+    assert "--in-place is for local shards" in errors
+
+
+def test_the_table_has_the_repaired_shards_and_the_first_keys(run, shards, damaged, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr("mpwds.cli.inspect.commands._MOST_KEYS", 2)
+    output = run("repair", shards, "-o", tmp_path / "fixed").stdout
+    problems, _, repaired = output.partition("repaired shard")
+    assert "it lacks txt" in problems
+    assert [line.split() for line in repaired.splitlines() if ".tar" in line] == [
+        [f"{tmp_path}/fixed/train-0.tar", "6", "3", "n1/0001", "n1/0004"]
+    ]
 
 
 def test_members_outside_of_samples_are_kept(run, tar, tmp_path, entries):

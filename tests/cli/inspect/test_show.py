@@ -159,3 +159,46 @@ def test_large_images_are_made_small(sheet, tmp_path, mode):
 def test_a_choice_of_nothing_is_an_error_and_writes_no_sheet(refused, shards, tmp_path):
     assert "no sample" in refused("show", shards, "--key", "zzz", "--save", tmp_path / "z.png")
     assert not (tmp_path / "z.png").exists()
+
+
+def test_at_most_so_many_samples_of_a_kind_are_shown(sheet, write_shard, monkeypatch):
+    monkeypatch.setattr("mpwds.cli.inspect.sheet._MOST", {"image": 5, "video": 1, "sound": 2, "text": 3})
+    wav = sound("WAV")
+    shard = write_shard("x.tar", *({"wav": wav, "txt": "text"} for _ in range(7)))
+    assert [title for title, _ in sheet(shard)[0]] == [
+        "wav of the first 2 samples",
+        "txt of the first 3 samples",
+    ]
+
+
+def test_pictures_come_before_sound_and_texts(sheet, write_shard, samples):
+    fields = {"md": "text", "wav": sound("WAV"), "jpg": samples[0]["jpg"], "a.txt": "text"}
+    assert [title.split()[0] for title, _ in sheet(write_shard("x.tar", fields))[0]] == [
+        "jpg",
+        "wav",
+        "a.txt",
+        "md",
+    ]
+
+
+def test_figures_are_of_all_samples_however_many_are_added_at_once(sheet, shards, monkeypatch):
+    whole = sheet(shards)[1]
+    monkeypatch.setattr("mpwds.cli.inspect.sheet._AT_ONCE", 5)
+    assert [(each.path, each.elements, each.mean) for each in sheet(shards)[1]] == [
+        (each.path, each.elements, pytest.approx(each.mean)) for each in whole
+    ]
+
+
+def test_histograms_of_labels_come_first(sheet, write_shard):
+    fields = {"cls": 1, "id": 2, "index": 3, "best.inx": 4, "zz.cls2": 5, "txt": "text"}
+    paths = [each.path for each in sheet(write_shard("x.tar", fields))[1]]
+    labels = {"cls", "id", "index", "best.inx", "zz.cls2"}
+    assert set(paths[:5]) == labels
+    assert set(paths[5:]) == {f"bytes of {name}" for name in {*labels, "txt"}}
+
+
+def test_json_has_the_figures(run, shards, objects, tmp_path):
+    (figures,) = objects(run("show", shards, "--json").stdout)
+    assert figures[0]["path"] == "cls"
+    (saved,) = objects(run("show", shards, "--json", "--save", tmp_path / "z.png").stdout)
+    assert saved == {"file": str(tmp_path / "z.png")}

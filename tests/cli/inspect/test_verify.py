@@ -131,7 +131,7 @@ def test_zeros_that_inflate_without_end_take_no_memory():
 
 def test_a_missing_shard_is_a_problem_and_the_others_are_verified(problems, run, shards, tmp_path):
     ((_, _, what),) = problems(shards, tmp_path / "no.tar")
-    assert what.startswith("it cannot be read")
+    assert what == "it cannot be read: No such file or directory"
 
 
 def test_keys_in_several_shards_are_a_note_alone(run, write_shard):
@@ -139,6 +139,40 @@ def test_keys_in_several_shards_are_a_note_alone(run, write_shard):
     result = run("verify", first, second)
     assert result.returncode == 0
     assert "keys that occur in more than one shard: 2" in result.stdout
+
+
+def test_json_ends_with_totals(run, shards, shard, flipped, entries, write_shard, objects):
+    flipped(shard, entries(shard)[9].offset)
+    twice = write_shard("x.tar", {"cls": 1}), write_shard("y.tar", {"cls": 1})
+    assert objects(run("verify", shards, *twice, "--json").stdout)[-1] == {
+        "shards": 5,
+        "samples": 26,
+        "problems": 1,
+        "damaged_shards": 1,
+        "keys_in_several_shards": 1,
+    }
+
+
+def test_problems_of_a_shard_are_in_the_order_of_their_places(
+    problems, shards, shard, rewritten, flipped, entries
+):
+    rewritten(shard, lambda entries: entries[:7] + entries[8:])
+    flipped(shard, entries(shard)[20].offset)
+    assert [(key, what[:15]) for key, _, what in problems(shards)] == [
+        ("n1/0001", "it lacks txt, w"),
+        ("n2/0005", "tar header at o"),
+    ]
+
+
+def test_of_many_problems_the_first_are_listed_and_all_are_counted(run, write_shard, objects, monkeypatch):
+    monkeypatch.setattr("mpwds.cli.inspect.checking._MOST_KEPT", 3)
+    few = write_shard("x.tar", *({"cls": 1} if index < 5 else {"cls": 1, "txt": ""} for index in range(100)))
+    bad = write_shard("y.tar", *({"cls": b"one", "txt": ""} for _ in range(4)))
+    *listed, totals = objects(run("verify", few, bad, "--decode", "--json").stdout)
+    assert [each["shard"] for each in listed] == [str(few)] * 3 + [str(bad)] * 3
+    assert totals["problems"] == 9
+    (copy,) = objects(run("repair", few, "-o", few.parent / "z.tar", "--json").stdout)
+    assert (copy["left_out"], copy["left_out_keys"]) == (5, ["0000", "0001", "0002"])
 
 
 def test_what_a_description_says_is_compared(problems, shard, tmp_path):
@@ -168,6 +202,7 @@ def test_the_table_shows_the_place(run, shard, flipped, entries, monkeypatch):
     flipped(shard, entries(shard)[4].offset)
     output = run("verify", shard).stdout
     assert f"{entries(shard)[3].offset + 1024:,}" in output
+    assert "more; --json lists" not in output
     assert "1 problem in 1 shard" in output
 
 
@@ -175,3 +210,27 @@ def test_compressed_shards_are_verified(problems, tmp_path):
     with mpwds.TarWriter(tmp_path / "x.tar.zst") as sink:
         sink.write({"__key__": "a", "txt": "text"})
     assert problems(tmp_path / "x.tar.zst") == []
+
+
+def test_the_table_has_the_first_problems(run, tar, monkeypatch):
+    monkeypatch.setattr("mpwds.cli.inspect.shards._MOST_ROWS", 2)
+    shard = tar("x.tar", {f"{key}.json": b"{" for key in "abcde"})
+    output = run("verify", shard, "--decode").stdout
+    assert [key for key in "abcde" if f" {key}: json " in output] == ["a", "b"]
+    assert "and 3 more; --json lists up to 1,000 of each shard" in output
+
+
+@pytest.mark.parametrize(("cut", "chunk"), [(20, 8), (40, 33), (50, 33)])
+def test_a_cut_image_says_in_which_chunk(cut, chunk):
+    with pytest.raises(ValueError, match=f"^the PNG image is cut off in its chunk at byte {chunk}$"):
+        check_checksums(FILES["png"][:cut])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_decoding_finds_images_whose_decoder_warns_of_damage(problems, tar, mode):
+    pytest.importorskip("simplejpeg")
+    image = PIL.Image.fromarray(NOISE.integers(0, 255, (200, 200, 3), np.uint8)).convert(mode)
+    data = bytearray(file(lambda stream: image.save(stream, "JPEG")))
+    data[-400:-398] = b"\xff\xd0"  # begins an interval where there is none
+    ((key, field, _),) = problems(tar("x.tar", {"a.jpg": bytes(data)}), "--decode")
+    assert (key, field) == ("a", "jpg")
