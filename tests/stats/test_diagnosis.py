@@ -63,7 +63,12 @@ def of_stages(shares, **more):
     return stats(worker(0, shares=shares), **more)
 
 
+def of_server(index, lost_s=0.0, **options):
+    return replace(worker(index, **options), server=f"tcp://cpu{index}:7880", lost_s=lost_s)
+
+
 WAITS = "the trainer waits 62% of the time; "
+WAITS_MOST = "the trainer waits 71% of the time; "
 CROP = "stage map(crop) takes 70% of worker time: add workers or make it faster"
 STEP = "of the time: the training step is the bound; "
 WHOLE = {
@@ -81,6 +86,111 @@ WHOLE = {
         f"workers wait for the trainer 90% {STEP}1 of 2 workers would do",
     ),
     "too few batches": (stats(batches=3), "not enough data yet: 3 batches in 10.5 s"),
+    "almost enough batches": (stats(batches=4), "not enough data yet: 4 batches in 10.5 s"),
+    "one batch": (stats(batches=1), "not enough data yet: 1 batch in 10.5 s"),
+    "no batch": (stats(batches=0), "not enough data yet: 0 batches"),
+    "just enough batches": (stats(batches=5), WAITS + CROP),
+    "too little time": (
+        stats(waited_s=0.1, received_s=0.0, elsewhere_s=0.09),
+        "not enough data yet: 1,000 batches in 0.7 s",
+    ),
+    "just enough time": (stats(waited_s=0.15, received_s=0.0, elsewhere_s=0.06), f"{WAITS_MOST}{CROP}"),
+    "a first batch of a second, which is not long": (
+        stats(batches=3, waited_s=0.1, received_s=0.0, elsewhere_s=0.1, first_batch_s=1.0),
+        "not enough data yet: 3 batches in 1.2 s",
+    ),
+    "a first batch that took long": (
+        stats(batches=3, waited_s=0.1, received_s=0.0, elsewhere_s=0.1, first_batch_s=4.0),
+        "not enough data yet: 3 batches in 4.2 s, of which the first took 4.0, in which workers start: keep "
+        "the loader for all epochs",
+    ),
+    "a first batch that took no longer than two times the others": (
+        stats(batches=3, waited_s=2.0, received_s=0.0, elsewhere_s=0.0, first_batch_s=4.0),
+        "not enough data yet: 3 batches in 6.0 s",
+    ),
+    "small batches that are received": (
+        stats(received_s=4.0, nbytes=500 * MANY, samples=MANY),
+        "receiving takes 40% of the trainer's time: batches have 1 sample and 0.5 kB: make them larger",
+    ),
+    "batches of several samples that are received": (
+        stats(received_s=4.0, nbytes=1500 * MANY, samples=2 * MANY),
+        "receiving takes 40% of the trainer's time: batches have 2 samples and 1.5 kB: make them larger",
+    ),
+    "one batch that is kept": (
+        stats(received_s=4.0, batches=6, private_copies=1),
+        "receiving takes 40% of the trainer's time: 1 batch was copied out of shared memory, as many are "
+        "kept: drop them sooner, or raise prefetch",
+    ),
+    "the training step, without workers": (
+        stats(worker(0), in_process=True, waited_s=0.2),
+        "the training step is the bound: making batches takes 2% of the time",
+    ),
+    "stages behind the loader": (
+        stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),
+        "the trainer waits 3% of the time; the stages after the loader are the bound: they take 60% of the "
+        "trainer's time: have the workers do more of it, or take rebatched(m, shuffle=n) in place of "
+        "unbatched, shuffle and batched",
+    ),
+    "a balance": (
+        stats(worker(0, waiting_s=1.0), waited_s=0.3),
+        "balanced: the trainer waits 3% of the time, the workers 10%: a faster training step would wait for "
+        "data",
+    ),
+    "one worker, of which there are no fewer": (
+        stats(worker(0, waiting_s=9.0), waited_s=0.2),
+        "workers wait for the trainer 90% of the time: the training step is the bound",
+    ),
+    "storage": (
+        of_stages({"tarfile_to_samples()": 0.9, "map(f)": 0.1}),
+        f"{WAITS}storage: tarfile_to_samples() takes 90% of worker time: add workers or read from faster "
+        "storage (cache_dir= keeps copies of shards that are elsewhere)",
+    ),
+    "writing batches": (
+        of_stages({"writing batches": 0.9, "map(f)": 0.1}),
+        f"{WAITS}collation into shared memory takes 90% of worker time: add workers or send less: uint8 in "
+        "place of float32, converted on the device",
+    ),
+    "workers without shards": (
+        stats(worker(0), worker(1, batches=0), worker(2, batches=0)),
+        f"{WAITS}2 of 3 workers have sent nothing: there are fewer shards than workers, or their first "
+        "batches take long",
+    ),
+    "too many workers for the processors": (
+        stats(*several(4, cpu_s=3.0, queued_s=6.0), cores=2),
+        f"{WAITS}workers queue 60% of their time for one of 2 processors, so more would not help; stage "
+        "map(crop) takes 70% of worker time: make it faster",
+    ),
+    "a slow worker for which others wait": (
+        stats(*several(3, waiting_s=8.0, batches=100), worker(3, batches=100)),
+        f"{WAITS}worker 3 (pid 103) takes 100 ms a batch, the others 20, which wait for their turn 80% of "
+        "the time: see what is in its shards, or let the others go on by in_order=False",
+    ),
+    "workers that wait in turn": (
+        stats(*several(2, waiting_s=5.0)),
+        f"{WAITS}the workers wait 50% of their time, as batches take unequal time: raise prefetch, or take "
+        "in_order=False",
+    ),
+    "servers that do not answer": (
+        stats(of_server(0, 12.0), of_server(1, 75.0), of_server(2, 0.0)),
+        "no answer from tcp://cpu0:7880 for 12 s, from tcp://cpu1:7880 for 1 min 15 s: their workers make "
+        "nothing until they are back",
+    ),
+    "a slow worker of one of several servers": (
+        stats(of_server(0), of_server(1), of_server(2, batches=100), in_order=False),
+        f"{WAITS}{CROP}; worker 2 of tcp://cpu2:7880 (pid 102) takes 100 ms a batch, the others 10: see what "
+        "is in its shards",
+    ),
+    "a slow worker of the only server": (
+        stats(
+            *(replace(each, server="tcp://cpu0:7880") for each in (worker(0), worker(1, batches=100))),
+            in_order=False,
+        ),
+        f"{WAITS}{CROP}; worker 1 (pid 101) takes 100 ms a batch, the others 10: see what is in its shards",
+    ),
+    "a slow worker beside the trainer and a server": (
+        stats(of_server(0), worker(1, batches=100), in_order=False),
+        f"{WAITS}{CROP}; worker 1 (pid 101) takes 100 ms a batch, the others 10: see what is in its shards",
+    ),
 }
 
 
@@ -90,15 +200,10 @@ def test_the_verdict_names_what_bounds_the_training(figures, verdict):
 
 
 OF_STORAGE = StageStats("tarfile_to_samples()", 9.0, 1.0, 100, storage=True, nbytes=180_000_000)
-STARTING = {"waited_s": 0.1, "received_s": 0.0, "elsewhere_s": 0.1, "first_batch_s": 4.0}
 ADVICE = {
     "a stage": (
         of_stages({"decode('rgb8')": 0.8, "map(f)": 0.2}),
         "stage decode('rgb8') takes 80% of worker time: add workers or make it faster",
-    ),
-    "storage": (
-        of_stages({"tarfile_to_samples()": 0.9, "map(f)": 0.1}),
-        "storage: tarfile_to_samples() takes 90% of worker time: add workers or read from faster",
     ),
     "storage and its rate": (
         stats(replace(worker(0, active_s=9.0), stages=(OF_STORAGE,))),
@@ -107,10 +212,6 @@ ADVICE = {
     "a dataset": (
         of_stages({"the dataset": 1.0}),
         "the dataset takes 100% of worker time: add workers or make it faster",
-    ),
-    "writing batches": (
-        of_stages({"writing batches": 0.9, "map(f)": 0.1}),
-        "collation into shared memory takes 90% of worker time: add workers or send less: uint8",
     ),
     "batches that are too small": (
         of_stages({"writing batches": 0.8, "map(f)": 0.2}, nbytes=200 * MANY, samples=2 * MANY),
@@ -124,34 +225,13 @@ ADVICE = {
         stats(worker(0), in_process=True),
         "stage map(crop) takes 70% of worker time: take workers$",
     ),
-    "workers without shards": (
-        stats(worker(0), worker(1, batches=0)),
-        "1 of 2 workers have sent nothing",
-    ),
     "workers to spare, of which a fifth is kept": (
         stats(*several(8, waiting_s=7.5), waited_s=0.2),
         "3 of 8 workers would do$",
     ),
-    "a balance": (
-        stats(worker(0, waiting_s=1.0), waited_s=0.3),
-        "^balanced: the trainer waits 3% of the time, the workers 10%",
-    ),
-    "workers that take long to start": (stats(batches=3, **STARTING), "of which the first took 4.0"),
-    "too many workers for the processors": (
-        stats(*several(4, cpu_s=3.0, queued_s=6.0), cores=2),
-        "workers queue 60% of their time for one of 2 processors, so more would not help",
-    ),
     "processors that are all busy": (
         stats(cores=2),
         "add workers (on more than 2 processors, which are all busy)",
-    ),
-    "stages behind the loader": (
-        stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),
-        "^the trainer waits 3% of the time; the stages after the loader are the bound",
-    ),
-    "the share of stages behind the loader": (
-        stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),
-        "they take 60% of the trainer's time",
     ),
     "stages behind the loader that take less than the training step": (
         stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=4.0),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot, StageSnapshot, plain_values
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot, StageSnapshot, plain_values, stage_name
 
 STAGES = {"decode": StageSnapshot(5, 10), "tar": StageSnapshot(1, 10, True, 900)}
 EARLY = CounterSnapshot(batches=3, restarts=1, stages=STAGES, skipped={"decode: E": 2}, shard="a", pid=7)
@@ -20,6 +20,7 @@ def test_counts_add_up_and_the_difference_is_what_was_added():
     assert rest.stages["decode"] == StageSnapshot(6, 2)
     assert rest.stages["tar"] == StageSnapshot(0, 0, True, 0)
     assert EARLY + NOTHING_COUNTED == EARLY
+    assert (EARLY - EARLY).skipped == {}
 
 
 def test_process_and_shard_are_the_latest_that_are_known():
@@ -39,3 +40,7 @@ def test_a_server_that_answers_again_is_no_longer_lost():
 def test_values_that_lack_something_or_are_no_numbers_are_refused(values):
     with pytest.raises((KeyError, ValueError)):
         plain_values(StageSnapshot, values)
+
+
+def test_a_stage_that_prints_several_lines_goes_by_the_first():
+    assert [stage_name(part) for part in ("map(f)", "map(f)\nmore", "")] == ["map(f)", "map(f)", ""]
