@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import PIL.Image
 import pytest
 
 import mpwds
+from mpwds.cli.main import main
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from tests.cli.convert.reading import read
@@ -140,8 +142,41 @@ def test_a_description_names_the_shards(run, shards, tmp_path):
 
 def test_json_tells_what_was_done(run, shards, tmp_path):
     told = json.loads(run("convert", shards, tmp_path / "mds", "--json").stdout)
-    assert (told["samples"], told["format"]) == (10, "mds")
-    assert told["fields"]["seg.png"] == {"to": "seg.png", "as": "png"}
+    assert told["fields"].pop("seg.png") == {"to": "seg.png", "as": "png"}
+    assert told["fields"].keys() == {"cls", "jpg", "json", "npy", "txt", "wav"}
+    written = MDSShards(str(tmp_path / "mds"), decode=False)
+    stored = [written.read(0, number) for number in range(10)]
+    nbytes = sum(len(value) for sample in stored for name, value in sample.items() if name != "__key__")
+    del told["fields"]
+    assert told == {"samples": 10, "bytes": nbytes, "shards": 1, "format": "mds"}
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_what_goes_to_standard_output_is_the_shard_alone(capfdbinary, shards, options):
+    assert main(["convert", str(shards), "-", "--to", "tar", *options]) == 0
+    written, told = capfdbinary.readouterr()
+    with tarfile.open(fileobj=io.BytesIO(written)) as archive:
+        assert archive.getnames()[:2] == ["a/0.cls", "a/0.jpg"]
+    assert b"wrote 10 samples" in told
+    assert (b'"samples": 10' in told) == bool(options)
+
+
+def test_a_folder_of_shards_is_not_read_and_written_at_once(refused, shards, tmp_path):
+    assert "choose another folder" in refused("convert", tmp_path, tmp_path / "y-%d.tar")
+    assert not list(tmp_path.glob("y-*"))
+
+
+def test_an_index_has_the_hashes_that_are_asked_for(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "mds", "--hashes", "sha1,md5")
+    (shard,) = json.loads((tmp_path / "mds" / "index.json").read_text())["shards"]
+    assert set(shard["raw_data"]["hashes"]) == {"sha1", "md5"}
+
+
+@pytest.mark.parametrize(("name", "files"), [("y-%d.tar", 2), ("y-%d.msgpack", 2)])
+def test_a_shard_holds_ten_thousand_samples_unless_it_is_said(run, tmp_path, name, files):
+    samples = ({"__key__": f"{number:05d}", "cls": b"1"} for number in range(10_001))
+    run("convert", write(tmp_path / "x.tar", *samples), tmp_path / name)
+    assert len(list(tmp_path.glob("y-*"))) == files
 
 
 def write(path, *samples):

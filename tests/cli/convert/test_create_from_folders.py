@@ -1,13 +1,16 @@
 """``mpwds create`` from folders of files."""
 
+import io
 import json
 import os
 import signal
 import subprocess
+import tarfile
 
 import pytest
 
 import mpwds
+from mpwds.cli.main import main
 from tests.cli.running import wait_until
 
 ANIMALS = {f"{kind}/{n}.jpg": f"{kind} {n}".encode() for kind in ("dog", "cat") for n in range(3)}
@@ -50,10 +53,44 @@ def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp
 
 
 def test_files_that_can_be_no_field_are_left_out_and_named(run, write_files, tmp_path):
-    result = run(
-        "create", write_files({"1.txt": b"", "README": b"", ".DS_Store": b"", ".git/x.txt": b""}), "-"
-    )
-    assert "left out 1 file without an extension, such as README" in result.stderr
+    files = {"1.txt": b"", "README": b"", ".DS_Store": b"", ".hidden.txt": b"", ".git/x.txt": b""}
+    result = run("create", write_files(files), tmp_path / "x.tar")
+    assert "left out 1 file without an extension, such as README" in result.stdout
+    assert keys(tmp_path / "x.tar") == ["1"]
+
+
+def test_names_without_an_extension_in_a_list_are_counted(run, write_files, tmp_path, monkeypatch):
+    monkeypatch.chdir(write_files({"1.txt": b"", "README": b"", "list": b"1.txt\n\nREADME\n"}))
+    result = run("create", "list", tmp_path / "x.tar", "--from", "files")
+    assert "left out 1 file without an extension" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "told"),
+    [
+        (["a/1.txt", "a/1.cls", "b/2.txt"], (), True),
+        (["a/1.txt", "a/1.cls", "b/2.txt"], ("--from", "groups"), False),
+        (["a/1.txt", "b/2.txt"], (), False),
+        (["a/1.txt", "a/1.cls"], (), False),
+        (["a/1.txt", "b/2.txt", "3.txt"], (), False),
+    ],
+)
+def test_folders_that_might_be_classes_are_told(run, write_files, tmp_path, files, options, told):
+    result = run("create", write_files(dict.fromkeys(files, b"")), tmp_path / "x.tar", *options)
+    assert ("folders are not taken for classes: --from classes" in result.stdout) == told
+
+
+def test_a_single_folder_is_no_class(run, write_files, tmp_path, members):
+    run("create", write_files({"a/1.txt": b"", "a/2.txt": b""}), tmp_path / "x.tar")
+    assert keys(tmp_path / "x.tar") == ["a/1", "a/2"]
+    assert not (tmp_path / "classes.json").exists()
+
+
+def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files, tmp_path):
+    folder = write_files({"1.txt": b""})
+    (tmp_path / "list").write_text(f"{folder}/1.txt\n")
+    run("create", tmp_path / "list", tmp_path / "x.tar", "--from", "files")
+    assert keys(tmp_path / "x.tar") == [f"{folder}/1"[1:]]
 
 
 def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files, tmp_path):
@@ -149,8 +186,18 @@ def test_a_description_beside_the_shards_lists_them(run, write_files, tmp_path):
 
 def test_json_tells_what_was_written(run, write_files, tmp_path):
     result = run("create", write_files({"1.txt": b"one"}), tmp_path / "x.tar", "--json")
-    (shard,) = json.loads(result.stdout)["shards"]
-    assert (shard["url"], shard["samples"], shard["nbytes"]) == (str(tmp_path / "x.tar"), 1, 3)
+    size = (tmp_path / "x.tar").stat().st_size
+    shard = {"url": str(tmp_path / "x.tar"), "samples": 1, "nbytes": 3, "filesize": size}
+    assert json.loads(result.stdout) == {"shards": [shard], "files": []}
+    assert "wrote 1 sample (3 B," in result.stderr
+
+
+def test_json_of_a_shard_on_standard_output_is_on_standard_error(write_files, capfdbinary):
+    assert main(["create", str(write_files({"1.txt": b"one"})), "-", "--json"]) == 0
+    written, told = capfdbinary.readouterr()
+    with tarfile.open(fileobj=io.BytesIO(written)) as archive:
+        assert archive.getnames() == ["1.txt"]
+    assert json.loads(told.splitlines()[-2])["shards"][0]["url"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +208,14 @@ def test_json_tells_what_was_written(run, write_files, tmp_path):
         ({"1.jpg": b"", "1.JPG": b""}, (), "differ in case alone"),
         ({"a/1.jpg": b"", "2.jpg": b""}, ("--from", "classes"), "has no class"),
         ({"a/1.jpg": b"", "a/1.cls": b""}, ("--from", "classes"), "a label already"),
-        ({"1.jpg": b""}, ("--from", "zip"), "--from zip"),
+        ({"1.jpg": b""}, ("--from", "zip"), "--from zip: expected one of classes, groups, files, csv"),
+        (
+            {"train/1.b": b"", "val/1.b": b""},
+            ("--train", "0.9"),
+            "--train: there are splits already, train, val",
+        ),
+        ({"train/1.b": b"", "val/1.b": b""}, ("--split", "test"), "--split test: there are train, val"),
+        ({"1.jpg": b""}, ("--columns", "a:b"), "--columns and --key are for lists"),
         ({"1.jpg": b""}, ("--key", "id"), "--key are for lists"),
         ({"1.jpg": b""}, ("--train", "0.9"), "1 samples cannot be split"),
         ({"1.jpg": b""}, ("--split", "train"), "no splits"),
@@ -274,3 +328,14 @@ def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write
     else:
         names.write_text(names.read_text().replace("k3", "k9"))
     assert "with different inputs: repeat it" in refused(*words)
+
+
+@pytest.mark.parametrize("name", ["classes.json", "x.json"])
+def test_files_beside_the_shards_are_replaced_only_by_force(run, refused, write_files, tmp_path, name):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / name).write_text("mine")
+    words = ["create", write_files(ANIMALS), tmp_path / "new" / "x.tar", "--index"]
+    assert "exists already" in refused(*words)
+    assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ["mine"]
+    assert run(*words, "--force").returncode == 0
+    assert (tmp_path / "new" / name).read_text() != "mine"

@@ -1,6 +1,7 @@
 """``mpwds create`` from lists: .csv, .jsonl, Parquet, and the folders of Hugging Face datasets."""
 
 import datetime
+import decimal
 import json
 import subprocess
 import sys
@@ -346,3 +347,76 @@ def test_a_list_that_names_commands_runs_none(refused, write_files, tmp_path):
     assert "runs a command" in refused("create", folder / "list.jsonl", tmp_path / "x.tar")
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "x.tar").exists()
+
+
+def test_values_of_all_kinds_become_json(run, tmp_path):
+    row = {
+        "day": datetime.date(2020, 1, 2),
+        "at": datetime.time(3, 4),
+        "n": decimal.Decimal("1.50"),
+        "yes": True,
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "x.parquet")
+    (sample,) = create(run, tmp_path / "x.parquet", tmp_path)
+    assert json.loads(sample["json"]) == {"day": "2020-01-02", "at": "03:04:00", "n": "1.50", "yes": True}
+
+
+@pytest.mark.parametrize("value", [3, 0.5])
+def test_numbers_may_be_texts(run, write_files, tmp_path, value):
+    folder = write_files({"x.jsonl": json.dumps({"n": value}).encode()})
+    assert create(run, folder / "x.jsonl", tmp_path, "--columns", "n:txt")[0]["txt"] == str(value).encode()
+
+
+@pytest.mark.parametrize("label", [1, True])
+def test_a_label_is_a_number_and_no_truth(run, write_files, tmp_path, label):
+    folder = write_files({"x.jsonl": json.dumps({"label": label}).encode()})
+    (sample,) = create(run, folder / "x.jsonl", tmp_path)
+    assert ("cls" in sample) == (label is not True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.jsonl", b'\xef\xbb\xbf{"text": "a"}\n\n  \n{"text": "b"}\n'),
+        ("x.ndjson", b'{"text": "a"}\n\n{"text": "b"}\n'),
+        ("x.csv", b"\xef\xbb\xbftext\na\n\nb\n"),
+    ],
+)
+def test_empty_lines_and_a_mark_at_the_beginning_are_no_data(run, write_files, tmp_path, name, content):
+    folder = write_files({name: content})
+    assert [sample["txt"] for sample in create(run, folder / name, tmp_path)] == [b"a", b"b"]
+
+
+def test_two_columns_of_labels_have_names_of_classes_each(run, write_files, tmp_path):
+    folder = write_files({"x.csv": b"one,two,three\ndog,red,7\ncat,red,8\n"})
+    create(run, folder / "x.csv", tmp_path, "--columns", "one:cls,two:best.cls,three:n.cls")
+    assert json.loads((tmp_path / "cls.classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((tmp_path / "best.cls.classes.json").read_text()) == ["red"]
+    assert len(list(tmp_path.glob("*classes.json"))) == 2
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.bin"])
+def test_who_gives_shards_is_told_what_reads_them(refused, tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    errors = refused("create", tmp_path / name, tmp_path / "out.tar")
+    assert "is neither a folder nor a list" in errors
+    assert ("mpwds convert and mpwds split read shards" in errors) == (name != "x.bin")
+
+
+def test_files_with_different_columns_are_refused(refused, tmp_path):
+    for name in "ab":
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([{name: 1}]), tmp_path / f"train-{name}.parquet"
+        )
+    assert "has other columns (b) than" in refused("create", tmp_path, tmp_path / "out.tar")
+
+
+def test_tables_without_rows_are_refused(refused, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.array([], "int64")}), tmp_path / "x.parquet")
+    assert "there is no row in" in refused("create", tmp_path / "x.parquet", tmp_path / "out.tar")
+
+
+def test_a_column_that_goes_by_its_content_is_said_to(run, write_files, tmp_path):
+    folder = write_files({"list.csv": b"path\na.jpg\n", "a.jpg": JPEG})
+    shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout
+    assert ["path", "*", "(by", "its", "content)"] in [line.split() for line in shown.splitlines()]

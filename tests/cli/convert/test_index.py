@@ -136,3 +136,69 @@ def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard, tmp_path):
     assert made.wait(60) == 130
     wait_until_gone([int((tmp_path / "begun").read_text())])
     assert not (tmp_path / "x.json").exists()
+
+
+def test_what_is_said_about_a_dataset_is_in_its_description(run, shards, tmp_path):
+    (tmp_path / "about.txt").write_text("ten cats")
+    options = ["--name", "cats", "--info", "about.txt", "--base", "https://host/data"]
+    run("index", "create", shards, "-o", "new/folder/all.json", *options)
+    found = json.loads((tmp_path / "new/folder/all.json").read_text())
+    assert (found["name"], found["info"], found["base"]) == ("cats", "ten cats", "https://host/data")
+
+
+def test_shards_are_named_from_the_folder_of_the_description_on(run, shards, tmp_path):
+    run("index", "create", shards, "-o", "new/all.json")
+    found = json.loads((tmp_path / "new/all.json").read_text())
+    assert [shard["url"] for shard in found["shardlist"]] == ["../x-0.tar", "../x-1.tar"]
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_offsets_are_listed_if_asked(run, shards, tmp_path, offsets):
+    run("index", "create", shards, "-o", "all.json", *(["--offsets"] if offsets else []))
+    for shard in json.loads((tmp_path / "all.json").read_text())["shardlist"]:
+        assert ("offsets" in shard) == offsets
+
+
+def test_json_tells_what_was_described(run, shards):
+    told = json.loads(run("index", "create", shards, "-o", "all.json", "--json").stdout)
+    assert told == {"file": "all.json", "shards": 2, "samples": 6}
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (["--info", "ten cats"], {"info": "ten cats"}),
+        (["--base", "https://host/"], {"base": "https://host/"}),
+        (["--keep"], {"keep": True}),
+        (["--nokeep"], {"keep": False}),
+    ],
+)
+def test_update_changes_what_is_said_alone(run, description, options, changed):
+    before = json.loads(description.read_text())
+    assert run("index", "update", description, *options).returncode == 0
+    assert json.loads(description.read_text()) == {**before, **changed}
+
+
+@pytest.mark.parametrize(
+    ("option", "base", "urls"),
+    [
+        ("--nodir", None, ["x-0.tar", "x-1.tar"]),
+        ("--rebase", "https://host/data", ["x-0.tar", "x-1.tar"]),
+    ],
+)
+def test_update_takes_folders_from_the_names_of_shards(run, description, option, base, urls):
+    run("index", "update", description, "--dir", "https://host/data")
+    assert run("index", "update", description, option).returncode == 0
+    found = json.loads(description.read_text())
+    assert [shard["url"] for shard in found["shardlist"]] == urls
+    assert (found.get("base") or "").rstrip("/") == (base or "")
+
+
+def test_update_takes_one_way_to_change_folders(refused, description):
+    assert "--dir names a folder" in refused("index", "update", description, "-D", "-d", "x", status=2)
+
+
+def test_a_table_has_a_line_for_each_description(run, description):
+    lines = run("index", "info", "--table", description, description).stdout.splitlines()
+    assert lines[0].split()[:5] == ["file", "name", "shards", "samples", "size"]
+    assert [line.split()[1:4] for line in lines if str(description) in line] == [["mine", "2", "6"]]

@@ -95,7 +95,10 @@ def test_nothing_is_overwritten(run, damaged, tmp_path):
     (tmp_path / "x.tar").write_text("mine")
     (tmp_path / "train-0.tar.damaged").write_text("mine")
     before = damaged.read_bytes()
-    assert run("repair", damaged, "-o", tmp_path / "x.tar").returncode == 1
+    errors = run("repair", damaged, "-o", tmp_path / "x.tar").stderr
+    assert errors == (
+        f"mpwds repair: error: {tmp_path}/x.tar exists already: choose another name, or --force to replace\n"
+    )
     assert f"{damaged}.damaged: it exists already" in run("repair", damaged, "--in-place").stderr
     assert (tmp_path / "x.tar").read_text() == (tmp_path / "train-0.tar.damaged").read_text() == "mine"
     assert damaged.read_bytes() == before
