@@ -494,3 +494,44 @@ def test_a_stream_that_does_not_block_is_refused_before_anything_is_lost():
         with pytest.raises(BlockingIOError, match="blocking"):
             sink.write({"__key__": "a", "bin": bytes(1_000_000)})
         assert sink.discarded
+
+
+@pytest.mark.parametrize("limits", [{"maxcount": 0}, {"maxsize": 0}, {"maxsize": -1.0}])
+def test_limits_that_no_sample_keeps_are_refused(tmp_path, limits):
+    with pytest.raises(ValueError, match="must be positive"):
+        ShardWriter(tmp_path / "x-%d.tar", **limits)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("write", ["one", "series"])
+def test_a_file_of_the_name_stays_if_it_is_not_to_be_replaced(tmp_path, write):
+    (tmp_path / "0.tar").write_text("mine")
+    sink = (
+        TarWriter(tmp_path / "0.tar", replace=False)
+        if write == "one"
+        else ShardWriter(tmp_path / "%d.tar", verbose=0, replace=False)
+    )
+    sink.write(SAMPLES[0])
+    with pytest.raises(FileExistsError, match="written meanwhile by another program"):
+        sink.close()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_an_archive_is_made_durable_unless_that_is_not_wanted(tmp_path, monkeypatch, sync):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with TarWriter(tmp_path / "x.tar", sync=sync) as sink:
+        sink.write(SAMPLES[0])
+    assert len(synced) == (2 if sync else 0)  # the file and its folder
+
+
+def test_a_writer_that_was_given_up_or_closed_stays_so(tmp_path):
+    given_up, closed = TarWriter(tmp_path / "a.tar"), TarWriter(tmp_path / "b.tar")
+    for end in (given_up.discard, given_up.discard, given_up.close, closed.close, closed.discard):
+        end()
+    assert (given_up.discarded, closed.discarded) == (True, False)
+    for sink in (given_up, closed):
+        with pytest.raises(ValueError, match="the archive is closed"):
+            sink.write(SAMPLES[0])
+    assert os.listdir(tmp_path) == ["b.tar"]
