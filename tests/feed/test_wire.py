@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mpwds.feed import wire
 from mpwds.feed.wire import DataHeader, Malformed
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from tests.feed.messages import COMMANDS, REPLIES, START, damaged
 
 UNPACK = {wire.unpack_command: COMMANDS, wire.unpack_reply: REPLIES}
@@ -103,3 +104,168 @@ def test_a_welcome_to_more_workers_than_any_server_has_is_refused():
 def test_a_number_is_whole_and_below_two_to_the_63(value):
     with pytest.raises(wire.Malformed, match="ping: number must be a whole number"):
         wire.unpack_command(wire.pack(wire.PING, number=value, acknowledged=[]))
+
+
+def list_of(count, item):
+    return [item] * count
+
+
+PLACES, TABLE = "[rank, world_size, worker, workers, seed]", "a list of [slot, attempt, number]"
+LIMITS = {
+    "names of 256 characters": (wire.HELLO, "name", "x" * 256, "x" * 257, "a short line of text"),
+    "hosts": (wire.HELLO, "host", "cpu1", "cpu1\n", "a short line of text"),
+    "groups, or none": (wire.HELLO, "group", None, 3, "a short line of text, or None"),
+    "16 versions": (wire.HELLO, "versions", list_of(16, 1), list_of(17, 1), "a list of versions"),
+    "workers from 1": (wire.HELLO, "workers", 1, 0, "1 to 4096, or None"),
+    "workers to 4096": (wire.HELLO, "workers", 4096, 4097, "1 to 4096, or None"),
+    "members": (wire.HELLO, "members", 0, -1, "a whole number, not negative, or None"),
+    "seconds": (wire.HELLO, "max_lag", 0.5, 0, "seconds, or None"),
+    "numbers to 2 ** 63": (wire.START, "epoch", (1 << 63) - 1, 1 << 63, "a whole number, not negative"),
+    "flags": (wire.START, "shared_memory", False, 0, "true or false"),
+    "ranks": (wire.START, "place", [1, 2, 0, 1, None], [2, 2, 0, 1, None], PLACES),
+    "places of workers": (wire.START, "place", [0, 1, 1, 2, None], [0, 1, 2, 2, None], PLACES),
+    "seeds": (wire.START, "place", [0, 1, 0, 1, -5], [0, 1, 0, 1, 0.5], PLACES),
+    "places of five": (wire.START, "place", [0, 1, 0, 1, 0], [0, 1, 0, 1], PLACES),
+    "acknowledged rows of three": (wire.PING, "acknowledged", [[1, 2, 3]], [[1, 2]], TABLE),
+    "10,000 rows": (wire.PING, "acknowledged", list_of(10_000, [0, 0, 0]), list_of(10_001, [0, 0, 0]), TABLE),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "good", "bad", "expected"), LIMITS.values(), ids=LIMITS)
+def test_a_field_of_a_command_has_limits(kind, name, good, bad, expected):
+    assert wire.unpack_command(wire.pack(kind, **{**COMMANDS[kind], name: good}))[name] == good
+    with pytest.raises(Malformed) as error:
+        wire.unpack_command(wire.pack(kind, **{**COMMANDS[kind], name: bad}))
+    assert str(error.value).startswith(f"{kind}: {name} must be {expected}, got ")
+
+
+@pytest.mark.parametrize("value", [0, "there is none"])
+def test_a_count_is_a_number_or_why_there_is_none(value):
+    reply = {"request": 1, "count": value}
+    assert wire.unpack_reply(wire.pack(wire.COUNTED, **reply)) == {"kind": wire.COUNTED, **reply}
+    with pytest.raises(Malformed, match="counted: count must be a number, or why there is none, got None"):
+        wire.unpack_reply(wire.pack(wire.COUNTED, request=1, count=None))
+
+
+WORKERS_SAY = {
+    "1 block": ("blocks", 1, 0),
+    "bytes of a block": ("block_nbytes", 1, 0),
+    "fewer than 2 ** 48": ("block_nbytes", (1 << 48) - 1, 1 << 48),
+    "as many blocks as an arena has": ("blocks", wire.MOST_BLOCKS, wire.MOST_BLOCKS + 1),
+}
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), WORKERS_SAY.values(), ids=WORKERS_SAY)
+def test_a_workers_memory_has_limits(name, good, bad):
+    message = {"kind": wire.protocol.SEGMENT, "launch": 1, "blocks": 2, "block_nbytes": 4096}
+    found = wire.checked({**message, name: good}, wire.WORKER_MESSAGES)
+    assert found == {**message, name: good}
+    with pytest.raises(Malformed, match=f"{name} must be "):
+        wire.checked({**message, name: bad}, wire.WORKER_MESSAGES)
+
+
+def test_a_command_has_a_longest_length():
+    empty = len(wire.pack(wire.START, **{**START, "state": b"m" + bytes(1 << 20)})) - (1 << 20)
+    longest = {**START, "state": b"m" + bytes(wire.COMMAND_NBYTES - empty)}
+    assert len(wire.pack(wire.START, **longest)) == wire.COMMAND_NBYTES
+    wire.unpack_command(wire.pack(wire.START, **longest))
+    longer = wire.pack(wire.START, **{**longest, "state": longest["state"] + b"x"})
+    with pytest.raises(Malformed, match="a command of 33,554,433 bytes: 33,554,432 are the limit"):
+        wire.unpack_command(longer)
+
+
+def test_the_head_of_a_data_message_arrives_as_it_is():
+    head = DataHeader(slot=1, attempt=2, number=3, nbytes=(1 << 63) - 1)
+    assert wire.unpack_reply(wire.pack_head(head)) == head
+    for bad in (head._replace(slot=-1), head._replace(nbytes=1.5), head._replace(number=1 << 63)):
+        with pytest.raises(Malformed, match="the head of a data message has a bad number"):
+            wire.unpack_reply(wire.pack_head(bad))
+    with pytest.raises(Malformed, match="the head of a data message is damaged"):
+        wire.unpack_reply(wire.pack_head(head)[:-1])
+
+
+def test_texts_of_replies_do_nothing_to_a_terminal():
+    status = {"a\x1b": ["b\x07", {"c": "d\n\te\r"}], "f": 1}
+    found = wire.unpack_reply(wire.pack(wire.STATUS_IS, request=1, status=status))
+    assert found["status"] == {"a�": ["b�", {"c": "d\n\te�"}], "f": 1}
+
+
+def test_fields_that_are_nested_too_deeply_are_refused():
+    def nested(depth):
+        return [] if depth == 1 else [nested(depth - 1)]
+
+    assert wire.printed(nested(32)) == nested(32)
+    with pytest.raises(Malformed, match="fields that are nested more than 32 times"):
+        wire.printed(nested(33))
+
+
+COUNTERS = CounterSnapshot(
+    active_ns=1,
+    waiting_ns=2,
+    batches=3,
+    samples=4,
+    nbytes=5,
+    cpu_ns=6,
+    queued_ns=7,
+    restarts=8,
+    assigned_ns=9,
+    other=StageSnapshot(10, 11),
+    writing=StageSnapshot(12, 13),
+    stages={"tar": StageSnapshot(14, 15, True, 16), "decode": StageSnapshot(17, 18)},
+    skipped={"decode: E": 19},
+    shard="a.tar",
+    pid=20,
+    server="tcp://cpu1:7880",
+    lost_s=21.5,
+)
+
+
+def test_a_workers_counters_arrive_as_they_are():
+    assert wire.unpack_counters(wire.nest.unpack(wire.nest.pack(wire.pack_counters(COUNTERS)))) == COUNTERS
+
+
+DAMAGES = [
+    {"batches": "many"},
+    {"other": [1, 2]},
+    {"stages": []},
+    {"skipped": {"a": None}},
+    {"writing": None},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: next(iter(damage)))
+def test_counters_that_are_damaged_are_malformed(damage):
+    packed = wire.pack_counters(COUNTERS)
+    without = {name: value for name, value in packed.items() if name not in damage}
+    for fields in ({**packed, **damage}, without, None):
+        with pytest.raises(Malformed, match="a worker's counters are damaged"):
+            wire.unpack_counters(fields)
+
+
+@pytest.mark.parametrize("seconds", [1.99, 0, -3, True, "5", None, float("nan")])
+def test_a_silence_is_two_pings_or_longer(seconds):
+    for good in (2, 2.0, float("inf")):
+        wire.check_silence("Server", "heartbeat_timeout", good)
+    expected = f"^Server: heartbeat_timeout must be at least 2 seconds, got {seconds!r}$"
+    with pytest.raises(ValueError, match=expected):
+        wire.check_silence("Server", "heartbeat_timeout", seconds)
+
+
+class Options:
+    """Stands for a socket, whose options are set."""
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "pause_s", "most_ms"), [(10, 3, 10_000), (2, 1, 2000), (1e9, 10_922, 32_767_000)]
+)
+def test_connections_to_machines_that_are_silent_for_so_long_are_ended(silence_s, pause_s, most_ms):
+    socket = Options()
+    wire.notice_lost_machines(socket, silence_s)
+    assert vars(socket) == {
+        "rcvhwm": 0,
+        "tcp_keepalive": 1,
+        "tcp_keepalive_idle": pause_s,
+        "tcp_keepalive_intvl": pause_s,
+        "tcp_keepalive_cnt": 3,
+        "tcp_maxrt": most_ms,
+    }

@@ -114,3 +114,46 @@ def test_a_list_of_one_kind_is_one_leaf_with_all_its_values():
     counted = TensorStatistics()
     counted.add(batch)
     assert counted.read()[0].elements == 18
+
+
+KINDS = {
+    "texts": (["a", "ж"], "str", (2,), ("a", "ж")),
+    "bytes": ([b"a", b"\xd0\xb6", b"\xff"], "bytes", (3,), ("a", "ж", "\ufffd")),
+    "an array of texts": (np.array(["a", "b"]), "str", (2,), ("a", "b")),
+    "an array of bytes": (np.array([b"a"]), "str", (1,), ("b'a'",)),
+    "an array of objects": (np.array([None, 2], object), "object", (2,), ("None", "2")),
+    "an array of times": (np.array(["2020-01-01"], "datetime64[D]"), "datetime64[D]", (1,), ("2020-01-01",)),
+    "an array of records": (np.zeros(1, "u1,u1"), "[('f0', 'u1'), ('f1', 'u1')]", (1,), ("(0, 0)",)),
+    "a text": ("a", "str", (), ("a",)),
+    "another object": (None, "NoneType", (), ("None",)),
+    "flags": ([True, False], "bool", (2,), ()),
+    "numbers of several kinds": ([True, 2, 0.5], "float64", (3,), ()),
+    "a number of NumPy": (np.float16(2), "float16", (), ()),
+}
+
+
+@pytest.mark.parametrize(("content", "dtype", "shape", "texts"), KINDS.values(), ids=KINDS)
+def test_a_leaf_has_the_type_shape_and_texts_of_its_content(content, dtype, shape, texts):
+    (leaf,) = leaves({"x": content})
+    assert (leaf.path, leaf.dtype, leaf.shape, leaf.texts) == ('["x"]', dtype, shape, texts)
+    assert statistics({"x": content}).texts == texts
+
+
+def test_types_that_differ_between_batches_are_all_named():
+    assert statistics(np.zeros(2, "uint8"), np.zeros(2), np.zeros(2, "uint8")).dtype == "uint8 or float64"
+
+
+def test_bytes_of_the_whole_range_have_bins_that_do_not_depend_on_the_first_batch():
+    tensor = statistics(np.array([3, 200], "uint8"))
+    assert (tensor.first_edge, tensor.bin_width) == (0.0, 256 / BINS)
+
+
+def test_complex_values_count_by_magnitude():
+    tensor = statistics(np.array([3 + 4j, -1]))
+    assert (tensor.low, tensor.high, tensor.mean) == (1, 5, 3)
+
+
+def test_statistics_are_plain_for_json():
+    told = statistics(np.array([1.7e308, 1.7e308])).as_dict()
+    assert (told["path"], told["dtype"], told["shape"], told["high"]) == ("", "float64", (2,), 1.7e308)
+    assert told["mean"] is None  # their sum is beyond the largest float
