@@ -4,15 +4,19 @@ import itertools
 import json
 import re
 import socket
+import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mpwds
 from mpwds.feed.metrics import serve_server_metrics
+from mpwds.feed.report import feed_report
 from mpwds.feed.status_client import StatusClient
+from mpwds.stats.report import LoaderStats
 from tests.feed.faults.checking import BATCHES, delivered, rows, warned
 from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
@@ -154,6 +158,131 @@ def test_a_stage_that_was_handed_out_stays_while_workers_come_and_begin():
         assert f'mpwds_server_stage_seconds_total{{stage="{rest}"}}' in found[-1]
         other = {"between stages": "the dataset", "the dataset": "between stages"}[rest]
         assert not any(other in name for each in found for name in each)
+
+
+STAGES = {
+    "between stages": (0, 1009, 0),
+    "tarfile_to_samples()": (0.2 * 130, 64 * 1009, 1009 * 10**6),
+    "decode('rgb8')": (0.7 * 130, 64 * 1009, 0),
+    "writing batches": (0.1 * 130, 1009, 0),
+}
+OF_WORKERS = {
+    "batches_total": (1000, 9),
+    "samples_total": (64_000, 576),
+    "bytes_total": (10**9, 9 * 10**6),
+    "active_seconds_total": (100, 50),
+    "waiting_seconds_total": (20, 0),
+    "restarts_total": (0, 0),
+    "unacknowledged_bytes": (500_000, 500_000),
+    "window_bytes": (2_000_000, 2_000_000),
+}
+
+
+def of_stages(of):
+    return {
+        f'mpwds_{of}_stage_{name}_total{{stage="{stage}"}}': figures[number]
+        for stage, figures in STAGES.items()
+        for number, name in enumerate(("seconds", "elements", "read_bytes"))
+    }
+
+
+def test_every_figure_of_a_server_is_its_own(of_server):
+    assert of_server == pytest.approx(
+        {
+            **{
+                f'mpwds_server_{name}{{worker="{number}"}}': value
+                for name, values in OF_WORKERS.items()
+                for number, value in enumerate(values)
+            },
+            **of_stages("server"),
+            'mpwds_server_skipped_total{reason="decode: ValueError"}': 2,
+            'mpwds_server_dropped_messages_total{reason="replayed"}': 4,
+            "mpwds_server_clients": 1,
+            "mpwds_server_workers": 2,
+            "mpwds_server_draining": 0,
+            "mpwds_server_uptime_seconds": 100,
+        },
+        abs=1e-6,
+    )
+
+
+class Measured:
+    """Stands for a loader: two workers, one of them of a server that is lost."""
+
+    def stats(self, since="epoch"):
+        assert since == "start"
+        (here,) = feed_report(
+            None, [status(100, [worker(0, reading(100, 20, batches=1000, restarts=3))])]
+        ).workers
+        away = feed_report(None, [status(50, [worker(1, reading(50, batches=9))])]).workers[0].stats
+        return LoaderStats(
+            epoch=7,
+            batches=11,
+            samples=12,
+            nbytes=13,
+            batches_per_s=0.0,
+            samples_per_s=0.0,
+            bytes_per_s=0.0,
+            first_batch_s=1.5,
+            waited_s=2.5,
+            received_s=3.5,
+            elsewhere_s=4.5,
+            stages_s=5.5,
+            cores=8,
+            workers=(replace(here.stats, server=""), replace(away, lost_s=6.5)),
+            stages_skipped={"map(f): ValueError": 8},
+        )
+
+
+def test_every_figure_of_a_trainer_is_its_own_and_since_its_loader_was_made():
+    with mpwds.serve_metrics(Measured()) as metrics:
+        assert samples(metrics.port) == pytest.approx(
+            {
+                'mpwds_trainer_seconds_total{doing="waiting"}': 2.5,
+                'mpwds_trainer_seconds_total{doing="receiving"}': 3.5,
+                'mpwds_trainer_seconds_total{doing="elsewhere"}': 4.5,
+                'mpwds_trainer_seconds_total{doing="stages"}': 5.5,
+                "mpwds_trainer_batches_total": 11,
+                "mpwds_trainer_samples_total": 12,
+                "mpwds_trainer_bytes_total": 13,
+                "mpwds_trainer_first_batch_seconds_total": 1.5,
+                "mpwds_trainer_restarts_total": 3,
+                "mpwds_trainer_epoch": 7,
+                'mpwds_trainer_server_lost_seconds{server="tcp://cpu1:7880"}': 6.5,
+                'mpwds_trainer_skipped_total{reason="map(f): ValueError"}': 8,
+                **of_stages("trainer"),
+            },
+            abs=1e-6,
+        )
+
+
+def test_workers_and_clients_that_a_server_has_are_told_with_their_state():
+    moment = status(
+        9,
+        [worker(3, reading(9, restarts=2), window_bytes=5, unacknowledged_bytes=4)],
+        [],
+        draining=True,
+        capacity=6,
+    )
+    with serve_server_metrics(lambda: moment) as metrics:
+        found = samples(metrics.port)
+    names = ["clients", "workers", "draining", "uptime_seconds"]
+    assert [found[f"mpwds_server_{name}"] for name in names] == [0, 6, 1, 9]
+    names = ["restarts_total", "window_bytes", "unacknowledged_bytes"]
+    assert [found[f'mpwds_server_{name}{{worker="3"}}'] for name in names] == [2, 5, 4]
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it():
+    with serve_server_metrics(lambda: STATUS) as metrics:
+        with pytest.raises(OSError, match=f"in use: 'metrics at 127.0.0.1:{metrics.port}'"):
+            serve_server_metrics(lambda: STATUS, metrics.port)
+
+
+def test_without_its_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    needs = re.escape("metrics need prometheus_client: pip install 'mpwds[metrics]'")
+    with pytest.raises(ImportError, match=f"^{needs}$"):
+        serve_server_metrics(lambda: STATUS)
 
 
 def test_a_trainer_hands_out_its_loaders(of_trainer):

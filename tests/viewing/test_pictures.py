@@ -122,10 +122,11 @@ LABELLED = {
     "words between single spaces": ({"a": [" one\n  two "] * 3}, ["one two"] * 3),
     "names of classes": ({"y": np.array([0, 1, 2])}, ["tench", "shark", "2"]),
     "a class that is ignored": ({"y": np.array([-1, 1, -1])}, ["-1", "shark", "-1"]),
-    "names of the first whole number alone": (
-        {"weight": [0.0, 1.0, 0.0], "y": [0, 1, 0], "z": [1, 0, 1]},
+    "names of the first whole number": (
+        {"weight": [0.0, 1.0, 0.0], "y": [0, 1, 0]},
         ["0 · tench", "1 · shark", "0 · tench"],
     ),
+    "names of no other": ({"y": [0, 1, 0], "z": [1, 0, 1]}, ["tench · 1", "shark · 0", "tench · 1"]),
     "no lists of numbers": ({"a": np.zeros((3, 2))}, ["", "", ""]),
     "none that other samples have": ({"a": [1, 2]}, ["", "", ""]),
 }

