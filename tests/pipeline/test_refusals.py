@@ -53,6 +53,8 @@ REFUSED = {
         (lambda: batched(by=len), "batched: "),
         (lambda: batched(max_total=3), "batched: "),
         (lambda: batched(max_bytes=3, by=len, max_total=3), "batched: "),
+        (lambda: batched(max_bytes=3, max_total=3), "batched: "),
+        (lambda: batched(max_bytes=3, by=len), "batched: "),
         (lambda: batched(include_padding=True), "batched: "),
         (lambda: batched(max_bytes=0), "batched: "),
         (lambda: batched(by=len, max_total=3, batchsize=0), "batched: "),

@@ -121,6 +121,7 @@ def test_shuffle_shuffles_shards_and_above_one_samples_too(shards):
     by_shard = numbers(Dataset(shards, shuffle=1, seed=2))
     assert sorted(by_shard) == list(range(20)) != by_shard
     assert sum(b == a + 1 for a, b in pairwise(by_shard)) >= 14
+    assert ".shuffle(" not in str(Dataset(shards, shuffle=1))
     assert "shuffle(100)" in str(Dataset(shards, shuffle=100))
     assert sorted(numbers(Dataset(shards, shuffle=100))) == list(range(20))
 

@@ -136,6 +136,16 @@ def test_only_the_suffixes_asked_for_are_kept():
     assert list(group_by_keys(members, suffixes={"cls"})) == [{"__key__": "a", "__url__": "x", "cls": b""}]
 
 
+def test_a_function_of_names_makes_keys_given_first_or_by_its_name():
+    members = [{"fname": "a.1.cls", "data": b"1", "__url__": "x"}]
+
+    def at_the_last_dot(name):
+        return tuple(name.rsplit(".", 1))
+
+    for grouped in (group_by_keys(at_the_last_dot), group_by_keys(keys=at_the_last_dot)):
+        assert list(grouped(members)) == [{"__key__": "a.1", "__url__": "x", "cls": b"1"}]
+
+
 def test_the_local_path_of_a_shard_is_passed_on(urls):
     opened = ({**shard, "local_path": "/cache/x"} for shard in url_opener(urls[:1]))
     sample = next(group_by_keys(tar_file_expander(opened)))

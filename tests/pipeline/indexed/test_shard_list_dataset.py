@@ -95,6 +95,19 @@ def test_a_description_is_read_as_wids_reads_it(theirs, shards, tmp_path):
     assert [plain(ours[n]) for n in range(11)] == [plain(peer[n]) for n in range(11)]
 
 
+def test_an_open_description_is_read_and_has_no_folder(shards, tmp_path):
+    path = tmp_path / "index.json"
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": shards, "name": "x"}))
+    with open(path, "rb") as file:
+        dataset = ShardListDataset(file)
+    assert (dataset.base, len(dataset), dataset[10][".cls"]) == (None, 11, 10)
+
+
+def test_a_remote_dataset_has_a_cache_only_in_a_folder_that_was_given(make, tmp_path):
+    assert make(remote=True).cache_dir is None
+    assert make(remote=True, cache_dir=tmp_path / "cache").cache_dir == str(tmp_path / "cache")
+
+
 def test_a_dataset_of_a_description_names_its_shards_read_or_not_and_pickled(shards, tmp_path):
     path = tmp_path / "index.json"
     named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]

@@ -12,7 +12,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources import specs
 from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.sources.specs import MultiShardSample, load_spec, shardspec
+from mpwds.pipeline.sources.specs import MultiShardSample, SpecSource, load_spec, shardspec
 from mpwds.pipeline.sources.webdataset import WebDataset, construct_dataset
 from mpwds.storage.streams import patterns
 from tests.pipeline.places import read_everywhere
@@ -171,6 +171,25 @@ def test_an_epoch_of_a_specification_repeats_the_sources(shards):
     assert len(list(shards_mixed)) == 33
 
 
+def test_every_option_of_a_source_is_read():
+    given = {"name": "a", "shards": "a.tar", "resample": 3, "weight": 2, "extensions": {"png": "PNG jpg"}}
+    given |= {"meta": {"lang": "en"}, "scale": 4, "scaleprob": 0.5, "handler": "warn_and_continue"}
+    given |= {"subsample": 0.25, "shuffle": 5, "epoch": 7}
+    (source,) = load_spec({"datasets": [given]}).sources
+    assert source == SpecSource(
+        name="a",
+        urls=("a.tar",),
+        resample=3,
+        weight=2.0,
+        extensions={"png": "png jpg"},
+        meta={"__scale__": 4, "__scaleprob__": 0.5, "lang": "en"},
+        handler=warn_and_continue,
+        subsample=0.25,
+        shuffle=5,
+        epoch=7,
+    )
+
+
 @pytest.mark.parametrize("mixed", [{}, {"weight": 1}])
 def test_the_epoch_of_a_specification_counts_samples_also_where_they_are_batched(shards, mixed):
     dataset = WebDataset({"datasets": [{"shards": shards, **mixed}], "epoch": 33}).listed(10)
@@ -301,6 +320,7 @@ def test_the_shards_of_a_specification_are_limited_together(yaml_file, monkeypat
 
 
 BAD = [
+    ("datasets: \a", r"spec.yaml is not YAML: .*special characters are not allowed"),
     ("datasets: 3", "line 1, datasets must be a list of at least one item, got 3"),
     ("datasets: []", "line 1, datasets must be a list"),
     ("prefix: x", "must have one key `datasets`"),
