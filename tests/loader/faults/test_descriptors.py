@@ -165,7 +165,7 @@ def test_a_trainer_that_closes_descriptors_not_its_own_gets_errors_and_no_hang(p
         for _ in range(20):
             next(iterator)
     except (OSError, mpwds.MpwdsError):
-        print("told")
+        print("told", flush=True)
     os._exit(0)
 """)
     status, output, errors = program(text, start_method).finish()
