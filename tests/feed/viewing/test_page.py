@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mpwds.errors import MpwdsError
 from mpwds.feed.page import Page
@@ -200,6 +202,62 @@ def test_labels_are_the_names_of_classes_where_they_are_known(page, feed, cookie
 def test_a_batch_that_does_not_come_is_said_on_the_page(page, feed, cookie):
     feed.failure = "no worker sent a batch"
     assert json.loads(ask(page, "/batch.json", **cookie)[2])["error"] == "no worker sent a batch"
+
+
+def test_what_is_told_of_a_batch(page, feed, cookie):
+    told = json.loads(ask(page, "/batch.json", **cookie)[2])
+    assert (told["number"], told["kind"], told["note"], told["total"]) == (1, "image", '["image"]', 5)
+    assert (told["columns"], told["error"]) == (8, "")
+    assert told["samples"] == [[str(label), ""] for label in range(5)]
+    assert [row[0] for row in told["tensors"]["rows"]] == ['["image"]', '["label"]', '["loss"]']
+    assert told["histograms"][1:] == [[1] * 5, [1]]
+    feed.failure = "no worker sent a batch"
+    page.content._peeked_s -= 5
+    failed = json.loads(ask(page, "/batch.json", **cookie)[2])
+    assert failed == {**told, "error": "no worker sent a batch"}  # the last one stays
+    feed.failure = None
+    page.content._peeked_s -= 5
+    again = json.loads(ask(page, "/batch.json", **cookie)[2])
+    assert (again["number"], again["error"]) == (2, "")
+
+
+def test_the_picture_has_the_tiles_of_32_samples_in_rows_of_eight(page, feed, cookie, monkeypatch):
+    images = np.zeros((40, 8, 8, 3), np.uint8)
+    images[..., 0] = np.arange(40)[:, None, None] + 1
+    monkeypatch.setattr(feed, "peek", lambda timeout_s: {"image": images, "label": np.arange(40)})
+    told = json.loads(ask(page, "/batch.json", **cookie)[2])
+    assert (len(told["samples"]), told["total"]) == (32, 40)
+    with Image.open(io.BytesIO(page.content.picture())) as picture:
+        assert picture.size == (8 * 128, 4 * 128)
+        reds = np.asarray(picture)[64::128, 64::128, 0]
+    assert reds.ravel().tolist() == list(range(1, 33))
+
+
+REFUSALS = {
+    "another's name": ("GET", {"Host": "example.org"}, 403, "this page is at http://127.0.0.1:{port} only\n"),
+    "no cookie": (
+        "GET",
+        {},
+        403,
+        "the link has been used already, or is wrong: start the command again for a new one\n",
+    ),
+    "another method": ("POST", {}, 405, "this page only shows\n"),
+}
+
+
+@pytest.mark.parametrize(("method", "headers", "code", "text"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_says_why_and_shows_nothing_in_frames(page, capfd, method, headers, code, text):
+    found, answered, body = ask(page, "/", method, **headers)
+    assert (found, body) == (code, text.format(port=page.port))
+    assert answered["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+    assert answered["Cross-Origin-Opener-Policy"] == "same-origin"
+    assert answered["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert answered["Server"].strip() == "mpwds"
+    assert capfd.readouterr() == ("", "")  # requests are not logged
+
+
+def test_a_page_that_is_not_there_says_so(page, cookie):
+    assert ask(page, "/nothing", **cookie)[2] == "there is no such page\n"
 
 
 # In a browser
