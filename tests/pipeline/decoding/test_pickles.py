@@ -89,6 +89,13 @@ def test_torch_loads_takes_tensors_and_plain_values_without_permission():
     assert loaded["b"] == value["b"]
 
 
+def test_torch_loads_runs_the_code_of_a_file_only_with_permission():
+    data = encode_field("pth", Special())
+    with pytest.raises(DecodeError, match="a pickle of more than tensors and plain values"):
+        torch_loads(data)
+    assert isinstance(torch_loads(data, allow_pickle=True), Special)
+
+
 def test_a_user_may_forbid_torch_more_than_weights_in_the_environment(monkeypatch):
     monkeypatch.setattr(fields, "pytorch_weights_only", True)
     with pytest.raises(pickle.UnpicklingError, match="Weights only"):
