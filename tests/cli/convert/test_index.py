@@ -198,7 +198,8 @@ def test_update_takes_one_way_to_change_folders(refused, description):
     assert "--dir names a folder" in refused("index", "update", description, "-D", "-d", "x", status=2)
 
 
-def test_a_table_has_a_line_for_each_description(run, description):
+def test_a_table_has_a_line_for_each_description(run, description, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # no path is folded
     lines = run("index", "info", "--table", description, description).stdout.splitlines()
     assert lines[0].split()[:5] == ["file", "name", "shards", "samples", "size"]
     assert [line.split()[1:4] for line in lines if str(description) in line] == [["mine", "2", "6"]]
