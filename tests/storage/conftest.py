@@ -96,6 +96,8 @@ class Web:
                     web.files[self.path.partition("?")[0]] = content
                 self.send_response(step.get("status", 201))
                 self.send_header("ETag", '"new"')
+                if self.close_connection:  # or a client may use the connection again before it is closed
+                    self.send_header("Connection", "close")
                 for name, value in step.get("headers", {}).items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", "0")

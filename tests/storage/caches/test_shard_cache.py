@@ -35,6 +35,7 @@ class Remote:
         self.shards = shards
         self.opened = []
         self.gates = {}  # (shard, byte): what is waited for before that byte is given
+        self.at_gate = threading.Event()
         self.errors = {}  # shard: (byte, exception)
         self.tell_size = False
 
@@ -58,7 +59,8 @@ class _Shard(io.RawIOBase):
         end = min(position + min(len(buffer), 512), len(self._remote.shards[self._shard]))
         for (name, byte), gate in self._remote.gates.items():
             if name == self._shard and position <= byte < end:
-                assert gate.wait(20)
+                self._remote.at_gate.set()
+                assert gate.wait(60)
         at, error = self._remote.errors.get(self._shard, (None, None))
         if at is not None and at < end:
             raise error
@@ -485,7 +487,7 @@ def test_a_reader_that_joins_a_fetch_before_it_has_stopped_goes_on_with_it(make,
     gate = remote.gates["a", 5120] = threading.Event()
     cache = make(prefetch_shards=0)
     leaves = cache.open(url("a"))
-    leaves.read(100)
+    assert remote.at_gate.wait(60)
     leaves.close()
     with cache.open(url("a")) as stream:
         gate.set()
