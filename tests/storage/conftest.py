@@ -35,6 +35,7 @@ class Web:
         self.modified = "Mon, 01 Jan 2024 00:00:00 GMT"
         self.sends_length = True
         self.chunked = False
+        self.stalled = threading.Event()
         self.closing = threading.Event()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -168,7 +169,8 @@ def answer(handler, web, step):
     handler.wfile.write(body[:until])
     handler.wfile.flush()
     if "stall" in step:
-        web.closing.wait(30)
+        web.stalled.set()
+        web.closing.wait()
     if "reset" in step:
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if until < len(body) or not option("sends_length") or "hangs_up" in step:
