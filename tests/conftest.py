@@ -21,8 +21,8 @@ hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("
 hypothesis.settings.load_profile("judged")
 
 
-# A shell that runs the tests in the background makes them ignore signals, and so would every program that they
-# start; one that is sent such a signal to end it would run for ever.
+# A shell that runs the tests in the background makes them ignore signals, and so would every program that
+# they start; one that is sent such a signal to end it would run for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
