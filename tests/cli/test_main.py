@@ -2,11 +2,13 @@ import importlib
 import importlib.abc
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
+import typer
 
 from mpwds.cli.app import COMMANDS
 from mpwds.cli.demo import demo
@@ -36,8 +38,10 @@ def test_help_imports_no_command_and_that_of_a_command_neither_numpy_nor_torch()
             print(*words, *sys.modules, file=sys.stderr)
     """
     words = [sys.executable, "-c", code, *COMMANDS]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "demo" in done.stdout
+    wide = {**os.environ, "COLUMNS": "400"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=wide)
+    assert all(entry.help in done.stdout for entry in COMMANDS.values())
+    assert "digits to 16 tar shards in a cache folder, then trains a small network from them" in done.stdout
     imported = [set(line.split()) for line in done.stderr.splitlines()]
     assert {f"mpwds.cli.{entry.module}" for entry in COMMANDS.values()}.isdisjoint(imported[0])
     for command, modules in zip(COMMANDS, imported[1:], strict=True):
@@ -85,9 +89,11 @@ def test_the_completion_that_is_installed_works_in_bash(command, tmp_path):
     assert shown.stdout == "--decode\n"
 
 
-def test_version_is_the_packages(capsys):
+def test_version_is_the_packages_and_signals_are_handled_as_before(capsys):
+    before = signal.getsignal(signal.SIGTERM)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mpwds {version('mpwds')}\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_no_command_prints_the_help_and_is_a_mistake(capsys):
@@ -101,17 +107,19 @@ def test_no_command_prints_the_help_and_is_a_mistake(capsys):
         (("demi",), ""),
         (("demo", "--epochs", "0"), ""),
         (("demo", "--workers", "-1"), ""),
-        (("demo", "--lr", "nan"), ""),
-        (("demo", "--data", "x.tar", "--size", "1025"), "--size.*1024"),
-        (("demo", "--test", "x.tar"), ""),
+        (("demo", "--lr", "nan"), ".*--lr"),
+        (("demo", "--data", "x.tar", "--size", "1025"), ".*--size.*1024"),
+        (("demo", "--test", "x.tar"), "--test and --size are for your own"),
         (("demo", "--size", "32"), ""),
         (("demo", "--data", "x.tar", "--size", "7"), ""),
-        (("demo", "--data", "x.tar", "--cache-dir", "y"), ""),
+        (("demo", "--data", "x.tar", "--cache-dir", "y"), "--cache-dir is for the digits"),
+        (("demo", "--remote", "--data", "x.tar"), "--remote serves the digits"),
+        (("demo", "--remote", "--cache-dir", "y"), "--remote serves the digits"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_before_any_work(refused, arguments, message):
     errors = refused(*arguments, status=2)
-    assert re.search(f"error: .*{message}", errors)
+    assert re.search(f"error: {message}", errors)
     assert errors.count("\n") == 1
 
 
@@ -120,6 +128,13 @@ def test_an_option_takes_several_patterns_up_to_the_next_option(capsys, monkeypa
     monkeypatch.setattr(demo, "_train", lambda *arguments: taken.extend(arguments) or 0)
     assert main(["demo", "--data", "a.tar", "b.tar", "--test", "c.tar", "--epochs", "3"]) == 0
     assert taken[:4] == [["a.tar", "b.tar"], ["c.tar"], None, 3]
+
+
+@pytest.mark.parametrize(
+    "words", [("-k", "a", "b", "--", "--debug"), ("-k", "a", "b", "-n", "3", "--debug.tar")]
+)
+def test_words_after_two_dashes_and_other_options_are_no_values(refused, words):
+    assert "--debug" in refused("ls", *words, status=1 if "--" in words else 2)
 
 
 def noted(error, note):
@@ -131,7 +146,13 @@ def noted(error, note):
     ("error", "line"),
     [
         (FileNotFoundError(2, "there is no such shard", "x.tar"), "x.tar: there is no such shard"),
+        (FileNotFoundError(2, "there is no such shard", b"x.tar"), "x.tar: there is no such shard"),
+        (OSError(5, "the disk is broken"), "[Errno 5] the disk is broken"),
+        (OSError("nothing else is known"), "nothing else is known"),
         (ValueError("epochs\nare short"), "epochs are short"),
+        (ValueError(), "ValueError"),
+        (ValueError("a server said \x1b[2J"), "a server said \N{REPLACEMENT CHARACTER}[2J"),
+        (noted(KeyError("cls"), "in map(f)"), "KeyError: 'cls'; in map(f); --debug shows the traceback"),
         (ImportError("pip install 'mpwds[demo]'"), "pip install 'mpwds[demo]'"),
         (WorkerDied("worker 1 was killed"), "worker 1 was killed"),
         (
@@ -159,14 +180,18 @@ def test_debug_shows_the_traceback(arguments, failing, capsys):
     assert errors.endswith("mpwds demo: error: no\n")
 
 
-def test_what_is_no_users_mistake_keeps_its_traceback(failing):
-    failing(KeyError("fault"))
+@pytest.mark.parametrize(
+    ("error", "words"), [(KeyError("fault"), []), (noted(KeyError("fault"), "in map(f)"), ["--debug"])]
+)
+def test_what_is_no_users_mistake_keeps_its_traceback(failing, error, words):
+    failing(error)
     with pytest.raises(KeyError):
-        main(["demo"])
+        main(["demo", *words])
 
 
-def test_an_interrupt_is_quiet(failing, capsys):
-    failing(KeyboardInterrupt())
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupt_is_quiet(failing, capsys, error):
+    failing(error)
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")
 

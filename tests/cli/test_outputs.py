@@ -11,6 +11,7 @@ import pytest
 
 from mpwds.cli.outputs import beside, existing
 from mpwds.storage.writing.destinations import is_series, numbered
+from tests.storage.conftest import Web
 
 
 @pytest.fixture
@@ -82,24 +83,25 @@ def test_a_file_that_appears_meanwhile_is_replaced_by_force_alone(run, source, a
         assert Path(output).read_bytes() != b"mine\n"
 
 
-def test_a_file_that_appears_while_shards_are_made_stays(run, source, write_files):
+@pytest.mark.parametrize("name", ["out.tar", "out.json"])
+def test_a_file_that_appears_while_shards_are_made_stays(run, source, write_files, name):
     folder = write_files({"1.txt": b"one"})
     os.mkfifo(folder / "2.txt")
     (folder / "names").write_text("1.txt\n2.txt\n")
 
     def appear():
         with open(folder / "2.txt", "wb") as fifo:
-            for name in ("out.tar", "out.json"):
-                Path(name).write_text("mine\n")
+            Path(name).write_text("mine\n")
             fifo.write(b"two")
 
     thread = threading.Thread(target=appear)
     thread.start()
-    done = run("create", folder / "names", "out.tar", "--from", "files", "--root", folder, "-j", 1)
+    words = ["create", folder / "names", "out.tar", "--from", "files", "--root", folder, "-j", 1, "--index"]
+    done = run(*words)
     thread.join()
     assert done.returncode == 1
-    assert "out.tar: it was written meanwhile" in done.stderr
-    assert Path("out.tar").read_text() == "mine\n"
+    assert f"{name}: it was written meanwhile" in done.stderr
+    assert Path(name).read_text() == "mine\n"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,19 @@ def test_reports_in_json(run, source):
     indexed = json.loads(run("index", "create", source, "-o", "x.json", "--json").stdout)
     assert indexed == {"file": "x.json", "shards": 1, "samples": 3}
     assert json.loads(run("convert", source, "y-%d.tar", "--json", "--maxcount", 2).stdout)["shards"] == 2
+
+
+def test_an_object_on_a_server_is_replaced_only_by_force(run, source):
+    web = Web()
+    try:
+        web.files["/out-0.tar"] = b"mine"
+        words = ["convert", source, web.url("/out-%d.tar"), "--maxcount", 2]
+        assert f"{web.url('/out-0.tar')} exists already" in run(*words).stderr
+        assert web.files["/out-0.tar"] == b"mine"
+        assert run(*words, "--force").returncode == 0
+        assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240
+    finally:
+        web.close()
 
 
 def test_json_has_no_nan(run, write_shard, tmp_path):

@@ -2,19 +2,23 @@
 
 import contextlib
 import functools
+import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import mpwds
+from mpwds.cli.feed.images import TrainingCrop, random_box
 from mpwds.feed import keys
 from mpwds.feed.status_client import StatusClient
 from tests.feed.serving import free_port, locally, plain
@@ -114,16 +118,28 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:LENGTH"], 2, "pipeline.py:LENGTH: a loader's dataset must be"),
         (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
         (["pipeline.py:dataset", "--batch-size", "2"], 2, "--batch-size belongs to --images and --shards"),
+        (["pipeline.py:dataset", "--size", "2"], 2, "--size belongs to --images and --shards"),
         (["pipeline.py:dataset", "--metrics", "99999"], 2, "less than or equal to 65535"),
         (
             ["pipeline.py:dataset", "--tensorcom", "zpub://{127.0.0.1,0.0.0.0}:1"],
             2,
             "zpub://0.0.0.0:1 can be reached from other machines",
         ),
-        (
-            ["pipeline.py:double", "--tensorcom", "zpub://127.0.0.1:1", "--keys", "k"],
-            2,
-            "--keys means nothing",
+        *(
+            (
+                ["pipeline.py:double", "--tensorcom", "zpub://127.0.0.1:1", *words],
+                2,
+                f"{words[0]} means nothing",
+            )
+            for words in (
+                ["--bind", "tcp://127.0.0.1:1"],
+                ["--keys", "k"],
+                ["--max-clients", "1"],
+                ["--workers-per-client", "1"],
+                ["--client-timeout", "9"],
+                ["--no-shared-memory"],
+                ["--metrics", "0"],
+            )
         ),
         (["pipeline.py:dataset", "--tensorcom", "zpush://host:1"], 2, "say --insecure"),
     ],
@@ -132,6 +148,40 @@ def test_a_wrong_argument_is_one_line(serve, arguments, status, message):
     done = serve(*arguments)
     assert done.returncode == status
     assert message in " ".join(done.stderr.split())
+
+
+USUAL = {
+    "workers": 4,
+    "keys": None,
+    "insecure": False,
+    "prefetch": 2,
+    "start_method": "forkserver",
+    "max_clients": None,
+    "workers_per_client": None,
+    "client_timeout": 10.0,
+    "shared_memory": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ([], {}),
+        (["--workers", 3, "--keys", "k"], {"workers": 3, "keys": Path("k")}),
+        (["--insecure", "--no-shared-memory"], {"insecure": True, "shared_memory": False}),
+        (["--prefetch", 5, "--start-method", "spawn"], {"prefetch": 5, "start_method": "spawn"}),
+        (["--max-clients", 6, "--workers-per-client", 2], {"max_clients": 6, "workers_per_client": 2}),
+        (["--client-timeout", 7.5, "--bind", "ipc://x"], {"client_timeout": 7.5, "bind": "ipc://x"}),
+    ],
+)
+def test_the_server_gets_what_the_options_say(serve, monkeypatch, words, changed):
+    def server(dataset, bind, **options):
+        raise ValueError(json.dumps({"bind": bind, **options}, default=str, sort_keys=True))
+
+    monkeypatch.setattr("mpwds.feed.server.server.Server", server)
+    expected = {**USUAL, "bind": "tcp://127.0.0.1:7880", **changed}
+    said = serve("pipeline.py:dataset", *words).stderr
+    assert said == f"mpwds serve: error: {json.dumps(expected, default=str, sort_keys=True)}\n"
 
 
 def test_a_port_that_is_in_use_is_named(folder, serve):
@@ -182,3 +232,25 @@ def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path, write_shard):
     assert rest == "sent 2 batches\n"
     assert [images.shape for images, _ in batches] == [(4, 3, 16, 16)] * 2
     assert sorted(batches[0][1].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_crop_is_a_part_of_the_usual_area_and_ratio_of_an_image_half_of_them_mirrored():
+    random.seed(0)
+    for width, height in ((64, 48), (300, 30)):
+        boxes = [random_box(width, height) for _ in range(300)]
+        for left, top, right, bottom in boxes:
+            assert 0 <= left < right <= width
+            assert 0 <= top < bottom <= height
+            assert 3 / 4 - 1e-6 <= (right - left) / (bottom - top) <= 4 / 3 + 1e-6
+            assert 0.08 - 1e-6 <= (right - left) * (bottom - top) / (width * height) <= 1 + 1e-6
+        assert len({left for left, *_ in boxes}) > 30
+    assert random_box(1000, 10) == pytest.approx((500 - 20 / 3, 0, 500 + 20 / 3, 10))
+    assert random_box(10, 1000) == pytest.approx((0, 500 - 20 / 3, 10, 500 + 20 / 3))
+    halves = np.zeros((8, 8, 3), np.uint8)
+    halves[:, 4:] = 255
+    crops = [TrainingCrop(16)(Image.fromarray(halves)) for _ in range(200)]
+    assert all((crop.shape, crop.dtype) == ((3, 16, 16), np.float32) for crop in crops)
+    mirrored = sum(crop[0, 0, 0] > crop[0, 0, -1] for crop in crops)
+    assert 30 < mirrored < 170
+    assert max(crop[2].max() for crop in crops) == pytest.approx((1 - 0.406) / 0.225)
+    assert min(crop[1].min() for crop in crops) == pytest.approx(-0.456 / 0.224)

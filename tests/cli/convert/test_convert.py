@@ -206,6 +206,8 @@ def test_a_sample_that_does_not_fit_is_an_error_and_leaves_no_index(refused, tmp
     ("arguments", "message"),
     [
         (("--columns", "png:png"), "NAME one of cls, txt"),
+        (("--columns", "cls"), "expected NAME:TARGET"),
+        (("--columns", "cls:"), "expected NAME:TARGET"),
         (("--columns", "cls:cls"), "no encoding 'cls'"),
         (("--columns", "txt=cls:int,txt:str"), "would have one name"),
         (("--to", "zip"), "--to zip"),
@@ -236,6 +238,17 @@ def test_what_is_read_is_not_replaced_either(run, shards, tmp_path, options):
     assert "cannot be written as well" in result.stderr
     assert read(tmp_path / "x-0.tar") == SAMPLES[:4]
     assert len(mpwds.IndexedDataset(str(tmp_path / "mds"))) == 10
+
+
+def test_a_folder_gets_shards_of_the_format_asked_for_and_of_any_file(run, shards, refused, tmp_path):
+    (tmp_path / "x-0.tar").rename(tmp_path / "of.any.name")
+    words = "convert", tmp_path / "of.any.name", tmp_path / "out"
+    assert "does not tell its format: give --from" in refused(*words)
+    assert run(*words, "--from", "tar", "--to", "msgpack").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["shard-000000.msgpack"]
+    run("convert", tmp_path / "out" / "shard-000000.msgpack", tmp_path / "back.tar")
+    assert read(tmp_path / "back.tar") == SAMPLES[:4]
+    assert "there is no sample in it" in refused("convert", write(tmp_path / "empty.tar"), tmp_path / "mds")
 
 
 def test_a_folder_without_an_index_holds_tar_shards(run, tmp_path):
@@ -286,6 +299,11 @@ def test_the_key_is_a_column_that_becomes_a_field_only_if_the_user_says_so(
     assert read(tmp_path / "x.tar") == [{"__key__": "n0", **fields}]
 
 
+def test_a_key_is_one_of_the_columns(refused, with_keys, tmp_path):
+    errors = refused("create", with_keys, tmp_path / "x.tar", "--key", "nothing")
+    assert "--key nothing: there is no such column, only a, b, id" in errors
+
+
 @pytest.mark.parametrize("columns", ["a:txt,b:txt", "a:__key__"])
 def test_two_columns_cannot_be_one_field_beside_the_key(run, with_keys, tmp_path, columns):
     result = run("create", with_keys, tmp_path / "x.tar", "--key", "id", "--columns", columns)
@@ -331,8 +349,9 @@ def test_an_mds_dataset_may_be_named_by_its_index_and_gets_no_shards_that_are_ma
     before = sorted((tmp_path / "mds").iterdir())
     assert "choose another folder" in run("convert", tmp_path / "mds", tmp_path / "mds").stderr
     assert sorted((tmp_path / "mds").iterdir()) == before
-    assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar").returncode == 0
-    assert len(read(tmp_path / "y.tar")) == len(SAMPLES)
+    for options in ((), ("--from", "mds", "--force")):
+        assert run("convert", tmp_path / "mds" / "index.json", tmp_path / "y.tar", *options).returncode == 0
+        assert len(read(tmp_path / "y.tar")) == len(SAMPLES)
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.msgpack", "x.cbor"])

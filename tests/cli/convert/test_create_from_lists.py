@@ -55,6 +55,12 @@ def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files, tmp_p
     ]
 
 
+def test_the_column_of_keys_is_no_text_as_well_unless_the_user_says_so(run, write_files, tmp_path):
+    folder = write_files({"list.csv": b"caption,label,width\na,1,2\n"})
+    (sample,) = create(run, folder / "list.csv", tmp_path, "--key", "caption")
+    assert sample == {"__key__": "a", "cls": b"1", "json": b'{"width": 2}'}
+
+
 def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
     folder = write_files({"list.csv": b"label,caption,age\n1,a,2\n"})
     shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout
@@ -353,12 +359,27 @@ def test_values_of_all_kinds_become_json(run, tmp_path):
     row = {
         "day": datetime.date(2020, 1, 2),
         "at": datetime.time(3, 4),
+        "when": datetime.datetime(2020, 1, 2, 3, 4),
         "n": decimal.Decimal("1.50"),
         "yes": True,
     }
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "x.parquet")
     (sample,) = create(run, tmp_path / "x.parquet", tmp_path)
-    assert json.loads(sample["json"]) == {"day": "2020-01-02", "at": "03:04:00", "n": "1.50", "yes": True}
+    assert json.loads(sample["json"]) == {
+        "day": "2020-01-02",
+        "at": "03:04:00",
+        "when": "2020-01-02T03:04:00",
+        "n": "1.50",
+        "yes": True,
+    }
+
+
+def test_bytes_inside_of_a_value_are_no_json(refused, tmp_path):
+    table = pyarrow.Table.from_pylist([{"x": {"data": b"bytes"}}])
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    errors = refused("create", tmp_path / "x.parquet", tmp_path / "x.tar")
+    assert "bytes cannot be a part of a JSON field: give the column a field with --columns" in errors
+    assert not (tmp_path / "x.tar").exists()
 
 
 @pytest.mark.parametrize("value", [3, 0.5])

@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from mpwds.storage.caches.locks import lock, release
 from tests.storage.conftest import Web
 
 PIPELINE = """
@@ -34,14 +36,18 @@ def failing(dataset):
     return dataset.map(fails_on_sevens)
 
 stages_in_list = [mpwds.decode(), mpwds.map(augmented)]
+class Holder:
+    stages = stages_in_list
 composed = mpwds.DataPipeline(mpwds.decode(), mpwds.map(augmented))
 shuffled = [mpwds.shuffle(100)]
 unnamed = [mpwds.to_tuple("cls")]
 too_dotted = [mpwds.map(lambda sample: {**sample, "__key__": "a.b"})]
 number = 7
 numbers = [7]
+no_dataset = lambda dataset: [dataset]
 mistaken = [mpwds.map(lambda sample: sample["no such field"])]
 untouched = []
+own_handler = [mpwds.map(fails_on_sevens, handler=mpwds.ignore_and_continue)]
 """
 
 
@@ -49,7 +55,7 @@ untouched = []
 def _pipeline(two_shards, monkeypatch):
     Path("pipeline.py").write_text(PIPELINE)
     monkeypatch.syspath_prepend(os.getcwd())
-    monkeypatch.delitem(__import__("sys").modules, "pipeline", raising=False)
+    monkeypatch.delitem(sys.modules, "pipeline", raising=False)
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_input_k_becomes_output_k(proc, keys, members):
     assert {name.partition(".")[2] for name, *_ in members("out-0.tar")} == {"jpg", "cls", "txt"}
 
 
-@pytest.mark.parametrize("name", ["stages_in_list", "composed"])
+@pytest.mark.parametrize("name", ["stages_in_list", "composed", "Holder.stages"])
 def test_stages_may_be_given_as_a_list_or_a_composition(proc, name):
     proc("stages", "expected-%d.tar")
     proc(name)
@@ -128,6 +134,8 @@ class TestOnError:
         done = proc("failing")
         assert done.returncode == 1
         assert "it is a seven" in done.stderr
+        assert "in map(fails_on_sevens), on sample" in done.stderr
+        assert "flatmap" not in done.stderr  # which is no stage of the user's
         assert 'on sample "0007" of in-0.tar' in done.stderr or '"1007" of in-1.tar' in done.stderr
 
     def test_skip(self, proc, keys):
@@ -141,6 +149,11 @@ class TestOnError:
         bad = [json.loads(line) for line in Path("bad.jsonl").read_text().splitlines()]
         assert sorted(record["key"] for record in bad) == ["0007", "1007"]
         assert {record["stage"] for record in bad} == {"map(fails_on_sevens, handler=skip)"}
+
+    def test_the_handler_that_a_user_gave_a_stage_stays(self, proc, keys):
+        done = proc("own_handler", "out-%d.tar", "--on-error", "bad.jsonl")
+        assert done.stdout.endswith("; 0 samples skipped\n")
+        assert len(keys("out-0.tar")) == 9
 
     def test_what_is_skipped_is_a_line_each(self, command):
         words = ["proc", "pipeline.py:failing", "in-{0..1}.tar", "out-%d.tar", "--on-error", "skip"]
@@ -177,8 +190,12 @@ def test_outputs_that_are_not_local_are_continued_too(run, proc, web, keys):
     assert "--force cannot remove it" in run(*words, "--journal", "journal", "--force").stderr
 
 
-def test_json(proc):
-    assert json.loads(proc("stages", "out-%d.tar", "--json").stdout)["samples"] == 20
+def test_json(proc, members):
+    nbytes = json.loads(proc("stages", "out-%d.tar", "--json").stdout)["bytes"]
+    read = [value for url in ("out-0.tar", "out-1.tar") for *_, value in members(url)]
+    assert nbytes == sum(map(len, read))
+    found = {"samples": 0, "bytes": 0, "skipped": 0, "shards": 0, "complete_before": 2}
+    assert json.loads(proc("stages", "out-%d.tar", "--json").stdout) == found
 
 
 def test_the_same_command_again_finds_everything_done(proc):
@@ -207,14 +224,25 @@ class TestNothingIsMixed:
         assert f"with different {changed}:" in proc(name, "out-%d.tar", *options).stderr
 
     def test_unless_forced(self, proc, keys):
-        proc("stages")
+        proc("stages", "out-%d.tar", "--seed", 10**9)
         assert proc("doubled", "out-%d.tar", "--force").returncode == 0
         assert len(keys("out-0.tar")) == 20
+        assert "2 were complete before" in proc("doubled").stdout
+
+    def test_with_those_of_a_run_that_is_under_way(self, proc):
+        running = lock(".out-.tar.journal", create=True)
+        assert (
+            "error: .out-.tar.journal is locked: another process is writing out-%d.tar\n"
+            in proc("stages").stderr
+        )
+        release(running)
+        assert proc("stages").returncode == 0
 
     def test_after_a_run_that_wrote_nothing_there_is_nothing_to_mix(self, proc):
         proc("failing")
         for leftover in Path().glob("out-*.tar"):
             leftover.unlink()
+        Path(".out-.tar.journal").write_text('{"version"')  # as a machine that fails may leave it
         assert proc("stages").returncode == 0
 
 
@@ -231,6 +259,7 @@ class TestNothingIsMixed:
         (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
         (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),
         (["pipeline.py:numbers", "in-0.tar", "out-%d.tar"], "TypeError: a stage is an object"),
+        (["pipeline.py:no_dataset", "in-0.tar", "out-%d.tar"], "stages(dataset) returned list, expected"),
         (
             ["pipeline.py:mistaken", "in-0.tar", "out-%d.tar"],
             "KeyError: 'no such field'; in map(<lambda>), on",
@@ -244,7 +273,7 @@ def test_mistakes_are_explained(run, arguments, message):
     assert done.stderr.count("\n") == 1
     assert done.returncode != 0
     assert message in done.stderr
-    assert not list(Path().glob("out*"))
+    assert not [name for name in os.listdir() if "out" in name]  # nor a journal
 
 
 class TestChanges:
@@ -262,7 +291,10 @@ class TestChanges:
         Path("parts").mkdir()
         Path("parts/__init__.py").write_text("from .more import more\n")
         Path("parts/more.py").write_text("from parts import inner\nmore = '!'\n")
-        Path("parts/inner.py").write_text("import json\n")
+        Path("parts/inner.py").write_text("import json\nfrom parts import deep\n")
+        Path("parts/deep").mkdir()
+        Path("parts/deep/__init__.py").write_text("from ..lower import low\n")
+        Path("parts/lower.py").write_text("low = ''\n")
         Path("shout.py").write_text(
             "import mpwds\n"
             "from parts import more\n"
@@ -277,8 +309,10 @@ class TestChanges:
     @pytest.fixture
     def again(self, run, monkeypatch):
         def again(*options):
-            for name in ("shout", "helper", "parts", "parts.more", "parts.inner"):
-                monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+            for name in [
+                name for name in sys.modules if name.partition(".")[0] in ("shout", "helper", "parts")
+            ]:
+                monkeypatch.delitem(sys.modules, name)
             return run("proc", "shout.py:stages", "in-{0..1}.tar", "out-%d.tar", "-j", 1, *options)
 
         return again
@@ -289,7 +323,9 @@ class TestChanges:
         Path("shout.py").write_text("# a comment\n" + Path("shout.py").read_text())
         assert "2 were complete before" in again().stdout
 
-    @pytest.mark.parametrize("name", ["helper.py", "parts/inner.py", "parts/more.py", "shout.py"])
+    @pytest.mark.parametrize(
+        "name", ["helper.py", "parts/inner.py", "parts/lower.py", "parts/more.py", "shout.py"]
+    )
     def test_of_code_that_the_stages_import_are_noticed(self, shouted, again, name):
         assert again().returncode == 0
         Path(name).write_text(Path(name).read_text().replace("'a'", "'b'") + "changed = 1\n")

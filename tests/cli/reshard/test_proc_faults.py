@@ -108,17 +108,6 @@ def test_a_killed_worker_is_replaced(words, expected):
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_are_refused(words, expected):
-    process = begun(words, 1)
-    other = subprocess.run(words, capture_output=True, text=True)
-    assert other.returncode == 1
-    assert "another process is writing" in other.stderr
-    Path("go").touch()
-    assert process.wait(60) == 0
-    finished(words, expected)
-
-
-@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends(words, expected):
     for shards in range(2, SHARDS, 2):
         process = begun(words, shards)

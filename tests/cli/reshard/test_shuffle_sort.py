@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort
-from mpwds.cli.reshard.raw_samples import HeldBlocks, RawSample
+from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, HeldBlocks, RawSample
 from tests.cli.running import wait_until
 from tests.open_files import open_files
 
@@ -126,6 +126,16 @@ class TestSort:
         first = next(in_order)
         assert 2 <= len(open_files(tmp_path)) <= 257
         assert [sample.key for sample in (first, *in_order)] == [str(n) for n in reversed(range(600))]
+
+
+@pytest.mark.parametrize("arrange", [bucket_shuffle, external_sort])
+@pytest.mark.parametrize("memory", [4 * (100 + OBJECT_BYTES), 4 * (100 + OBJECT_BYTES) - 1])
+def test_samples_are_held_up_to_the_memory_given(tmp_path, arrange, memory):
+    ranks = [n / 4 if arrange is bucket_shuffle else [0, n] for n in range(4)]
+    in_order = arrange(zip(ranks, samples_of(4), strict=True), memory, str(tmp_path))
+    first = next(in_order)
+    assert bool(open_files(tmp_path)) == (memory < 4 * (100 + OBJECT_BYTES))
+    assert [sample.key for sample in (first, *in_order)] == ["0", "1", "2", "3"]
 
 
 class TestTemporaryFiles:

@@ -5,7 +5,6 @@ import io
 import numpy as np
 from rich.console import Console
 
-from mpwds.cli.console import console
 from mpwds.cli.feed import tables
 from mpwds.feed.report import feed_report, lost
 from mpwds.viewing.pictures import pictures
@@ -83,14 +82,6 @@ def test_workers_are_left_out_until_a_terminal_shows_the_rest():
     assert len(drawn) == len(place.render_lines(tables.monitor(found, "the feed")))
 
 
-def test_files_and_pipes_get_wide_tables(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert console().width == 200
-    monkeypatch.setenv("COLUMNS", "100")
-    assert console().width == 100
-
-
 def test_groups_are_shown_where_there_are_some():
     assert "group" not in monitored(status(100, WORKERS))
     assert "lr-sweep" in monitored(status(100, WORKERS, [client(group="lr-sweep")]))
@@ -137,3 +128,46 @@ def test_a_histogram_is_one_line_in_which_the_rarest_shows():
     statistics.add(np.repeat([0, 1, 3], [1000, 500, 1]))
     (tensor,) = statistics.read()
     assert tables.sparkline(tensor) == "█▄ ▁"
+
+
+def test_a_histogram_of_many_bins_has_half_as_many_characters():
+    statistics = TensorStatistics()
+    statistics.add(np.repeat([0.0, 1.0], [3, 1]))
+    (tensor,) = statistics.read()
+    line = tables.sparkline(tensor)
+    assert len(line) == len(tensor.filled_bins) // 2 <= 12
+    assert (line[0], line[-1], set(line[1:-1])) == ("█", "▃", {" "})
+
+
+def test_the_terminal_shows_as_many_pictures_as_fit_in_three_lines_with_the_beginnings_of_labels():
+    batch = pictures({"image": np.full((30, 8, 8, 3), 7, np.uint8), "label": ["a label of many words"] * 30})
+    for width, count in ((16, 3), (40, 6), (1000, 24)):
+        text = shown(tables.batch_pictures(batch, width, colour=True), 1000)
+        assert text.count("a label of many ") == count
+        assert "words" not in text
+
+
+def test_pictures_are_named_by_their_labels_where_there_is_no_colour_and_texts_are_a_table():
+    def texts_of(batch):
+        return shown(tables.batch_pictures(pictures(batch), 80, colour=False)).split()
+
+    images = np.zeros((3, 8, 8, 3), np.uint8)
+    assert texts_of({"image": images, "label": ["a", "b", "c"]}) == ["labels:", "a,", "b,", "c"]
+    assert texts_of({"image": images}) == ["3", "samples", "without", "labels"]
+    assert " ".join(texts_of({"x": np.zeros(3)})).startswith("nothing in this batch can be shown")
+    found = texts_of({"txt": [f"text{number}" for number in range(30)]})
+    assert found[:2] == ["label", "text"]
+    assert [word for word in found if word.startswith("text")][1:] == [f"text{n}" for n in range(24)]
+
+
+def test_a_character_is_two_pixels_of_which_either_may_be_outside_of_the_picture():
+    image = np.full((1, 6, 16, 3), (200, 0, 0), np.uint8)
+    image[0, 5] = (0, 100, 0)
+    drawn = tables.batch_pictures(pictures({"image": image}), 80, colour=True)
+    lines = [line.strip() for line in shown(drawn).splitlines()]
+    assert lines == ["", "", "▄" * 16, *["▀" * 16] * 3, "", "", ""]
+    lower, *whole, upper = shown(drawn, force_terminal=True, color_system="truecolor").splitlines()[2:6]
+    assert "38;2;200;0;0" in lower
+    assert all("38;2;200;0;0;48;2;200;0;0" in line for line in whole)
+    assert "38;2;0;100;0" in upper
+    assert "48;2" not in lower + upper

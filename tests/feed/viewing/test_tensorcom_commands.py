@@ -71,14 +71,43 @@ def test_a_url_of_no_kind_is_refused_with_what_is_close(run):
     assert "zsub" in result.stderr
 
 
-def test_names_are_kept_and_bad_messages_counted(tmp_path):
-    watched = TensorcomStatus([f"zpull+ipc://{tmp_path}/feed"])
+def test_names_are_kept_bad_messages_counted_and_rates_are_since_the_last_reading(tmp_path):
+    watched = TensorcomStatus([f"zpull+ipc://{tmp_path}/feed", f"zpull+ipc://{tmp_path}/other"])
+    assert watched.name == f"zpull+ipc://{tmp_path}/feed, zpull+ipc://{tmp_path}/other"
+    sent = {"image": np.zeros((2, 3), "uint8"), "label": np.ones(2, "int32")}
     try:
         with Connection(f"zpush+ipc://{tmp_path}/feed") as connection:
             connection.socket.send(b"no batch at all")
-            connection.send({"image": np.zeros(3, "uint8"), "label": np.ones(1, "int32")})
+            connection.send(sent)
             batch = watched.peek(60)
+            found = watched.read()
+            with pytest.raises(TimeoutError, match=r"no batch arrived from .* within 0.1 s"):
+                watched.peek(0.1)
+            assert watched.read().batches == watched.read().samples_per_s == 0
+            connection.send({**sent, "label": np.zeros(2, "int32")})
+            assert watched.peek(60)["label"].tolist() == [0, 0]
         assert list(batch) == ["image", "label"]
-        assert watched.read().dropped == {"not a valid batch": 1}
+        assert (found.batches, found.samples, found.nbytes, found.verdict) == (1, 2, 14, "")
+        assert found.tensors == ('["image"] uint8 [2, 3]', '["label"] int32 [2]')
+        assert found.batches_per_s == pytest.approx(1 / found.seconds)
+        assert found.dropped == {"not a valid batch": 1}
     finally:
         watched.close()
+
+
+def test_what_ends_the_receiver_is_raised_where_a_batch_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(Connection, "recv", lambda self: 1 / 0)
+    watched = TensorcomStatus([f"zpull+ipc://{tmp_path}/feed"])
+    try:
+        for ask in (lambda: watched.peek(60), watched.read):
+            with pytest.raises(ZeroDivisionError):
+                ask()
+    finally:
+        watched.close()
+
+
+def test_feeds_that_other_machines_can_reach_need_a_word_of_the_user(run):
+    result = run("monitor", "zsub://192.0.2.1:7880", "--once")
+    assert result.returncode == 2
+    assert "say --insecure" in result.stderr
+    assert "nothing has arrived" in run("monitor", "zsub://192.0.2.1:7880", "--once", "--insecure").stdout
