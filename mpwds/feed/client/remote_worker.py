@@ -81,7 +81,7 @@ class RemoteWorker(WorkerHandle):
         """The process id on the server; 0 before it is known."""
         return self._queue.counters.pid
 
-    def start(self, epoch: int, generation: int, position: Position = START) -> None:
+    def start(self, epoch: int, generation: int, position: Position) -> None:
         self._runs = False
         while self._has_frames():  # of an epoch that was left
             self._next_message()

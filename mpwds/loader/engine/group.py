@@ -19,7 +19,7 @@ from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.resume.progress import Position
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
@@ -103,7 +103,7 @@ class WorkerGroup:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
         return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
 
-    def begin_epoch(self, epoch: int, positions: Sequence[Position] = ()) -> tuple[list[WorkerHandle], int]:
+    def begin_epoch(self, epoch: int, positions: Sequence[Position]) -> tuple[list[WorkerHandle], int]:
         """Starts an epoch in all workers, each at its position; returns them, and the epoch's generation.
 
         Starts the workers before, if they are not running or, in an interactive session, if the dataset or
@@ -115,8 +115,7 @@ class WorkerGroup:
         with interrupts_deferred():
             self._generation += 1
             for worker in self._workers:
-                position = positions[worker.index] if positions else START
-                worker.start(epoch, self._generation, position)
+                worker.start(epoch, self._generation, positions[worker.index])
         return self._workers, self._generation
 
     def restart(self, index: int) -> WorkerHandle:

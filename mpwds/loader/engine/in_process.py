@@ -17,7 +17,7 @@ from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import WorkerIterator, process_seed
 from mpwds.loader.worker.profiler import StageProfiler
@@ -70,7 +70,7 @@ class InProcessWorker(WorkerHandle):
         self._run: tuple[WorkerIterator, Generator[Any, None, None]] | None = None
         self._first = 0
 
-    def start(self, epoch: int, generation: int, position: Position = START) -> None:
+    def start(self, epoch: int, generation: int, position: Position) -> None:
         self.disconnect()
         context = replace(
             Context.current(epoch),

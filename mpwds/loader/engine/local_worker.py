@@ -22,7 +22,7 @@ from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.processes import WorkerEnds
-from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import StatusPage, stage_in
 from mpwds.sharedmem.arena import EventFd, Layout
 from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
@@ -94,7 +94,7 @@ class LocalWorker(WorkerHandle):
             self.pid = self._process.pid
             self._ours = ours.pop_all()
 
-    def start(self, epoch: int, generation: int, position: Position = START) -> None:
+    def start(self, epoch: int, generation: int, position: Position) -> None:
         command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **vars(position)}
         self._replace_command(command)
 

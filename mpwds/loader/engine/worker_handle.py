@@ -10,7 +10,7 @@ from typing import Any
 from mpwds.errors import MpwdsError, WorkerTimeout
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.resume.progress import Position
 from mpwds.stats.snapshot import CounterSnapshot
 
 
@@ -37,7 +37,7 @@ class WorkerHandle:
         """The process id, for messages and statistics."""
         raise NotImplementedError
 
-    def start(self, epoch: int, generation: int, position: Position = START) -> None:
+    def start(self, epoch: int, generation: int, position: Position) -> None:
         """Tells the worker to begin an epoch at a position."""
         raise NotImplementedError
 

@@ -7,12 +7,15 @@ import threading
 
 import pytest
 
-from mpwds.errors import WorkerDied
+from mpwds.errors import MpwdsError, WorkerDied
+from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.engine.worker_handle import next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel
+from mpwds.loader.resume.progress import START, EpochProgress
 from mpwds.sharedmem.lease import CopiedBatches
+from mpwds.stats.collector import ConsumerTimer
 
 LARGE = bytes(1 << 20)
 
@@ -83,11 +86,44 @@ def test_what_a_worker_sent_just_before_its_end_arrives_before_its_death_is_repo
         worker.receive(1)
 
 
+class Group:
+    """A loader's workers, which run."""
+
+    def __init__(self, *workers):
+        self.workers = list(workers)
+
+    def begin_epoch(self, epoch, positions):
+        return self.workers, 1
+
+    def is_owner(self):
+        return True
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("batch", {"sequence": 1}), ("end", {"sent": 1})])
+def test_a_message_that_is_missing_is_an_error(kind, fields, worker_of):
+    worker, launcher = worker_of(Process())
+    epoch = EpochIterator(
+        None,
+        EpochProgress.at_start(0, 1),
+        ConsumerTimer(),
+        Group(worker),
+        in_order=True,
+        timeout=None,
+        persistent=True,
+    )
+    launcher.send(kind, **fields)
+    with pytest.raises(MpwdsError, match=f"worker 0 sent {kind} 1, expected 0: batches were lost"):
+        next(epoch)
+
+
 def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_of):
     """The worker answers once the other one has the tasks that its channel had no room for."""
     worker, launcher = worker_of(Process())
     other, others = worker_of(Process(), index=1)
-    other.start(0, 1)
+    other.start(0, 1, START)
     while not other.unsent:
         other.give(LARGE, 1)
 
