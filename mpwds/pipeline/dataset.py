@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
@@ -17,7 +16,7 @@ from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import IterableSource, Replayed, iterates_itself
 from mpwds.pipeline.stream import Count, Origin, Stage, Stream
 from mpwds.suggestions import shown
-from mpwds.warn import warn_if_dropped
+from mpwds.warn import warn, warn_if_dropped
 
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
 
@@ -279,10 +278,10 @@ class DataPipeline(Fluent, IterableSource):
         """
         check_whole("with_length", "n", n, least=0)
         if not silent:
-            warnings.warn(
+            warn(
                 f"with_length({n}) sets only what len() returns: with_epoch(n) sets the number of elements "
                 "in an epoch (with_length(n, silent=True) omits this warning)",
-                stacklevel=2,
+                UserWarning,
             )
         self.given_length = int(n)
         return self

@@ -15,6 +15,7 @@ from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -146,8 +147,13 @@ def test_len_is_that_of_this_ranks_part(monkeypatch):
 
 def test_a_length_that_was_set_counts():
     assert len(MultiLoader(numbers().with_length(7, silent=True), workers=2)) == 7
-    loader = MultiLoader(numbers().map(abs), workers=2).with_length(9, silent=True)
-    assert len(loader) == len(loader.batched(3)) == 9
+    loader = MultiLoader(numbers().map(abs), workers=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        longer = [loader.with_length(9), loader.with_length(9, silent=True)]
+    assert [len(each) for each in longer] == [9, 9]
+    assert len(longer[0].batched(3)) == 9
+    assert files_of(caught) == [__file__]
 
 
 def test_a_dataset_that_divides_itself_has_the_length_that_it_says():
