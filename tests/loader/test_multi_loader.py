@@ -391,6 +391,10 @@ def test_a_new_iteration_ends_the_one_before(workers):
         assert list(loader) == list(range(10))
         with pytest.raises(RuntimeError, match="another iteration of this loader has begun"):
             next(first)
+        next(second := iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(RuntimeError, match="a state was loaded"):
+            next(second)
 
 
 def is_in_the_loader(thread):
@@ -489,6 +493,8 @@ def test_a_copy_is_a_loader_with_the_same_options():
         ({"output": "tf"}, "output must be one of 'torch', 'numpy', 'jax', got 'tf'"),
         ({"timeout": 0}, "timeout must be above 0 seconds or None, got 0"),
         ({"timeout": "3"}, "timeout must be above 0 seconds or None, got '3'"),
+        ({"timeout": True}, "timeout must be above 0 seconds or None, got True"),
+        ({"workers": True}, "workers must be an integer, got True"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
         ({"in_order": "no"}, "in_order must be True or False, got 'no'"),
         ({"persistent": None}, "persistent must be True or False, got None"),
@@ -512,6 +518,8 @@ def test_numbers_may_be_numpys():
     with loader:
         assert list(loader) == [1, 2, 3]
     assert (loader.stats().epoch, pickle.loads(pickle.dumps(loader)).prefetch) == (3, 2)
+    with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
+        loader.set_epoch(-1)
 
 
 @pytest.mark.parametrize(

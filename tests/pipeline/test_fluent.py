@@ -108,6 +108,14 @@ def drop_the_length_of_a_loaders_epoch():
     mpwds.MultiLoader(DATASET, workers=1).with_epoch(9)
 
 
+def drop_a_repeated_loader():
+    mpwds.MultiLoader(DATASET, workers=1).repeat(2)
+
+
+def drop_a_loaders_length():
+    mpwds.MultiLoader(DATASET, workers=1).with_length(7, silent=True)
+
+
 @pytest.mark.parametrize(
     ("drop", "stage"),
     [
@@ -117,6 +125,8 @@ def drop_the_length_of_a_loaders_epoch():
         (drop_of_the_first_generation, "decode('rgb')"),
         (drop_a_loaders, "unbatched()"),
         (drop_the_length_of_a_loaders_epoch, "with_epoch(9)"),
+        (drop_a_repeated_loader, "repeat(2)"),
+        (drop_a_loaders_length, "with_length(7)"),
     ],
 )
 def test_a_stage_that_a_statement_drops_is_a_warning_at_its_line(drop, stage):

@@ -189,6 +189,8 @@ def test_datapipes_are_iterated_by_torchs_own_workers(num_workers):
         return list(loader_class(dataset, 3, shuffle=True, num_workers=num_workers)), torch.rand(1)
 
     same(program)
+    with pytest.raises(TypeError, match="a DataLoader of DataPipes has no state"):
+        DataLoader(pipe.IterableWrapper(range(20)), num_workers=num_workers).state_dict()
 
 
 @workers

@@ -37,8 +37,9 @@ class ToldSampler(Told, torch.utils.data.Sampler):
     [
         lambda sampler: {"sampler": sampler},
         lambda sampler: {"batch_sampler": torch.utils.data.BatchSampler(sampler, 2, drop_last=False)},
+        lambda sampler: {"batch_sampler": sampler},
     ],
-    ids=["sampler", "in a batch sampler"],
+    ids=["sampler", "in a batch sampler", "batch sampler"],
 )
 def test_dataset_and_sampler_are_told_the_epoch_once(wrapped):
     dataset, sampler = Told(), ToldSampler()

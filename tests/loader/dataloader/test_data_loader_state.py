@@ -1,5 +1,6 @@
 """The state of a DataLoader and of a WebLoader: the rest of an epoch, in the same order."""
 
+import contextlib
 import itertools
 import json
 import random
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
+from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.dataloader.state import TaskProgress
 from tests.warned import files_of
@@ -314,9 +316,19 @@ def test_the_state_of_another_loader_is_refused(state, message):
         DataLoader(range(8), batch_size=2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("name", "other"), [("num_replicas", 4), ("seed", 5)])
+class Batches(torch.utils.data.BatchSampler):
+    """A batch sampler that divides its batches among processes, as Accelerate's does."""
+
+    def __init__(self, num_processes):
+        super().__init__(range(100), 5, drop_last=False)
+        self.num_processes = num_processes
+
+
+@pytest.mark.parametrize(("name", "other"), [("num_replicas", 4), ("seed", 5), ("num_processes", 3)])
 def test_the_state_of_another_division_among_ranks_is_refused(name, other):
-    def make(**changed):
+    def make(num_processes=2, **changed):
+        if name == "num_processes":
+            return DataLoader(range(100), batch_sampler=Batches(num_processes))
         sampler = DistributedSampler(range(100), **{"num_replicas": 2, "rank": 0, "seed": 1, **changed})
         return DataLoader(range(100), batch_size=5, sampler=sampler)
 
@@ -324,6 +336,62 @@ def test_the_state_of_another_division_among_ranks_is_refused(name, other):
     make(rank=1).load_state_dict(state)
     with pytest.raises(ValueError, match=f"{name} of the sampler of the loader changed .*, is {other}"):
         make(**{name: other}).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("name", "in_order"), [("WORLD_SIZE", True), ("RANK", False)])
+def test_the_state_of_another_process_group_and_of_another_rank_that_has_no_order_is_refused(
+    name, in_order, monkeypatch
+):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = DataLoader(range(9), in_order=in_order)
+    state = loader.state_dict()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match=f"{name.lower()} of the loader changed"):
+        loader.load_state_dict(state)
+
+
+class Interrupted(IterableDataset):
+    """Numbers below ``count``. Each run fails before some of them, as often as ``faults`` names them."""
+
+    def __init__(self, *faults):
+        self.faults, self.count = faults, 10
+
+    def __iter__(self):
+        return Interruptions(list(self.faults), iter(range(self.count)))
+
+
+class Interruptions:
+    def __init__(self, faults, numbers):
+        self.faults, self.numbers, self.made = faults, numbers, 0
+
+    def __next__(self):
+        if self.made in self.faults:
+            self.faults.remove(self.made)
+            raise OSError(f"before {self.made}")
+        self.made += 1
+        return next(self.numbers)
+
+
+@pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_dataset_that_failed_between_two_batches_runs_again_to_where_it_was(workers):
+    def resumed(*faults, count=10):
+        dataset, got = Interrupted(*faults), []
+        batches = iter(loader := DataLoader(dataset, batch_size=None, num_workers=workers))
+        while len(got) < 7:
+            with contextlib.suppress(OSError):
+                got.append(next(batches))
+        dataset.count = count
+        loader.load_state_dict(loader.state_dict())
+        return plain(loader)
+
+    assert resumed(3, 5) == [7, 8, 9]
+    with pytest.raises(OSError, match="before 3"):
+        resumed(3, 3)
+    with pytest.raises(MpwdsError, match="made 4 batches, 7 were delivered before") as caught:
+        resumed(4, count=4)
+    assert "before 4" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -351,6 +419,9 @@ def test_other_stages_of_a_web_loader_are_refused():
         ValueError, match=r"stages of the loader changed .*it was \['unbatched\(\)'\], is \[\]"
     ):
         WebLoader(range(4)).load_state_dict(state)
+    next(iter(loader := WebLoader(range(4), in_order=False).unbatched()))
+    with pytest.raises(ValueError, match="with in_order=False batches come in another order"):
+        loader.load_state_dict(loader.state_dict())
 
 
 def test_answers_that_come_out_of_order_are_counted():

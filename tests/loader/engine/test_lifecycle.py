@@ -202,11 +202,14 @@ def test_needs_no_guard_and_takes_what_a_script_defines(program):
     assert output == "[(True, '2', [0, 1]), (True, '3', [0, 1, 2])] ['--option']\ncaught 6 6 is too large\n"
 
 
-def test_workers_for_which_there_is_no_shared_memory_leave_no_descriptor(monkeypatch):
-    def full(*_):
-        raise mpwds.SharedMemoryError("no memory")
+@pytest.mark.parametrize(("start_method", "most"), [("fork", 0), ("forkserver", 1_000_000)])
+def test_workers_for_which_there_is_no_shared_memory_leave_no_descriptor(start_method, most, monkeypatch):
+    def full(descriptor, offset, nbytes):
+        if nbytes > most:
+            raise mpwds.SharedMemoryError("no memory")
 
-    loader = mpwds.MultiLoader([1, 2], workers=2, start_method="fork")
+    forkserver.ready(["numpy"])
+    loader = mpwds.MultiLoader([np.zeros(200_000), 2], workers=2, start_method=start_method)
     before = descriptors()
     with monkeypatch.context() as patched:
         patched.setattr(segment, "commit", full)

@@ -58,9 +58,10 @@ def test_a_worker_stopped_for_ever_is_a_timeout_and_ends_with_its_iteration(kind
     named = "|".join(
         rf"worker {number} \(pid {pid}\) delivered nothing for 0.5 s" for number, pid in enumerate(pids)
     )
-    with pytest.raises(WorkerTimeout if kind == "fork" else RuntimeError, match=named):
+    with pytest.raises(WorkerTimeout if kind == "fork" else RuntimeError, match=named) as caught:
         for _ in range(LENGTH):
             next(iterator)
+    assert "see where it stands:\n(it gave no stack: it may be stopped)" in str(caught.value)
     assert not any(map(runs, pids))
     loader.close()
 

@@ -490,6 +490,7 @@ def test_by_default_a_worker_that_died_is_started_again_by_no_server_that_was_sp
         with pytest.warns(RuntimeWarning, match="SIGKILL"):
             got.extend(iterator)
         assert psutil.Process(loader.worker_pids[0]).ppid() != spoiled.pid
+        assert forkserver.ready_and_safe(["json"]).pid != spoiled.pid
     assert got == list(range(100_000))
 
 

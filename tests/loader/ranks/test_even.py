@@ -313,7 +313,7 @@ def test_one_rank_alone_iterates_as_ever():
         del epoch
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2), (1, 254)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
     monkeypatch.setattr("mpwds.loader.even.world_size", lambda: 2)

@@ -29,7 +29,7 @@ class Counting(IterableDataset):
     """A dataset that knows how far it is, and draws from a generator of its own."""
 
     def __init__(self, count=40):
-        self.count, self.at, self.dice = count, 0, random.Random(5)
+        self.count, self.at, self.dice, self.state = count, 0, random.Random(5), {}
 
     def __iter__(self):
         part = own_part(self.count)
@@ -40,7 +40,8 @@ class Counting(IterableDataset):
         self.at = 0
 
     def state_dict(self):
-        return {"at": self.at, "dice": self.dice.getstate()}
+        self.state.update({"at": self.at, "dice": self.dice.getstate()})
+        return self.state  # the same each time
 
     def load_state_dict(self, state):
         self.at = state["at"]
@@ -304,6 +305,7 @@ class Shuffled:
 
     def __init__(self, batches=False, seed=7):
         self.batches, self.order, self.at, self.dice = batches, [], 0, random.Random(seed)
+        self.state = {}
 
     def __len__(self):
         return 21 if self.batches else 41
@@ -318,7 +320,8 @@ class Shuffled:
         self.order, self.at = [], 0
 
     def state_dict(self):
-        return {"order": self.order, "at": self.at, "dice": self.dice.getstate()}
+        self.state.update({"order": self.order, "at": self.at, "dice": self.dice.getstate()})
+        return self.state  # the same each time
 
     def load_state_dict(self, state):
         self.order, self.at = list(state["order"]), state["at"]

@@ -21,11 +21,11 @@ def test_at_first_nothing_is_counted(both):
     assert (reading.batches, reading.active_ns, reading.stages, reading.skipped) == (0, 0, {}, {})
 
 
-def test_a_time_counts_while_it_runs(both):
+@pytest.mark.parametrize("name", ["active_ns", "waiting_ns"])
+def test_a_time_counts_while_it_runs(both, name):
     worker, trainer = both
-    worker.active_ns -= time.monotonic_ns() - 5_000_000
-    first = trainer.read().active_ns
-    second = trainer.read().active_ns
+    setattr(worker, name, 5_000_000 - time.monotonic_ns())
+    first, second = (getattr(trainer.read(), name) for _ in range(2))
     assert 5_000_000 <= first < second
 
 
