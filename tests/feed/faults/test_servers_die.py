@@ -253,7 +253,7 @@ def test_what_a_server_had_sent_when_it_ends_arrives():
         with loader_of(server, shared_memory=False, prefetch=8, on_server_loss="raise") as loader:
             batches = iter(loader)
             next(batches)
-            wait_until(lambda: len(loader._group._workers[0]._queue.messages) >= 2, "the batches to arrive")
+            wait_for_status(server, lambda now: assigned(now)[0]["state"] == "idle", "all to be sent")
             assert server.stop() == 0
             assert len(list(batches)) == 2
 
