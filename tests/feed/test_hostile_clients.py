@@ -16,59 +16,15 @@ import pytest
 import zmq
 
 import mpwds
-from mpwds import nest
 from mpwds.feed import wire
 from mpwds.feed.server.router import Router
 from mpwds.feed.status_client import StatusClient
+from tests.feed.clients import Client
 from tests.feed.messages import COMMANDS
 from tests.feed.serving import LONG, ServerProcess, epoch_of, large, locally, numbers, plain
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-class Client:
-    """A client that sends what it likes."""
-
-    def __init__(self, url, identity=None):
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        if identity != b"":
-            self.socket.identity = identity or b"\1" + os.urandom(15)
-        self.socket.linger = 0
-        self.socket.sndtimeo = 20_000
-        self.socket.connect(url)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._context.destroy(0)
-
-    def say(self, kind, **changed):
-        self.socket.send(wire.pack(kind, **{**COMMANDS[kind], **changed}))
-
-    def hear(self, *kinds):
-        """The next reply of one of these kinds, or messages of the next data message."""
-        while True:
-            assert self.socket.poll(60_000), f"no {kinds}"
-            first, *frames = self.socket.recv_multipart()
-            if frames:
-                if "data" in kinds:
-                    return frames[0]
-            elif (reply := nest.unpack(first))["kind"] in kinds:
-                return reply
-
-    def welcomed(self, **hello):
-        while True:
-            self.say(wire.HELLO, **hello)
-            if (reply := self.hear(wire.WELCOME, wire.WAIT))["kind"] == wire.WELCOME:
-                return reply
-            time.sleep(0.05)
-
-    def status(self):
-        self.say(wire.STATUS)
-        return self.hear(wire.STATUS_IS)["status"]
 
 
 def workers_of(server):

@@ -169,7 +169,7 @@ class Clients:
             why = "the server is ending" if self.are_turned_away else why
             why = "its workers of earlier clients are still ending" if busy else why
             if full and wanted <= free:
-                why = f"it serves {len(self.groups)} clients, its most (--max-clients)"
+                why = f"it serves {counted(len(self.groups), 'client')}, its most (--max-clients)"
             self.router.reply(identity, wire.WAIT, why=why)
             return None
         return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])

@@ -104,12 +104,6 @@ def test_max_clients_and_workers_per_client():
             assert third.workers == 1
 
 
-def test_more_workers_than_there_are_is_an_error():
-    with ServerProcess(rows(), workers=2) as server:
-        with pytest.raises(mpwds.MpwdsError, match="has 2 workers, but 3 are needed"):
-            mpwds.RemoteLoader(server.url, workers=3)
-
-
 @pytest.mark.slow
 def test_two_ranks_of_a_job_share_the_workers_of_all_servers(memory):
     dataset = rows()
