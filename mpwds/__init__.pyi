@@ -93,6 +93,9 @@ from mpwds.pipeline.decoding.fields import pytorch_weights_only as pytorch_weigh
 from mpwds.pipeline.decoding.fields import torch_loads as torch_loads
 from mpwds.pipeline.decoding.images import ImageHandler as ImageHandler
 from mpwds.pipeline.decoding.images import imagehandler as imagehandler
+from mpwds.pipeline.decoding.resizing import RandomResizedCrop as RandomResizedCrop
+from mpwds.pipeline.decoding.resizing import ResizeCenterCrop as ResizeCenterCrop
+from mpwds.pipeline.decoding.resizing import Resized as Resized
 from mpwds.pipeline.decoding.video import VideoDecoder as VideoDecoder
 from mpwds.pipeline.decoding.video import torch_video as torch_video
 from mpwds.pipeline.error_context import Incident as Incident
@@ -150,6 +153,9 @@ from mpwds.pipeline.stages.info import log_keys as log_keys
 from mpwds.pipeline.stages.map import map as map
 from mpwds.pipeline.stages.map import map_tuple as map_tuple
 from mpwds.pipeline.stages.map import transform_with as transform_with
+from mpwds.pipeline.stages.resized import random_resized_crop as random_resized_crop
+from mpwds.pipeline.stages.resized import resize_center_crop as resize_center_crop
+from mpwds.pipeline.stages.resized import resized as resized
 from mpwds.pipeline.stages.select import rsample as rsample
 from mpwds.pipeline.stages.select import select as select
 from mpwds.pipeline.stages.select import slice as slice

@@ -70,6 +70,7 @@ FURTHER_NAMES = {
         "AUDIO_EXTENSIONS IMAGE_EXTENSIONS VIDEO_EXTENSIONS pytorch_weights_only torch_loads"
     ),
     "mpwds.pipeline.decoding.images": "ImageHandler imagehandler",
+    "mpwds.pipeline.decoding.resizing": "RandomResizedCrop ResizeCenterCrop Resized",
     "mpwds.pipeline.decoding.video": "VideoDecoder torch_video",
     "mpwds.pipeline.handlers": "ignore_and_stop warn_and_stop",
     "mpwds.pipeline.indexed.mds_datasets": "MDSDataset StreamingDataset",
@@ -90,6 +91,7 @@ FURTHER_NAMES = {
     ),
     "mpwds.pipeline.stages.info": "info log_keys",
     "mpwds.pipeline.stages.map": "map map_tuple transform_with",
+    "mpwds.pipeline.stages.resized": "random_resized_crop resize_center_crop resized",
     "mpwds.pipeline.stages.select": "rsample select slice",
     "mpwds.pipeline.stages.shuffle": "detshuffle shuffle",
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",

@@ -1,0 +1,207 @@
+"""Make images of one size: decode, crop, resize and flip in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpwds.pipeline.decoding.fields import decode_error
+from mpwds.pipeline.decoding.resizing import RandomResizedCrop, ResizeCenterCrop, Resized, Resizer, Size
+from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.filter import OneToOneStage
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.stages.fields import alternatives, missing
+from mpwds.suggestions import suggest_arguments
+
+
+@suggest_arguments
+def random_resized_crop(
+    field: str | Iterable[str],
+    size: Size,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    *,
+    dtype: str = "uint8",
+    layout: str = "HWC",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    antialias: bool = True,
+    box_field: str | None = None,
+    handler: Handler = reraise_exception,
+) -> ResizeStage:
+    """Stage that decodes an image, crops it at random, resizes the crop, and flips half of the results.
+
+    It takes the bytes of the image, so no ``decode`` comes before it. ``mpwds.RandomResizedCrop(size, ...)``
+    is the same as a function of the bytes, for other loaders. The orientation in EXIF data is ignored. Of
+    pixels of 16 bits the upper eight count.
+
+    Args:
+        field: A field. ``"jpg;png"`` is the first of these that a sample has; ``"left right"`` are two
+            fields, each with a crop of its own.
+        size: Height and width of the result, or one number for both, in pixels.
+        scale: The least and the largest part of the image's area that the crop may have.
+        ratio: The least and the largest width of the crop, divided by its height.
+        flip: The probability that the result is mirrored, left to right.
+        dtype: ``"uint8"``, or ``"float32"`` with values from 0 to 1, or as ``mean`` and ``std`` say.
+        layout: ``"HWC"`` for arrays of shape (height, width, 3), ``"CHW"`` for (3, height, width).
+        mean: Three numbers that are subtracted from the colours, which are between 0 and 1.
+        std: Three numbers by which they are then divided.
+        antialias: Whether each pixel of a reduced image is a mean over all the pixels it covers.
+        box_field: Name of a further field for an int64 array ``(top, left, height, width, flipped)``: the
+            crop, in pixels of the image. With several fields, each has a field ``box_field`` with a dot and
+            its name.
+        handler: Called when an image cannot be decoded; the default raises the exception.
+
+    Raises:
+        ValueError: An argument is out of its range.
+        DecodeError: While iterating, a field is no image, or is missing.
+
+    Source:
+        ``torchvision.transforms.RandomResizedCrop``, ``RandomHorizontalFlip`` and ``Normalize``.
+
+    Example:
+        >>> import mpwds
+        >>> dataset = mpwds.WebDataset("train-{000..146}.tar").random_resized_crop("jpg", 224, mean=None)
+        >>> print(dataset.stages[-1])
+        random_resized_crop('jpg', 224)
+    """
+    return ResizeStage(
+        field,
+        RandomResizedCrop(size, dtype, layout, mean, std, antialias, scale, ratio, flip),
+        box_field,
+        handler,
+    )
+
+
+@suggest_arguments
+def resize_center_crop(
+    field: str | Iterable[str],
+    resize: Size = 256,
+    size: Size = 224,
+    *,
+    dtype: str = "uint8",
+    layout: str = "HWC",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    antialias: bool = True,
+    handler: Handler = reraise_exception,
+) -> ResizeStage:
+    """Stage that decodes an image, resizes it, and cuts out its centre: the transform for validation.
+
+    Args:
+        field: As in ``random_resized_crop``, like the arguments that are not named here.
+        resize: The length of the shorter side after resizing, or height and width, in pixels.
+        size: Height and width of the centre, or one number for both; at most ``resize``.
+
+    Raises:
+        ValueError: An argument is out of its range.
+        DecodeError: While iterating, a field is no image, or is missing.
+
+    Source:
+        ``torchvision.transforms.Resize`` and ``CenterCrop``.
+
+    Example:
+        >>> print(resize_center_crop("jpg;png", 232))
+        resize_center_crop('jpg;png', 224, resize=232)
+    """
+    resizer = ResizeCenterCrop(size, dtype, layout, mean, std, antialias, resize)
+    return ResizeStage(field, resizer, None, handler)
+
+
+@suggest_arguments
+def resized(
+    field: str | Iterable[str],
+    size: Size,
+    *,
+    dtype: str = "uint8",
+    layout: str = "HWC",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    antialias: bool = True,
+    handler: Handler = reraise_exception,
+) -> ResizeStage:
+    """Stage that decodes an image and resizes it.
+
+    Args:
+        field: As in ``random_resized_crop``, like the arguments that are not named here.
+        size: Height and width of the result, or one number for its shorter side, in pixels.
+
+    Raises:
+        ValueError: An argument is out of its range.
+        DecodeError: While iterating, a field is no image, or is missing.
+
+    Source:
+        ``torchvision.transforms.Resize``.
+
+    Example:
+        >>> print(resized("jpg", (64, 48), layout="CHW"))
+        resized('jpg', (64, 48), layout='CHW')
+    """
+    return ResizeStage(field, Resized(size, dtype, layout, mean, std, antialias), None, handler)
+
+
+@dataclass(frozen=True)
+class ResizeStage(OneToOneStage, called="resized"):
+    takes = dict
+    field: str | Iterable[str]
+    resizer: Resizer
+    box_field: str | None = None
+    handler: Handler = reraise_exception
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self._fields()
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.resizer.called}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"{self.resizer.called}({arguments(self.field, self.resizer.size, **self._options())})"
+
+    def prepared(self) -> Callable[[Any], dict[str, Any]]:
+        fields = self._fields()
+        resize, box_field = self.resizer.with_crop, self.box_field
+
+        def made(sample: Any) -> dict[str, Any]:
+            result = dict(sample)
+            for names in fields:
+                name = next((name for name in names if name in sample), names[0])
+                try:
+                    result[name], crop = resize(_encoded(sample, name, names))
+                except ImportError:
+                    raise
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    raise decode_error(name, sample, sample.get("__url__"), reason) from error
+                if box_field is not None:
+                    result[box_field if len(fields) == 1 else f"{box_field}.{name}"] = np.array(
+                        [*crop[:4], crop.flipped]
+                    )
+            return result
+
+        return made
+
+    def _fields(self) -> list[tuple[str, ...]]:
+        specs = self.field.split() if isinstance(self.field, str) else list(self.field)
+        return [alternatives(spec) for spec in specs] or [alternatives("")]
+
+    def _options(self) -> dict[str, object]:
+        resizer = self.resizer
+        fields = type(resizer).__dataclass_fields__
+        changed = {
+            name: (value, fields[name].default) for name, value in vars(resizer).items() if name != "size"
+        }
+        return options(**changed, box_field=(self.box_field, None), handler=(self.handler, reraise_exception))
+
+
+def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:
+    if name not in sample:
+        raise ValueError(missing(sample, names))
+    data = sample[name]
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"it is {type(data).__name__}, expected bytes; this stage decodes by itself")
+    return data

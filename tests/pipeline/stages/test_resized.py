@@ -1,0 +1,127 @@
+"""The stages that make images of one size."""
+
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import mpwds
+from mpwds import DecodeError, RandomResizedCrop, ignore_and_continue
+from mpwds.pipeline.stages.resized import random_resized_crop, resize_center_crop, resized
+from mpwds.pipeline.stream import collect
+
+
+def image(seed, kind="JPEG"):
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
+    with io.BytesIO() as stream:
+        PIL.Image.fromarray(pixels).save(stream, kind)
+        return stream.getvalue()
+
+
+def samples(count):
+    return [{"__key__": f"{n}", "__url__": "a.tar", "jpg": image(n), "cls": n} for n in range(count)]
+
+
+def test_the_field_becomes_an_array_and_the_others_stay():
+    for stage in (
+        random_resized_crop("jpg", 16),
+        resize_center_crop("jpg", 20, 16),
+        resized("jpg", (16, 16)),
+    ):
+        (sample,) = stage(samples(1))
+        assert sample["jpg"].shape == (16, 16, 3)
+        assert {name: sample[name] for name in ("__key__", "cls")} == {"__key__": "0", "cls": 0}
+
+
+def test_each_stage_passes_its_options_on():
+    options = {"dtype": "float32", "layout": "CHW", "mean": (0.5, 0.5, 0.5), "std": (0.1, 0.1, 0.1)}
+    for stage in (
+        random_resized_crop("jpg", (8, 9), (0.5, 0.6), (1, 2), 0.1, **options, antialias=False),
+        resize_center_crop("jpg", 20, (8, 9), **options, antialias=False),
+        resized("jpg", (8, 9), **options, antialias=False),
+    ):
+        assert {name: getattr(stage.resizer, name) for name in options} == options
+        assert (stage.resizer.size, stage.resizer.antialias) == ((8, 9), False)
+    crop = random_resized_crop("jpg", 8, (0.5, 0.6), (1, 2), 0.1).resizer
+    assert (crop.scale, crop.ratio, crop.flip) == ((0.5, 0.6), (1, 2), 0.1)
+    assert resize_center_crop("jpg", 20, 8).resizer.resize == 20
+
+
+def test_the_crop_follows_from_seed_epoch_and_place():
+    def crops(seed, epoch):
+        pipeline = mpwds.DataPipeline(samples(4), random_resized_crop("jpg", 8, box_field="box"), seed=seed)
+        pipeline.set_epoch(epoch)
+        return [sample["box"].tolist() for sample in pipeline]
+
+    assert crops(1, 0) == crops(1, 0)
+    assert len({repr(crops(*place)) for place in ((1, 0), (1, 1), (2, 0))}) == 3
+    assert len({repr(box) for box in crops(1, 0)}) == 4
+
+
+def test_the_box_says_which_pixels_were_taken():
+    (sample,) = random_resized_crop("jpg", (10, 12), flip=1, box_field="box")(samples(1))
+    top, left, height, width, flipped = sample["box"].tolist()
+    pixels = PIL.Image.open(io.BytesIO(image(0))).crop((left, top, left + width, top + height))
+    expected = np.asarray(pixels.resize((12, 10), PIL.Image.Resampling.BILINEAR)).astype(int)[:, ::-1]
+    assert np.abs(sample["jpg"] - expected).max() <= 1
+    assert flipped == 1
+
+
+def test_several_fields_and_alternatives_of_a_field():
+    sample = {"left": image(1), "right": image(1), "png": image(2, "PNG"), "cls": 1}
+    (made,) = random_resized_crop("left right jpg;png", 8, box_field="box")([sample])
+    assert {name: made[name].shape for name in ("left", "right", "png")} == dict.fromkeys(
+        ("left", "right", "png"), (8, 8, 3)
+    )
+    assert not np.array_equal(made["box.left"], made["box.right"])
+    assert made["box.png"].shape == (5,)
+    assert sample["left"] == image(1)
+
+
+BAD = {
+    "no image": ({"jpg": b"no image"}, "UnidentifiedImageError: cannot identify"),
+    "cut off": ({"jpg": image(0, "PNG")[:500]}, "OSError"),
+    "missing": ({"png": image(0)}, "no field 'jpg'; the sample has __key__, __url__, png"),
+    "decoded": ({"jpg": np.zeros((4, 4, 3))}, "it is ndarray, expected bytes; this stage decodes by itself"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_image_is_an_error_that_names_field_sample_and_shard(what):
+    fields, message = BAD[what]
+    bad = {"__key__": "bad", "__url__": "b.tar", **fields}
+    with pytest.raises(
+        DecodeError, match=f'field "jpg" of sample "bad" in b.tar cannot be decoded: .*{message}'
+    ) as raised:
+        collect(random_resized_crop("jpg", 8), [bad])
+    assert (raised.value.key, raised.value.url, raised.value.field) == ("bad", "b.tar", "jpg")
+    stage = random_resized_crop("jpg", 8, handler=ignore_and_continue)
+    assert [sample["__key__"] for sample in stage([*samples(1), bad, *samples(1)])] == ["0", "0"]
+
+
+@pytest.mark.parametrize("field", ["", 7, [], ";", ["a b"]])
+def test_what_names_no_field_is_refused(field):
+    with pytest.raises((TypeError, ValueError), match="^resize_center_crop: "):
+        resize_center_crop(field)
+
+
+def test_stages_print_as_the_calls_that_make_them():
+    stage = random_resized_crop("jpg", 32, flip=0.0, dtype="float32", box_field="box")
+    assert str(stage) == "random_resized_crop('jpg', 32, dtype='float32', flip=0.0, box_field='box')"
+    stage = resized("jpg", 8, handler=ignore_and_continue)
+    assert str(stage) == "resized('jpg', 8, handler=ignore_and_continue)"
+
+
+def test_batches_of_crops_come_from_workers():
+    dataset = mpwds.DataPipeline(samples(12)).random_resized_crop("jpg", 16).to_tuple("jpg", "cls").batched(4)
+    with mpwds.MultiLoader(dataset, workers=1, output="numpy") as loader:
+        batches = list(loader)
+    assert [images.shape for images, _ in batches] == [(4, 16, 16, 3)] * 3
+    alone = [images for images, _ in dataset]
+    assert all(np.array_equal(images, mine) for (images, _), mine in zip(batches, alone, strict=True))
+
+
+def test_the_function_alone_serves_other_loaders():
+    (sample,) = mpwds.DataPipeline(samples(1)).map_dict(jpg=RandomResizedCrop(8))
+    assert sample["jpg"].shape == (8, 8, 3)
