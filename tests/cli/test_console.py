@@ -29,6 +29,13 @@ def test_files_and_pipes_get_wide_tables(monkeypatch):
     assert console.console().width == 100
 
 
+def test_text_is_printed_as_it_is_and_no_long_line_is_broken(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    line = "[bold]x[/bold] :smile: " * 9
+    console.console().print(line)
+    assert capsys.readouterr().out == f"{line}\n"
+
+
 def test_a_narrow_table_folds_words_and_never_figures(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "36")
     rows = [("[b]:smile:" * 3, "short", "1,234,567"), ("x", "y", "8")]

@@ -4,13 +4,13 @@ import re
 import signal
 import subprocess
 from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from PIL import Image
 
-import mpwds
 from mpwds.cli.demo import training
 from mpwds.cli.demo.training import Outcome
 from mpwds.cli.main import main
@@ -80,13 +80,83 @@ def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run
     assert figures(second) == figures(third)
 
 
-def test_a_poor_accuracy_is_a_failure(digits, monkeypatch, capsys):
-    images, labels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
-    outcome = Outcome(0.949, mpwds.MultiLoader([1], workers=0).stats(), images, labels)
-    monkeypatch.setattr(training, "train", lambda *_, **__: outcome)
-    assert main(["demo", "--cache-dir", str(digits)]) == 1
-    errors = capsys.readouterr().err
-    assert errors == "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
+@pytest.fixture
+def trained(monkeypatch, run):
+    """Runs ``demo`` where training comes to this accuracy, after waiting for so much of the time; returns
+    also what training was given."""
+
+    def trained(accuracy, waiting_share, *words):
+        given = {}
+
+        def train(task, **options):
+            given.update(options, samples=task.train_samples)
+            return Outcome(accuracy, stats, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
+
+        stats = SimpleNamespace(samples_per_s=1234.5, waiting_share=waiting_share, first_batch_s=0.26)
+        monkeypatch.setattr(training, "train", train)
+        return run("demo", *words), given
+
+    return trained
+
+
+def test_a_poor_accuracy_is_a_failure(digits, trained):
+    done, _ = trained(0.949, 0, "--cache-dir", digits)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "mpwds demo: 94.9% is below the 95% that the demo reaches with its default settings\n"
+    )
+
+
+def test_sums_up_what_it_read_and_how_fast(digits, trained, tmp_path):
+    done, given = trained(0.951, 0.25, "--cache-dir", digits)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert given == {"epochs": 12, "workers": 2, "lr": 3e-3, "samples": 1356}
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines() if line]
+    assert lines[:-2] == [
+        f"found 1,797 handwritten digits in {digits}",
+        f"data {digits} (16 shards)",
+        "samples 1,356 to train on, 441 held out, 10 classes",
+        "accuracy 95.1% on the held-out samples",
+        "speed 1,234 samples/s with 2 workers",
+        "waiting 25% of the time, and 0.3 s before first batches",
+        f"picture {tmp_path}/cache/mpwds/demo.png",
+    ]
+    assert 0 <= float(re.fullmatch(r"time (.*) s in all", lines[-2])[1]) < 1000
+    assert lines[-1] == "Next, your own image shards: mpwds demo --data 'DIR/{000..009}.tar'"
+
+
+@pytest.mark.parametrize(
+    ("workers", "waiting_share", "advice"),
+    [
+        (0, 0.21, "let more workers decode: the same command with --workers 2"),
+        (1, 0.21, "let more workers decode: the same command with --workers 2"),
+        (2, 0.21, "let more workers decode: the same command with --workers 3"),
+        (2, 0.2, "train longer: the same command with --epochs 10"),
+        (9, 0.9, "train longer: the same command with --epochs 10"),
+    ],
+)
+def test_says_what_to_do_next(trained, write_shard, tmp_path, workers, waiting_share, advice):
+    for number in range(3):
+        write_shard(f"own-{number}.tar", *({"png": b"", "cls": label % 2} for label in range(20)))
+    options = ["--workers", workers, "--epochs", 5, "--lr", 0.5, "--test", tmp_path / "own-2.tar"]
+    done, given = trained(0.1, waiting_share, "--data", f"{tmp_path}/own-{{0..1}}.tar", *options)
+    assert done.returncode == 0
+    assert given == {"epochs": 5, "workers": min(workers, 3), "lr": 0.5, "samples": 40}
+    assert f"{tmp_path}/own-{{0..1}}.tar {tmp_path}/own-2.tar (3 shards)" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"Next, {advice}"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_costs_no_batch(command, tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    words = [*command, "demo", "--remote", "--epochs", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done
+    assert "started 2 servers of 2 workers" in done.stdout
+    assert re.search(r"killed a server \(pid \d+\) in the middle of epoch 2\n", done.stdout)
+    killed_at, arrived, expected = map(int, re.findall(r"(\d+) (?:batches|arrived|come from)", done.stdout))
+    assert 0 < killed_at < arrived == expected
+    assert "all are the same, bit for bit, in the same order" in done.stdout
 
 
 def test_a_terminal_gets_a_bar_for_each_epoch(digits, monkeypatch, capsys):

@@ -63,7 +63,7 @@ class Expression:
         """True if the condition holds for a sample's fields, which are given as bytes."""
         try:
             return bool(self._holds(_Fields(fields, key)))
-        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise self._error(f'on sample "{key}": {error}') from error
 
     def _error(self, reason: str) -> ValueError:

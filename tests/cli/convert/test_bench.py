@@ -1,13 +1,16 @@
 """``mpwds bench``: figures of a dataset and of its storage."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 import mpwds
+from mpwds.cli.convert.measuring import Run, storage_rate
 from tests.cli.running import wait_until
 
 PIPELINE = """
@@ -97,3 +100,79 @@ def test_stages_without_shards_are_no_dataset(command, pipeline, by_path):
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert "is a list of stages" in done.stderr
+
+
+@pytest.fixture
+def measured(monkeypatch, run, shards):
+    """Runs ``bench`` where each number of workers delivers so many samples a second."""
+
+    def measured(rates, *words, stopped_at=None):
+        def of_count(dataset, workers, seconds, start_method):
+            assert (seconds, start_method) == (0.5, "spawn")
+            times = [SimpleNamespace(active_s=2.0, cpu_s=1.5)] * workers
+            stage = SimpleNamespace(
+                name="map(f)", share=0.25, seconds=2.0, elements=500, elements_per_s=250.0
+            )
+            idle = SimpleNamespace(name="idle", share=0.004, seconds=1.0, elements=0, elements_per_s=0)
+            waiting = SimpleNamespace(name="rest", share=0.75, seconds=1.0, elements=0, elements_per_s=0)
+            stats = SimpleNamespace(workers=times, stages=[stage, idle, waiting], first_batch_s=6, epochs=4)
+            stats.as_dict = dict
+            rate = rates[workers]
+            return Run(workers, 0.5, rate, rate * 1e6, rate / 4, stats, workers != stopped_at)
+
+        monkeypatch.setattr("mpwds.cli.convert.measuring.run", of_count)
+        monkeypatch.setattr("mpwds.cli.convert.measuring.memory_rate", lambda: 2e9)
+        monkeypatch.setattr("mpwds.cli.convert.measuring.storage_rate", lambda urls, seconds: 3e8 * len(urls))
+        monkeypatch.setattr(Run, "verdict", property(lambda run: f"{run.workers} are bound by the disk"))
+        return run("bench", shards, "-s", 0.5, "--start-method", "spawn", *words)
+
+    return measured
+
+
+def test_the_figures_are_shown_with_the_fewest_workers_that_are_about_as_fast_as_the_fastest(measured):
+    done = measured({1: 100, 2: 1000, 4: 1050}, "-w", 4, 1, 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert " ".join(lines[0]) == "one process copies 2.0 GB/s of memory"
+    assert " ".join(lines[1]) == "one process reads 600 MB/s of its shards"
+    assert [line for line in lines if line[-1] == "s"] == [
+        ["1", "100", "100.0", "25.0", "0.8", "1.50", "s"],
+        ["2", "1,000", "1,000.0", "250.0", "1.5", "1.50", "s"],
+        ["4", "1,050", "1,050.0", "262.5", "3.0", "1.50", "s"],
+    ]
+    assert [line for line in lines if line[0] in ("map(f)", "rest", "idle")] == [
+        ["map(f)", "25%", "4", "250"],
+        ["rest", "75%", "-", "-"],
+    ]
+    assert ["stages", "(2", "workers)"] in [line[:3] for line in lines]
+    assert " ".join(lines[-1]) == (
+        "2 workers feed 1,000 samples/s (1,000.0 MB/s), 10.0 times what 1 can; "
+        "4 are not faster: 4 are bound by the disk"
+    )
+
+
+def test_a_run_that_is_stopped_shows_what_was_measured(measured):
+    done = measured({1: 100, 2: 1000}, "-w", 1, 2, 4, stopped_at=2)
+    assert done.returncode == 130
+    assert done.stdout.splitlines()[-1] == "stopped before all was measured"
+    assert "2 workers feed 1,000 samples/s (1,000.0 MB/s), 10.0 times what 1 can; 2 are bound" in done.stdout
+    alone = measured({1: 100}, "-w", 1, stopped_at=1).stdout
+    assert "1 worker feeds 100 samples/s (100.0 MB/s); 1 are bound by the disk" in alone
+
+
+@pytest.mark.parametrize(("processors", "counts"), [(1, [1]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_powers_of_two_and_all_processors_are_the_usual_numbers(measured, monkeypatch, processors, counts):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(processors)))
+    assert [
+        run["workers"] for run in json.loads(measured(dict.fromkeys(counts, 1), "--json").stdout)["runs"]
+    ] == counts
+
+
+@pytest.mark.parametrize(("seconds", "files"), [(1, 1), (600, 2)])
+def test_storage_is_read_for_so_many_seconds_at_most(tmp_path, monkeypatch, seconds, files):
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(bytes(4000))
+    times = itertools.chain([10.0], itertools.repeat(12.0))
+    monkeypatch.setattr("mpwds.cli.convert.measuring.time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert storage_rate([str(path) for path in paths], seconds) == 2000 * files

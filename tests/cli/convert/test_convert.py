@@ -18,6 +18,7 @@ from mpwds.cli.main import main
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from tests.cli.convert.reading import read
+from tests.storage.conftest import Web
 
 PEER = Path(__file__).parents[2] / "storage" / "mds" / "peer.py"
 
@@ -105,6 +106,18 @@ def test_create_makes_shards_of_mds_in_parallel(run, shards, tmp_path):
     run("convert", shards, tmp_path / "mds", "--compression", "gz", "--maxsize", "4KiB")
     assert run("create", tmp_path / "mds", tmp_path / "y-%d.tar", "--maxcount", 5, "-j", 2).returncode == 0
     assert read(tmp_path / "y-0.tar", tmp_path / "y-1.tar") == SAMPLES
+
+
+def test_create_reads_mds_at_a_url_as_well(run, shards, tmp_path):
+    run("convert", shards, tmp_path / "mds", "--maxsize", "4KiB")
+    web = Web()
+    try:
+        web.files = {f"/mds/{path.name}": path.read_bytes() for path in (tmp_path / "mds").iterdir()}
+        made = run("create", web.url("/mds"), tmp_path / "y.tar", "--from", "mds")
+        assert made.returncode == 0, made.stderr
+    finally:
+        web.close()
+    assert read(tmp_path / "y.tar") == SAMPLES
 
 
 def test_composers_version_holds_the_fields_bytes(run, shards, tmp_path):

@@ -61,6 +61,15 @@ def test_the_column_of_keys_is_no_text_as_well_unless_the_user_says_so(run, writ
     assert sample == {"__key__": "a", "cls": b"1", "json": b'{"width": 2}'}
 
 
+@pytest.mark.parametrize(
+    ("values", "fields"), [(b"dog,x", {"cls", "json"}), (b"1,2", {"label.cls", "class.cls"})]
+)
+def test_one_column_of_words_is_the_label_and_all_of_numbers_are(run, write_files, tmp_path, values, fields):
+    folder = write_files({"list.csv": b"label,class\n" + values + b"\n"})
+    (sample,) = create(run, folder / "list.csv", tmp_path)
+    assert sample.keys() == {"__key__", *fields}
+
+
 def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
     folder = write_files({"list.csv": b"label,caption,age\n1,a,2\n"})
     shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout

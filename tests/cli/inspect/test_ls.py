@@ -1,6 +1,9 @@
+import json
 import subprocess
 
 import pytest
+
+from tests.storage.conftest import Web
 
 
 def test_lists_samples_with_their_fields_and_sizes(run, shard, entries):
@@ -174,6 +177,18 @@ def test_reads_standard_input_and_urls(command, shard):
     )
     assert piped.stdout.splitlines()[1:] == by_command.stdout.splitlines()[1:]
     assert piped.stdout.count("\n") == 9
+
+
+def test_a_description_at_a_url_may_have_a_query(run, shard, objects):
+    web = Web()
+    try:
+        web.files["/train-0.tar"] = shard.read_bytes()
+        shards = [{"url": "train-0.tar", "nsamples": 8}]
+        web.files["/all.json"] = json.dumps({"wids_version": 1, "shardlist": shards}).encode()
+        found = objects(run("ls", web.url("/all.json?token=1"), "--json").stdout)
+    finally:
+        web.close()
+    assert [each["number"] for each in found] == list(range(8))
 
 
 def test_names_do_nothing_to_a_terminal(run, tar):

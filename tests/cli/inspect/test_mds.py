@@ -4,6 +4,7 @@ import pytest
 
 import mpwds
 from mpwds.cli.inspect.shards import shards_of
+from mpwds.cli.main import main
 
 COLUMNS = {"image": "jpeg", "label": "int", "text": "str", "info": "json", "tags": "jpeg_array"}
 
@@ -88,6 +89,15 @@ def test_samples_become_a_tar_shard(command, dataset, run):
     )
     listed = subprocess.run([*command, "ls", "-"], input=written.stdout, capture_output=True, check=True)
     assert listed.stdout.count(b"image.jpg") == 16
+
+
+def test_bytes_of_columns_are_not_encoded_in_a_tar_shard(capfdbinary, tmp_path):
+    with mpwds.MDSWriter(columns={"txt.gz": "bytes"}, out=str(tmp_path / "mds")) as sink:
+        sink.write({"txt.gz": b"no gzip"})
+    assert main(["cat", str(tmp_path / "mds"), "--tar"]) == 0
+    (tmp_path / "x.tar").write_bytes(capfdbinary.readouterr().out)
+    assert main(["cat", str(tmp_path / "x.tar")]) == 0
+    assert capfdbinary.readouterr().out == b"no gzip"
 
 
 def test_show_has_pictures_and_labels(run, dataset):

@@ -175,6 +175,16 @@ def test_of_many_problems_the_first_are_listed_and_all_are_counted(run, write_sh
     assert (copy["left_out"], copy["left_out_keys"]) == (5, ["0000", "0001", "0002"])
 
 
+def test_of_many_sets_of_fields_the_first_are_compared(problems, write_shard, monkeypatch):
+    samples = [{"cls": 1, "txt": ""}, *([{"cls": 1}] + [{"cls": 1, "txt": ""}] * 30)]
+    shard = write_shard("x.tar", *samples)
+    assert [key for key, *_ in problems(shard)] == ["0001"]
+    monkeypatch.setattr("mpwds.cli.inspect.checking._MOST_SETS", 1)
+    assert problems(shard) == []
+    shard = write_shard("y.tar", *samples, *({"cls": 1, "txt": "", "json": 1} for _ in range(9)))
+    assert problems(shard) == []
+
+
 def test_what_a_description_says_is_compared(problems, shard, tmp_path):
     data = shard.read_bytes()
     entry = {
