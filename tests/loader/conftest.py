@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -26,6 +27,19 @@ def one_fork_server():
 def quick_workers():
     """The fork server, from which a MultiLoader's workers come by default, has torch already."""
     forkserver.ready(["torch"])
+
+
+@pytest.fixture
+def clock_of_sleeps(monkeypatch):
+    """What this process measures is the time for which it sleeps: a busy machine adds none."""
+    now_ns = 0
+
+    def sleep(seconds):
+        nonlocal now_ns
+        now_ns += round(seconds * 1e9)
+
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(time, "sleep", sleep)
 
 
 @pytest.fixture

@@ -121,13 +121,13 @@ def test_two_threads_at_once_are_an_error(cuda):
     class Slow(Arrivals):
         def __next__(self):
             entered.set()
-            leave.wait(20)
+            leave.wait()
             return torch.tensor(1)
 
     iterator, _ = on_device(cuda, Slow([]))
     thread = threading.Thread(target=next, args=(iterator,))
     thread.start()
-    entered.wait(20)
+    entered.wait()
     with pytest.raises(RuntimeError, match="another thread is in the middle of next"):
         next(iterator)
     leave.set()

@@ -48,6 +48,7 @@ def pause(batch):
     return batch
 
 
+@pytest.mark.usefixtures("clock_of_sleeps")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loaders_stats_tell_the_stages_behind_it_from_the_training_step(workers):
     dataset = DataPipeline(range(40)).batched(2)

@@ -14,6 +14,7 @@ import torch.utils.data
 from mpwds.errors import WorkerDied, WorkerTraceback
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import Counting, Faulty, Numbers, Odd
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
@@ -260,12 +261,21 @@ def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_ar
     assert list(iterator) == [9, 10, 11]
 
 
-def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands(one_fork_server):
-    # Long enough for a worker to start on a busy machine.
+def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands(
+    one_fork_server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mpwds.loader.worker.counters._STACK_WAIT_S", 120)
+
+    def sleep(index):
+        (tmp_path / "sleeps").touch()
+        time.sleep(600)
+
+    iterator = iter(DataLoader(Made(sleep), num_workers=1, timeout=0.5))
+    wait_until((tmp_path / "sleeps").exists, "the worker to be stuck")
     with pytest.raises(
-        RuntimeError, match=r"(?s)DataLoader timed out after 2\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
+        RuntimeError, match=r"(?s)DataLoader timed out after 0\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
     ):
-        list(DataLoader(Made(lambda index: time.sleep(60)), num_workers=1, timeout=2.5))
+        next(iterator)
 
 
 @pytest.mark.parametrize("context", [None, "fork"])

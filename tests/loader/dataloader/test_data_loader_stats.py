@@ -10,6 +10,7 @@ import torch
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.processes import processes
+from tests.loader.faults.processes import wait_until_idle
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -86,6 +87,7 @@ def test_the_stages_of_a_pipeline_are_told_apart():
 def test_a_worker_that_has_no_task_waits_for_the_trainer():
     loader = DataLoader(range(12), num_workers=1, prefetch_factor=1)
     for _ in loader:
+        wait_until_idle(loader.stats().workers[0].pid)
         time.sleep(0.02)
     (worker,) = loader.stats().workers
     assert worker.waiting_s > 0.02 * 9

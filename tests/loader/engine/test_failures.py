@@ -13,6 +13,7 @@ import torch
 
 import mpwds
 from mpwds.errors import SharedMemoryError, WorkerDied, WorkerTimeout, WorkerTraceback
+from tests.loader.faults.processes import wait_until
 from tests.open_files import none_left
 from tests.warned import files_of
 
@@ -171,17 +172,21 @@ def test_a_dead_worker_names_the_shard_it_read(shards):
     raised(WorkerDied, why, mpwds.WebDataset(shards).map(die))
 
 
-def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards):
+def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.loader.worker.counters._STACK_WAIT_S", 120)
+
     def sleep_long(sample):
-        time.sleep(60)
+        (tmp_path / "sleeps").touch()
+        time.sleep(600)
 
     dataset = mpwds.WebDataset(shards).decode().map(sleep_long)
-    loader = mpwds.MultiLoader(dataset, workers=1, timeout=2)
-    loader.warm_up()  # starting may take longer than that
+    loader = mpwds.MultiLoader(dataset, workers=1, timeout=0.5)
+    iterator = iter(loader)
+    wait_until((tmp_path / "sleeps").exists, "the worker to be stuck")
     with pytest.raises(
-        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 2 s, in stage map\(sleep_long\)"
+        WorkerTimeout, match=r"worker 0 \(pid \d+\) delivered nothing for 0.5 s, in stage map\(sleep_long\)"
     ) as caught:
-        run(loader)
+        next(iterator)
     assert "in sleep_long" in str(caught.value)
     assert "train-0.tar" in str(caught.value)
 
@@ -243,20 +248,24 @@ def test_a_dataset_that_cannot_be_unpickled_in_the_worker_is_an_error(start_meth
     assert "in worker 0" in str(error.__cause__)
 
 
-def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next():
+def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next(tmp_path):
     class Dataset:
         def set_epoch(self, epoch):
             self.epoch = epoch
 
         def __iter__(self):
             yield self.epoch
+            (tmp_path / "goes on").touch()
             time.sleep(0.05)
             if self.epoch == 0:
                 raise ValueError("of epoch 0")
             yield self.epoch
 
     with mpwds.MultiLoader(Dataset(), workers=1) as loader:
-        next(iter(loader))
+        iterator = iter(loader)
+        next(iterator)
+        wait_until((tmp_path / "goes on").exists, "the worker to go on")
+        del iterator
         with pytest.warns(
             RuntimeWarning, match="left early failed in worker 0 after that: ValueError: of epoch 0"
         ):

@@ -54,8 +54,8 @@ WAITING = (
     PREAMBLE
     + """
 def interrupted():
-    print("waits", flush=True)
     try:
+        print("waits", flush=True)
         outcome(MultiLoader(numbers(10), workers=1, even="drop"))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
