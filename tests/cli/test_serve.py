@@ -207,7 +207,7 @@ def test_images_in_folders_of_classes_are_served_augmented(tmp_path):
     options = ["--images", "train", "--bind", url, "--workers", 1, "--size", 32, "--batch-size", 6]
     with serving(tmp_path, *options), mpwds.RemoteLoader(url) as loader:
         [(images, labels)] = list(loader)
-        with StatusClient([url]) as inspector:
+        with StatusClient([url], timeout=120) as inspector:
             assert inspector.status()[0]["classes"] == ["cat", "dog"]
     assert images.shape == (6, 3, 32, 32)
     assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1]

@@ -3,6 +3,14 @@
 import pytest
 import zmq
 
+from mpwds.feed.status_client import StatusClient
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A server may take its time to answer, where a test says nothing else."""
+    monkeypatch.setitem(StatusClient.__init__.__kwdefaults__, "timeout", 120)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def pyzmqs_own_thread():

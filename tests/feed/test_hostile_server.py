@@ -85,10 +85,10 @@ def no_trap_springs():
     assert not Trap.sprung
 
 
-def read(answer, timeout=60, **options):
+def read(answer, **options):
     """What a trainer reads from a server that answers so."""
     with HostileServer(answer, **options) as server:
-        options = {"max_batch_bytes": 100_000, "timeout": timeout, "output": "numpy", "server_timeout": 60}
+        options = {"max_batch_bytes": 100_000, "timeout": 60, "output": "numpy", "server_timeout": 60}
         with mpwds.RemoteLoader(server.url, **options) as loader:
             return list(loader)
 
@@ -426,8 +426,12 @@ def test_damaged_counters_are_dropped_and_the_trainer_goes_on(pong):
 
 
 def test_a_server_that_says_nothing_more_is_a_timeout():
-    with pytest.raises(WorkerTimeout, match="delivered nothing for 0.5 s"):
-        read(lambda slot, attempt: iter(()), timeout=0.5)
+    with HostileServer(lambda slot, attempt: iter(())) as server:
+        with mpwds.RemoteLoader(server.url, timeout=60) as loader:
+            batches = iter(loader)
+            batches._timeout = 0.5  # from now on: the server may have been slow to answer
+            with pytest.raises(WorkerTimeout, match="delivered nothing for 0.5 s"):
+                next(batches)
 
 
 def test_a_server_that_refuses_ends_the_wait_with_its_reason():

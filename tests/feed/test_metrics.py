@@ -297,11 +297,13 @@ def test_a_server_that_is_lost_is_told_by_the_trainers_metrics_statistics_and_ve
         return samples(metrics.port)[f'mpwds_trainer_server_lost_seconds{{server="{server.url}"}}']
 
     with ServerProcess(numbers(), workers=1) as server:
-        options = {"output": "numpy", "heartbeat_timeout": 2.0}
+        options = {"output": "numpy", "heartbeat_timeout": 60}
         with mpwds.RemoteLoader(server.url, **options) as loader, mpwds.serve_metrics(loader) as metrics:
             assert len(list(loader)) == LENGTH // 4
             assert (lost(), loader.stats().lost) == (0, {})
             assert [worker.server for worker in loader.stats().workers] == [server.url]
+            (connection,) = loader._remote.servers.connections
+            connection.options = replace(connection.options, heartbeat_timeout=2)
             server.kill()
             wait_until(lost, "the loss")
             stats = loader.stats()

@@ -7,7 +7,6 @@ import itertools
 import os
 import pickle
 import random
-import sys
 import threading
 import time
 import warnings
@@ -397,11 +396,6 @@ def test_a_new_iteration_ends_the_one_before(workers):
             next(second)
 
 
-def is_in_the_loader(thread):
-    frame = sys._current_frames().get(thread.ident)
-    return frame is not None and "/mpwds/loader/" in frame.f_code.co_filename
-
-
 def test_two_threads_at_one_iteration_are_an_error_and_no_hang(tmp_path):
     refused = tmp_path / "refused"
 
@@ -420,8 +414,7 @@ def test_two_threads_at_one_iteration_are_an_error_and_no_hang(tmp_path):
         assert next(iterator) == 1
         thread = threading.Thread(target=take)
         thread.start()
-        wait_until(lambda: is_in_the_loader(thread), "the thread to ask for the next element")
-        time.sleep(0.1)
+        wait_until(iterator._lock.locked, "the thread to ask for the next element")
         with pytest.raises(RuntimeError, match="another thread is in the middle of next"):
             next(iterator)
         refused.touch()

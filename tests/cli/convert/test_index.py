@@ -131,10 +131,11 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
 def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard, tmp_path):
     slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > {tmp_path}/begun; exec sleep 600"
     made = subprocess.Popen([*command, "index", "create", slow, "-o", tmp_path / "x.json"])
-    wait_until((tmp_path / "begun").exists, made)
+    begun = tmp_path / "begun"
+    wait_until(lambda: begun.exists() and begun.read_text(), made)
     made.send_signal(signal.SIGINT)
     assert made.wait(60) == 130
-    wait_until_gone([int((tmp_path / "begun").read_text())])
+    wait_until_gone([int(begun.read_text())])
     assert not (tmp_path / "x.json").exists()
 
 

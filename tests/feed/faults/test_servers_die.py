@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -123,9 +124,15 @@ def test_who_waits_for_a_server_is_told_so_every_few_seconds(monkeypatch):
 def test_a_timeout_bounds_the_wait_for_a_server():
     with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 0.5 s"):
         mpwds.RemoteLoader(f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
-    with ServerProcess(rows(), workers=2) as server, loader_of(server, timeout=3.0) as loader:
-        with warned(), pytest.raises(mpwds.WorkerTimeout, match=f"on {server.url}, which is lost"):
-            delivered(loader, at({5: server.stop}))
+    with ServerProcess(rows(), workers=2) as server, loader_of(server, timeout=60) as loader, warned():
+        batches, remote = iter(loader), loader._remote
+        next(batches)
+        server.stop()
+        wait_until(lambda: not remote.servers.connections[0].is_up, "the trainer to miss it")
+        batches._timeout = 3  # from now on
+        remote.options = replace(remote.options, timeout=3)
+        with pytest.raises(mpwds.WorkerTimeout, match=f"on {server.url}, which is lost"):
+            list(batches)
         with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 3 s"):
             delivered(loader)
 

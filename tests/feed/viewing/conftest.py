@@ -8,8 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import run as run
+from tests.loader.faults.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run_until(run):
+    """Runs a command until its result is as wanted: what it asks may stand still for its short time."""
+
+    def run_until(is_wanted, *arguments):
+        results = []
+        wait_until(lambda: results.append(run(*arguments)) or is_wanted(results[-1]), f"{arguments}")
+        return results[-1]
+
+    return run_until
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mpwds.cli.main import main
 from mpwds.errors import ServerLost
+from mpwds.feed.status_client import StatusClient
 from tests.feed.viewing.statuses import answering, reading, status, worker
 
 
@@ -23,20 +24,28 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run, live_feed):
-    result = run("monitor", live_feed, "--once")
+@pytest.fixture(autouse=True)
+def patient_readings(monkeypatch):
+    """Servers that have answered may take their time to do so again."""
+    monkeypatch.setattr("mpwds.feed.status_client._ANSWER_S", 120)
+
+
+def test_monitor_shows_rates_workers_stages_clients_and_what_bounds_them(run_until, live_feed):
+    result = run_until(lambda result: result.stdout.count("running") == 2, "monitor", live_feed, "--once")
     assert (result.returncode, result.stderr) == (0, "")
     assert "batches/s" in result.stdout
     assert "map(picture)" in result.stdout
-    assert result.stdout.count("running") == 2
     assert "127.0.0.1" in result.stdout
     assert "range (10000000) → map(picture) → batched(16)" in result.stdout
 
 
-def test_monitor_hands_the_same_to_programs(run, live_feed):
-    figures = json.loads(run("monitor", live_feed, "--once", "--json").stdout)
-    assert figures["batches_per_s"] > 0
-    assert [worker["state"] for worker in figures["workers"]] == ["running", "running"]
+def test_monitor_hands_the_same_to_programs(run_until, live_feed):
+    def is_running(result):
+        figures = json.loads(result.stdout)
+        states = [worker["state"] for worker in figures["workers"]]
+        return figures["batches_per_s"] > 0 and states == ["running", "running"]
+
+    figures = json.loads(run_until(is_running, "monitor", live_feed, "--once", "--json").stdout)
     assert figures["servers"][0]["url"] == live_feed
 
 
@@ -99,21 +108,23 @@ def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed)
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:9", "ipc:///nowhere/at/all"])
 def test_a_server_that_does_not_answer_is_named(run, idle_feed, monkeypatch, url):
-    monkeypatch.setattr(
-        "mpwds.feed.status_client.StatusClient.__init__.__kwdefaults__", {"insecure": False, "timeout": 0.3}
-    )
+    monkeypatch.setitem(StatusClient.__init__.__kwdefaults__, "timeout", 0.3)
     result = run("monitor", url, "--once")
     assert result.returncode == 1
     assert f"mpwds monitor: error: no answer from {url}" in result.stderr
 
 
-def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(run, live_feed, monkeypatch):
+def test_a_server_that_does_not_answer_is_named_to_programs_beside_the_others(
+    run, run_until, live_feed, monkeypatch
+):
     assert json.loads(run("monitor", live_feed, "--once", "--json").stdout)["lost"] == {}
-    monkeypatch.setattr(
-        "mpwds.feed.status_client.StatusClient.__init__.__kwdefaults__", {"insecure": False, "timeout": 3}
-    )
-    result = run("monitor", live_feed, "tcp://127.0.0.1:9", "--once", "--json")
-    assert result.returncode == 0
+    monkeypatch.setitem(StatusClient.__init__.__kwdefaults__, "timeout", 3)
+    monkeypatch.setattr("mpwds.feed.status_client._ANSWER_S", 3)
+
+    def is_one_lost(result):
+        return result.returncode == 0 and len(json.loads(result.stdout)["lost"]) == 1
+
+    result = run_until(is_one_lost, "monitor", live_feed, "tcp://127.0.0.1:9", "--once", "--json")
     assert result.stderr.startswith("no answer from tcp://127.0.0.1:9 for ")
     figures = json.loads(result.stdout)
     assert list(figures["lost"]) == ["tcp://127.0.0.1:9"]
@@ -169,10 +180,11 @@ def test_show_draws_pictures_in_a_terminal_with_colours(run, live_feed, monkeypa
     assert "48;2;200;0;0" in run("show", live_feed).stdout
 
 
-def test_a_server_without_a_trainer_has_no_batch_to_show(run, idle_feed):
-    result = run("show", idle_feed, "--timeout", "0.2")
+def test_a_server_without_a_trainer_has_no_batch_to_show(run_until, idle_feed):
+    result = run_until(
+        lambda result: "does a trainer read from it?" in result.stderr, "show", idle_feed, "--timeout", "0.2"
+    )
     assert result.returncode == 1
-    assert "does a trainer read from it?" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,18 @@ def sender(tmp_path):
     thread.join()
 
 
-def test_monitor_shows_rates_and_shapes(run, sender):
-    result = run("monitor", sender, "--once")
+def test_monitor_shows_rates_and_shapes(run_until, sender):
+    result = run_until(lambda result: "uint8" in result.stdout, "monitor", sender, "--once")
     assert (result.returncode, result.stderr) == (0, "")
     assert "batches/s" in result.stdout
     assert "[0] uint8 [4, 3, 16, 16]" in result.stdout
 
 
-def test_monitor_counts_samples_and_bytes(run, sender):
-    figures = json.loads(run("monitor", sender, "--once", "--json").stdout)
-    assert figures["batches"] > 0
+def test_monitor_counts_samples_and_bytes(run_until, sender):
+    def has_batches(result):
+        return json.loads(result.stdout)["batches"] > 0
+
+    figures = json.loads(run_until(has_batches, "monitor", sender, "--once", "--json").stdout)
     assert figures["samples"] == 4 * figures["batches"]
     assert figures["nbytes"] == (4 * 3 * 16 * 16 + 16) * figures["batches"]
 

@@ -137,7 +137,7 @@ def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_
 
     for _ in range(3):
         other.give(LARGE, 1)
-    threads = [threading.Thread(target=answer), threading.Timer(20, launcher.send, ["end"], {"sent": 0})]
+    threads = [threading.Thread(target=answer), threading.Timer(240, launcher.send, ["end"], {"sent": 0})]
     for thread in threads:
         thread.start()
     try:

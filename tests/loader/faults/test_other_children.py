@@ -131,8 +131,8 @@ def test_an_exception_out_of_a_signals_handler_ends_the_iteration_and_its_worker
         iterator = iter(loading)
         for _ in range(4):
             next(iterator)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             next(iterator)
         except Alarm:
             print("rung")
