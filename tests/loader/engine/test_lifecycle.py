@@ -66,7 +66,8 @@ def test_workers_end_when_loader_and_iterator_are_deleted():
     wait_until_gone(workers)
 
 
-def test_the_dataset_is_closed_when_its_worker_ends(tmp_path):
+def test_the_dataset_is_closed_when_its_worker_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.loader.messages.protocol.GRACE_S", 120)
     mark = tmp_path / "closed"
 
     def generate():

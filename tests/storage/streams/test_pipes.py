@@ -141,7 +141,8 @@ def test_closing_early_ends_a_command_that_ignores_requests(monkeypatch, nothing
     assert ends(pid)
 
 
-def test_a_command_may_tidy_up_when_it_is_ended(tmp_path):
+def test_a_command_may_tidy_up_when_it_is_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr(pipes, "_GRACE_S", 120)
     with open_pipe(f"pipe:trap 'echo tidied > {tmp_path}/log; exit' TERM; echo; sleep 300 & wait") as stream:
         stream.readline()
     assert (tmp_path / "log").read_text() == "tidied\n"
