@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import io
 import json
+import math
 import re
 import shutil
 import signal
@@ -186,9 +187,11 @@ def test_nobody_else_is_told_and_nothing_is_stored(page, cookie):
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_batch_is_received_only_when_somebody_looks_and_not_each_time(page, feed, cookie):
+def test_a_batch_is_received_only_when_somebody_looks_and_not_each_time(page, feed, cookie, monkeypatch):
     assert feed.peeks == 0
-    batches = [json.loads(ask(page, "/batch.json", **cookie)[2]) for _ in range(3)]
+    batches = [json.loads(ask(page, "/batch.json", **cookie)[2])]
+    monkeypatch.setattr("mpwds.feed.page._PEEK_EVERY_S", math.inf)  # not before we have looked three times
+    batches += [json.loads(ask(page, "/batch.json", **cookie)[2]) for _ in range(2)]
     assert feed.peeks == 1
     assert [label for label, _ in batches[0]["samples"]] == ["0", "1", "2", "3", "4"]
 
