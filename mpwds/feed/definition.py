@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from collections.abc import Callable, Iterator
@@ -90,8 +91,9 @@ def _code(item: Any, depth: int, seen: set[int]) -> Iterator[str]:
     seen.add(id(item))
     if isinstance(item, types.FunctionType):
         yield from _code_of(item.__code__)
-        for cell in item.__closure__ or ():
-            yield from _code(cell.cell_contents, depth + 1, seen)
+        values = [cell.cell_contents for cell in item.__closure__ or ()]
+        for value in (item.__defaults__, item.__kwdefaults__, *values):
+            yield from _code(value, depth + 1, seen)
     elif isinstance(item, (bool, int, float, str, bytes, type(None))):
         yield f"{type(item).__name__} {item!r}" if not (isinstance(item, str) and "/" in item) else "path"
     elif isinstance(item, (list, tuple)):
@@ -109,9 +111,14 @@ def _code(item: Any, depth: int, seen: set[int]) -> Iterator[str]:
     elif isinstance(item, types.MethodType):
         yield from _code(item.__func__, depth + 1, seen)
         yield from _code(item.__self__, depth + 1, seen)
+    elif isinstance(item, functools.partial):
+        for part in (item.func, item.args, item.keywords):
+            yield from _code(part, depth + 1, seen)
+    elif isinstance(item, (type, types.BuiltinFunctionType)):
+        yield item.__qualname__
     else:
         yield type(item).__qualname__
-        if not isinstance(item, (type, types.ModuleType)) and type(item).__module__ != "builtins":
+        if not isinstance(item, types.ModuleType) and type(item).__module__ != "builtins":
             yield from _code(getattr(item, "__dict__", {}), depth + 1, seen)
 
 

@@ -4,9 +4,11 @@ import contextlib
 import os
 import resource
 import socket
+import tempfile
 
 import pytest
 
+from mpwds.errors import MpwdsError
 from mpwds.feed.fd_passing import FdReceiver, FdSender
 
 IDENTITY = b"\1" + bytes(15)
@@ -79,6 +81,59 @@ def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it():
         assert not sender.connected(IDENTITY)
         sender.accept({IDENTITY})
         assert sender.connected(IDENTITY)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_descriptors_arrive_in_turn_for_each_launch_of_a_slot_and_are_closed_if_nobody_takes_them():
+    with (
+        contextlib.closing(FdSender(pytest.fail)) as sender,
+        contextlib.closing(FdReceiver(sender.name, IDENTITY)) as receiver,
+        contextlib.ExitStack() as stack,
+    ):
+        files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(4)]
+        sender.accept({IDENTITY})
+        for slot, launch, segment in ((1, 1, 0), (0, 2, 1), (0, 2, 2), (0, 1, 3)):
+            sender.give(IDENTITY, slot, launch, files[segment], files[0])
+        sender.give(b"nobody", 0, 0, files[0], files[0])
+        for slot, launch, expected in ((0, 2, 1), (1, 1, 0), (0, 2, 2)):
+            taken = receiver.take(slot, launch)
+            assert [os.fstat(each).st_ino for each in taken] == [
+                os.fstat(files[number]).st_ino for number in (expected, 0)
+            ]
+            for each in taken:
+                os.close(each)
+        with pytest.raises(MpwdsError, match="shared memory of worker 0 and did not hand it over"):
+            receiver.take(0, 2)
+
+
+def test_a_trainer_that_is_gone_or_connects_again_is_let_go():
+    with (
+        contextlib.closing(FdSender(pytest.fail)) as sender,
+        stranger(sender) as first,
+        stranger(sender) as second,
+    ):
+        for each in (first, second):
+            each.send(IDENTITY)
+            sender.accept({IDENTITY})
+            each.setblocking(False)
+        assert first.recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            second.recv(1)
+        sender.accept(set())
+        assert second.recv(1) == b""
+        assert not sender.connected(IDENTITY)
+
+
+def test_of_those_who_say_nothing_the_last_64_may_stay():
+    with contextlib.closing(FdSender(pytest.fail)) as sender, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(stranger(sender)) for _ in range(66)]
+        sender.accept(set())
+        for each in silent:
+            each.setblocking(False)
+        assert [each.recv(1) for each in silent[:2]] == [b"", b""]
+        for each in silent[2:]:
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
 
 
 def stranger(sender):

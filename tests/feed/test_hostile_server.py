@@ -20,6 +20,7 @@ from mpwds.loader.messages.channel import frame_of
 from mpwds.stats.snapshot import CounterSnapshot
 from tests.feed.messages import WELCOME
 from tests.feed.serving import turned_away
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -41,6 +42,7 @@ class HostileServer:
 
     def __init__(self, answer, welcome=None, pong=None):
         self._answer, self._welcome, self._pong = answer, welcome or {}, pong or {}
+        self.heard = []
         self._ends = threading.Event()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -64,6 +66,7 @@ class HostileServer:
                 continue
             who, data = self._router.recv_multipart()
             fields = nest.unpack(data)
+            self.heard.append(fields["kind"])
             for frames in self._replies(fields):
                 self._router.send_multipart([who, *frames])
 
@@ -329,6 +332,58 @@ def test_a_start_that_the_server_never_saw_is_sent_again():
             yield from data(batch(), END)(slot, attempt)
 
     assert read(answer, pong={"number": 2**40}) == [7]  # the server has no part, and is behind that ping
+
+
+@pytest.mark.filterwarnings("ignore:the server .* is back")
+@pytest.mark.parametrize(
+    ("pong", "why"),
+    [({"server": "4567"}, "it has restarted"), ({"known": False}, "it took this trainer for gone")],
+)
+def test_a_server_that_has_forgotten_the_trainer_is_asked_again(pong, why):
+    starts = []
+
+    def answer(slot, attempt):
+        starts.append(attempt)
+        if len(starts) > 1:
+            yield from data(batch(), END)(slot, attempt)
+
+    with pytest.warns(RuntimeWarning, match=f"is lost .{why}.: waiting for it to come back"):
+        assert read(answer, pong=pong) == [7]
+
+
+@pytest.mark.filterwarnings("ignore:the server .* is lost")
+def test_a_server_that_comes_back_with_another_dataset_is_refused_and_told_goodbye():
+    def answer(slot, attempt):
+        server._welcome["fingerprint"] = "4567"
+        return iter(())
+
+    with HostileServer(answer, {"workers": 1}, pong={"known": False}) as server:
+        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=60, timeout=60) as loader:
+            with pytest.raises(
+                MpwdsError, match=r"another dataset \(fingerprint 4567\) than before \(0123\)"
+            ):
+                next(iter(loader))
+            wait_until(lambda: wire.BYE in server.heard, "the server to hear it")
+
+
+def test_servers_of_different_datasets_are_refused_with_both():
+    other = {"fingerprint": "4567", "description": ["range(9)"]}
+    with HostileServer(data(END)) as one, HostileServer(data(END), welcome=other) as two:
+        with pytest.raises(MpwdsError, match="the servers have different datasets") as caught:
+            mpwds.RemoteLoader([one.url, two.url], timeout=60)
+    for told in (
+        f"{one.url} serves range(8) (fingerprint 0123)",
+        f"{two.url} serves range(9) (fingerprint 4",
+    ):
+        assert told in str(caught.value)
+
+
+def test_a_question_that_is_not_answered_is_an_error(monkeypatch):
+    with HostileServer(data(END)) as server, mpwds.RemoteLoader(server.url, server_timeout=60) as loader:
+        monkeypatch.setattr("mpwds.feed.client.connections._ASK_S", 0.2)
+        servers = loader._remote.servers
+        with pytest.raises(ServerLost, match=f"the server {server.url} did not answer within 0.2 s"):
+            servers.ask(servers.connections[0], wire.STATUS)
 
 
 def test_losses_with_a_batch_between_two_of_them_never_end_an_epoch():

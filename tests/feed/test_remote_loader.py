@@ -15,6 +15,7 @@ from mpwds.feed.server import worker_relay
 from mpwds.loader.launching.forkserver import ServerGone
 from mpwds.loader.worker import elements
 from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
+from tests.loader.faults.processes import wait_until
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -232,11 +233,14 @@ def test_statistics_name_the_stages_that_ran_on_the_server():
     assert sum(worker.batches for worker in stats.workers) == LENGTH // 4
 
 
-@pytest.mark.filterwarnings("ignore:more than 3 batches of one worker are kept")  # in shared memory
 def test_batches_that_the_program_keeps_stay_as_they_are(way):
     url, options = way
     with served(large(), url) as server, mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
-        kept = list(loader)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            kept = list(loader)
+        are_copied = any("more than 3 batches of one worker are kept" in str(each.message) for each in told)
+        assert are_copied == options.get("shared_memory", True)
         seen = [plain(batch) for batch in kept]
     assert seen == locally(large(), 2)[0]
     assert [plain(batch) for batch in kept] == seen
@@ -306,6 +310,37 @@ def test_local_and_remote_workers_make_one_epoch_together():
         with mpwds.MultiLoader(dataset, workers=1, remote=server.url, output="numpy") as loader:
             assert loader.workers == 3
             assert [epoch_of(loader) for _ in range(2)] == locally(dataset, 3, epochs=2)
+            assert len(loader._group.pids) == 1  # of this machine
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"urls": []}, "there is no URL of a server"),
+        ({"members": 2}, "members= and max_lag= belong to a group="),
+        ({"max_lag": 2.0}, "members= and max_lag= belong to a group="),
+        ({"members": 0, "group": "g"}, "members must be at least 1"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"max_batch_bytes": 0}, "max_batch_bytes must be at least 1"),
+        ({"on_server_loss": "stay"}, "on_server_loss must be"),
+        ({"server_timeout": -1}, "timeout must be"),
+        ({"max_lag": -1, "group": "g"}, "timeout must be"),
+        ({"heartbeat_timeout": 0.1}, "heartbeat_timeout must be at least 2 seconds"),
+        ({"urls": "tcp://far:1"}, "keys"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_connected(options, why):
+    with pytest.raises(ValueError, match=why):
+        mpwds.RemoteLoader(**{"urls": "tcp://127.0.0.1:9", **options})
+
+
+def test_a_loader_that_cannot_be_made_leaves_its_servers():
+    with served(numbers()) as server:
+        with pytest.raises(ValueError, match="output"):
+            mpwds.RemoteLoader(server.url, output="pandas")
+        wait_until(lambda: not server.status()["clients"], "the server to hear that it left")
+        with mpwds.RemoteLoader(server.url, workers=1) as loader:
+            assert str(loader).startswith(f"RemoteLoader({server.url!r}, workers=1)")
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])

@@ -204,19 +204,6 @@ def test_a_member_that_lags_falls_out_and_the_others_go_on():
 
 
 @pytest.mark.slow
-def test_a_member_that_joins_and_never_begins_falls_out_too():
-    with ServerProcess(rows(), workers=2) as server:
-        options = {"group": "sweep", "max_lag": 3.0, "output": "numpy"}
-        with (
-            mpwds.RemoteLoader(server.url, **options) as idle,
-            mpwds.RemoteLoader(server.url, **options) as other,
-        ):
-            assert delivered(other) == undisturbed(2)[0]
-            with pytest.raises(mpwds.MpwdsError, match="held up its group"):
-                next(iter(idle))
-
-
-@pytest.mark.slow
 def test_members_that_pause_together_hold_up_nobody():
     with ServerProcess(rows(), workers=2) as server:
         together = threading.Barrier(2)

@@ -121,9 +121,13 @@ def test_who_waits_for_a_server_is_told_so_every_few_seconds(monkeypatch):
     assert not any("mpwds/" in warning.filename for warning in (*lost, *begins))
 
 
-def test_a_timeout_bounds_the_wait_for_a_server():
-    with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 0.5 s"):
-        mpwds.RemoteLoader(f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
+def test_a_timeout_bounds_the_wait_for_a_server(monkeypatch):
+    monkeypatch.setattr("mpwds.feed.client.connections.SAY_EVERY_S", 0)
+    with pytest.warns(RuntimeWarning, match=r"waiting for the server at .* \(.*\), for \d s") as waits:
+        with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 0.5 s"):
+            mpwds.RemoteLoader(f"tcp://127.0.0.1:{free_port()}", timeout=0.5)
+    assert len(waits) <= 4
+    monkeypatch.undo()
     with ServerProcess(rows(), workers=2) as server, loader_of(server, timeout=60) as loader, warned():
         batches, remote = iter(loader), loader._remote
         next(batches)

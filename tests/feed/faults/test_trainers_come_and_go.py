@@ -90,21 +90,6 @@ def test_a_trainer_that_ends_after_its_server_has_restarted_says_nothing_wrong()
 
 
 @pytest.mark.slow
-def test_max_clients_and_workers_per_client():
-    with ServerProcess(rows(), workers=4, max_clients=2, workers_per_client=1) as server:
-        first = mpwds.RemoteLoader(server.url, output="numpy")
-        second = mpwds.RemoteLoader(server.url, output="numpy", workers=2)
-        with first, second:
-            assert (first.workers, second.workers) == (1, 2)
-            turned_away(server.url, "it serves 2 clients, its most")
-            assert delivered(first) == undisturbed(1)[0]
-            assert delivered(second) == undisturbed(2)[0]
-        wait_until(lambda: clients_of(server) == 0, "the server to hear that they left")
-        with mpwds.RemoteLoader(server.url, output="numpy") as third:
-            assert third.workers == 1
-
-
-@pytest.mark.slow
 def test_two_ranks_of_a_job_share_the_workers_of_all_servers(memory):
     dataset = rows()
     with ServerProcess(dataset, workers=2) as one, ServerProcess(dataset, workers=2) as other:
