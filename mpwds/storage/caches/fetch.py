@@ -111,10 +111,11 @@ class Fetch:
         with self.changed:
             if self.ended:
                 return None
+            reader = FetchReader(self, os.dup(self._file), offset, whole)
             self.readers += 1
             self.waiting += whole
             self._stopping = False
-            return FetchReader(self, os.dup(self._file), offset, whole)
+            return reader
 
     def leave(self, whole: bool) -> None:
         """Removes a reader, which waited for the ``whole`` shard or not.
@@ -312,8 +313,8 @@ def join(
         release(claim)
         raise
     _running[entry.partial] = fetch
-    reader = fetch.join(offset, whole)
     try:
+        reader = fetch.join(offset, whole)
         threading.Thread(target=fetch.run, name=f"fetching {entry.name}", daemon=True).start()
     except BaseException:
         fetch.end()

@@ -1,6 +1,7 @@
 """The shard cache in one process: what it keeps, what it streams, what it removes."""
 
 import contextlib
+import fcntl
 import io
 import os
 import pickle
@@ -17,6 +18,7 @@ import pytest
 from mpwds.errors import ShardError
 from mpwds.storage.caches import fetch as cache_fetch
 from mpwds.storage.caches.shard_cache import ShardCache, UncacheableShard
+from tests.open_files import none_left
 from tests.storage.members import read_members
 
 
@@ -340,7 +342,9 @@ def test_the_shard_that_was_not_used_for_longest_goes_first(make, remote):
 def test_a_shard_that_is_read_stays(make, remote):
     cache = make(31_000)
     fetch(cache, "a", "b", "c")
-    with cache.open(url("a")) as stream:
+    first, stream = cache.open(url("a")), cache.open(url("a"))
+    first.close()
+    with stream:
         fetch(cache, "b", "c", "d")
         assert kept(cache) == ["a.tar", "c.tar", "d.tar"]
         assert stream.read() == remote.shards["a"]
@@ -411,6 +415,34 @@ def test_what_is_being_fetched_counts(make, remote):
     assert kept(cache) == ["b.tar", "c.tar"]
 
 
+@pytest.mark.filterwarnings("ignore:.*cache")
+def test_a_shard_is_streamed_while_too_few_files_can_be_opened_and_kept_later(make, remote):
+    cache = make()
+    for spare in range(4):
+        with none_left(spare):
+            assert read(cache, "a") == remote.shards["a"]
+            settle(cache)
+    fetch(cache, "a")
+    assert kept(cache) == ["a.tar"]
+    assert partials(cache) == []
+
+
+def test_a_shard_is_streamed_while_no_thread_can_be_started_and_kept_later(make, remote, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    cache = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.warns(RuntimeWarning, match="cannot be used, shards are streamed without it: .*thread"):
+            assert read(cache, "a") == remote.shards["a"]
+        assert not cache.prefetch(url("a"))
+    assert kept(cache) == []
+    assert read(cache, "a") == remote.shards["a"]
+    settle(cache)
+    assert kept(cache) == ["a.tar"]
+
+
 # -------------------------------------------------------------------------------------- fetching ahead
 
 
@@ -438,6 +470,16 @@ def test_a_shard_that_is_being_fetched_is_followed(make, remote, begun_by):
             assert stream.read() == remote.shards["a"]
         assert begun_by == "prefetching" or first.read() == remote.shards["a"][100:]
     assert remote.opened == [("a", 0)]
+
+
+def test_a_shard_that_another_process_fetches_is_not_prefetched(make, remote):
+    cache = make()
+    entry = cache_fetch.CacheEntry.of(cache.directory, url("a"), by_last_part)
+    os.makedirs(os.path.dirname(entry.partial))
+    with open(entry.partial, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not cache.prefetch(url("a"))
+    assert remote.opened == []
 
 
 def test_no_more_are_prefetched_at_a_time_than_asked_for(make, remote):
