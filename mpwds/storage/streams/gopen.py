@@ -169,7 +169,7 @@ def _open(
         opener = gopen_schemes["__default__"]
     if "retries" in options and not _takes(opener, "retries"):
         options = {name: value for name, value in options.items() if name != "retries"}
-    if stop is not None and isinstance(opener, _BuiltIn) and "stop" in opener.takes:
+    if isinstance(opener, _BuiltIn) and "stop" in opener.takes:
         return opener(url, mode, bufsize, offset=offset, stop=stop, **options)
     if offset and _takes(opener, "offset"):
         return opener(url, mode, bufsize, offset=offset, **options)

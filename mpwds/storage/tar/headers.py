@@ -156,8 +156,7 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
     while start < len(body) and body[start]:
         # length keyword=value newline, where the length counts the whole record
         match = _RECORD.match(body, start)
-        stop = start + int(match[1]) if match is not None else 0
-        if match is None or stop <= match.end() or body[stop - 1 : stop] != b"\n":
+        if match is None or body[(stop := start + int(match[1])) - 1 : stop] != b"\n" or stop <= match.end():
             raise _bad_record(url, position, body[start : start + 40])
         keyword = match[2]
         if keyword == b"path" and match.end() < stop - 1:

@@ -202,7 +202,7 @@ class _Scan:
         """Goes to the next block that is a header; if there is none, to the end, if that is known."""
         source = self._source
         position = self._position + BLOCK
-        while self._can_go_on and position < source.end:
+        while self._can_go_on:
             try:
                 window, at = source.window(position, BLOCK)
             except ShardError:

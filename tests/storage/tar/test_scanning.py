@@ -130,9 +130,22 @@ def test_damage_to_compressed_bytes_ends_the_archive():
 
 def test_bytes_behind_the_end_are_damage_there():
     data = archive_of(MEMBERS)
-    (damage,) = damages(scanned(data + b"garbage" * 100))
-    assert (damage.offset, damage.end) == (len(data), len(data) + 700)
-    assert "follow the end of the archive" in damage.reason
+    for size in (700, 1023, 1024):
+        (damage,) = damages(scanned(data + (b"garbage" * 147)[:size]))
+        assert (damage.offset, damage.end) == (len(data), len(data) + size)
+        assert "follow the end of the archive" in damage.reason
+
+
+def test_members_after_damage_are_found_however_few_bytes_a_stream_gives():
+    class Trickling(io.BytesIO):
+        def read1(self, size):
+            return super().read1(512)
+
+    data = bytearray(archive_of(MEMBERS))
+    data[0:2048:512] = b"****"
+    found = list(scan("x.tar", lambda name: True, open=lambda url, offset: Trickling(data)))
+    assert found == scanned(bytes(data))
+    assert [entry.name for entry in entries(found)] == ["d/b.cls", "d/b.jpg"]
 
 
 def test_an_archive_without_an_end_mark_is_suspicious():
