@@ -322,7 +322,7 @@ def test_keys_that_run_no_code_travel():
 def test_a_namedtuple_that_is_not_imported_comes_back_as_an_equivalent_one():
     point = collections.namedtuple("Point", ["x", "class"], rename=True)(np.zeros(2), "a")
     received = travel(point)
-    assert type(received).__name__ == "Point"
+    assert (type(received).__name__, type(received).__module__) == ("Point", __name__)
     assert received._fields == ("x", "_1")
     assert isinstance(received, tuple)
     assert received.x.tolist() == [0, 0]
@@ -426,6 +426,12 @@ def with_extra():
     return sample
 
 
+def without_field():
+    sample = Sample(1)
+    del sample.__dict__[dataclasses.fields(sample)[0].name]
+    return sample
+
+
 OTHERS = [
     {1, 2},
     range(3),
@@ -443,6 +449,7 @@ OTHERS = [
     OwnState(1),
     WithProperty(1),
     with_extra(),
+    without_field(),
     memoryview,
 ]
 
@@ -459,6 +466,7 @@ def test_other_objects_are_refused_with_their_path(item):
 def test_other_objects_are_pickled_where_that_is_allowed(item):
     (received,) = travel([item], allow_pickle=True)
     assert type(received).__name__ == type(item).__name__
+    assert getattr(received, "__dict__", {}).keys() == getattr(item, "__dict__", {}).keys()
 
 
 def test_arrays_inside_a_pickled_object_are_correct():

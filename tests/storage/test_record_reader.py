@@ -89,7 +89,7 @@ def test_a_record_beyond_the_limit_is_refused(format):
     data = dump(b"x" * 1_000_000)
     with pytest.raises(ShardError, match="damaged or too large"):
         list(read(io.BytesIO(data), "x", 0, 500_000))
-    assert len(list(read(io.BytesIO(data * 3), "x", 0, 2_000_000))) == 3
+    assert len(list(read(io.BytesIO(data * 3), "x", 0, len(data)))) == 3
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ def test_a_distinct_name_is_in_the_same_directory_and_has_the_same_extensions(na
     )
 
 
+def test_a_part_of_a_name_may_have_200_bytes():
+    assert cache_name("http://host/a", lambda url: "d/" + "é" * 100) == "d/" + "é" * 100
+    with pytest.raises(ValueError, match="more than 200 bytes"):
+        cache_name("http://host/a", lambda url: "d/" + "é" * 100 + "x")
+
+
 def test_an_error_shows_no_credentials():
     with pytest.raises(ValueError, match="does not name a file") as caught:
         cache_name("https://me:pass@host/a.tar", lambda url: "../a.tar")

@@ -155,6 +155,7 @@ def test_a_range_of_any_stream_can_be_opened(path, web, served):
     for url in (path, served, f"pipe:cat {path}"):
         with open_range(url, 1000, 100) as stream:
             assert stream.read(100) == expected
+            assert url != served or stream.read() == b""
 
 
 def test_cloud_storage_sends_ranges(web, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """FTP by the program curl."""
 
 import contextlib
+import os
 import shutil
 import socketserver
 import threading
@@ -70,6 +71,16 @@ def test_reads_from_an_offset(server, offset):
     with open_at(url(server, "x.tar"), offset) as stream:
         assert stream.read() == CONTENT[offset:]
     assert (f"REST {offset}" in server.said) == (offset > 0)
+
+
+def test_a_silent_server_ends_the_program(tmp_path, monkeypatch):
+    (tmp_path / "curl").write_text('#!/bin/sh\necho "$@"')
+    (tmp_path / "curl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with gopen("sftp://host/x.tar") as stream:
+        said = stream.read().decode()
+    assert "--connect-timeout 30 --speed-time 60 --speed-limit 1 " in said
+    assert said.endswith(" sftp://host/x.tar\n")
 
 
 def test_writes(server):

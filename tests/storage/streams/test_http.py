@@ -174,6 +174,12 @@ def test_a_changed_resource_is_an_error_and_never_mixed(web, quick, marks, range
         stream.read()
 
 
+def test_a_server_that_no_longer_marks_the_version_is_not_read_on(web, quick):
+    web.plan = [{"cut": 100_000}, {"ranges": False, "etags": False, "modified": None}]
+    with pytest.raises(StreamError, match="the server no longer says which version it sends"):
+        read(web, retries=quick)
+
+
 def test_a_resource_that_grew_is_an_error(web, quick):
     web.etags = False
     web.plan = [{"cut": 100_000}, {"content": CONTENT + b"more"}]
@@ -244,7 +250,7 @@ def test_a_missing_resource_is_file_not_found_at_once(web, status):
     assert len(web.requests) == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 501])
+@pytest.mark.parametrize("status", [400, 401, 403, 501, 505])
 def test_a_lasting_refusal_is_an_error_at_once(web, status):
     web.plan = [{"status": status}]
     with pytest.raises(StreamError, match=f"the server answers {status}"):

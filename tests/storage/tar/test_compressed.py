@@ -80,6 +80,7 @@ def test_offsets_count_decompressed_bytes_for_files_and_streams(tmp_path, name):
     for index, member in enumerate(whole):
         assert list(of_stream(compressed, offset=member.offset)) == whole[index:]
         assert list(read_members(str(tmp_path / "x.tar"), member.offset)) == whole[index:]
+    assert list(of_stream(compressed, offset=len(ARCHIVE))) == []
     for read in (of_stream(compressed, offset=1 << 30), read_members(str(tmp_path / "x.tar"), 1 << 30)):
         with pytest.raises(ShardError, match="nothing can be read at offset 1073741824"):
             list(read)

@@ -1,6 +1,7 @@
 """Reading tar archives: the same members as Python's tarfile finds, from every place a member starts."""
 
 import io
+import os
 import subprocess
 import tarfile
 
@@ -122,6 +123,26 @@ def test_a_checksum_of_signed_bytes_is_accepted(tmp_path):
     counted = data[:148] + b" " * 8 + data[156:512]
     data[148:156] = b"%06o\0 " % sum(byte - 256 if byte > 127 else byte for byte in counted)
     assert contents_of(file_with(tmp_path, bytes(data))) == [("é" * 20, b"data")]
+
+
+def test_an_empty_pax_record_leaves_the_headers_name_and_size(tmp_path):
+    header, records = tarfile.TarInfo("short"), tarfile.TarInfo("pax")
+    header.size, records.size, records.type = 4, 16, tarfile.XHDTYPE
+    data = (
+        records.tobuf()
+        + b"8 path=\n8 size=\n".ljust(512, b"\0")
+        + header.tobuf()
+        + b"data".ljust(1536, b"\0")
+    )
+    assert contents_of(file_with(tmp_path, data)) == [("short", b"data")]
+
+
+def test_a_file_is_read_whole_however_little_the_system_reads_at_a_time(tmp_path, monkeypatch):
+    members = [("a", b"x" * 1001), ("b", b"y" * 100_000), ("c", b"z")]
+    path, pread = file_with(tmp_path, archive_of(members)), os.pread
+    for most in (1, 511, 1000):
+        monkeypatch.setattr(os, "pread", lambda file, size, at, most=most: pread(file, min(size, most), at))
+        assert contents_of(path) == members
 
 
 def test_pax_size_and_path_override_the_header(tmp_path):

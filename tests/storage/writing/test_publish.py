@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import gc
+import io
 import os
 import stat
 import subprocess
@@ -10,6 +11,8 @@ import sys
 
 import pytest
 
+from mpwds.storage.streams.gopen import gopen_schemes
+from mpwds.storage.streams.resuming import Retries
 from mpwds.storage.writing.destinations import (
     OwnedStream,
     PendingFile,
@@ -18,6 +21,7 @@ from mpwds.storage.writing.destinations import (
     write_all,
     write_whole,
 )
+from tests.open_files import open_files
 
 
 def test_the_file_appears_when_it_is_published_in_place_of_one_of_its_name(tmp_path):
@@ -195,9 +199,21 @@ def test_what_a_full_disk_cuts_off_is_discarded_and_named(tmp_path, limited):
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
 
 
-def test_pieces_are_written_whole_and_published(tmp_path):
+def test_pieces_are_written_whole_and_published_in_place_of_a_file(tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
     write_whole(open_destination(tmp_path / "x"), b"one, ", b"", b"two")
     assert (tmp_path / "x").read_bytes() == b"one, two"
+
+
+def test_an_opener_gets_the_policy_of_retries_if_it_has_such_a_parameter(monkeypatch):
+    got = []
+    monkeypatch.setitem(
+        gopen_schemes, "mine", lambda url, mode, bufsize, retries: got.append(retries) or io.BytesIO()
+    )
+    monkeypatch.setitem(gopen_schemes, "other", lambda url, mode, bufsize: got.append(url) or io.BytesIO())
+    for url in ("mine://x", "other://x"):
+        write_whole(open_destination(url, retries=Retries(tries=3)), b"data")
+    assert got == [Retries(tries=3), "other://x"]
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -318,4 +334,5 @@ def test_what_killed_writers_left_of_a_series_is_removed_and_nothing_else(tmp_pa
     assert len(os.listdir(tmp_path)) == 7
     remove_partial([pattern])
     assert sorted(os.listdir(tmp_path)) == sorted([*others, os.path.basename(written._temporary)])
+    assert open_files(tmp_path) == [written._temporary]
     written.discard()

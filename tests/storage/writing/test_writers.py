@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
+from mpwds.storage.streams.gopen import gopen_schemes
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
 from tests.storage.members import read_members
 
@@ -379,14 +380,26 @@ def test_an_exception_inside_with_does_not_complete_an_openers_stream(make, end)
     assert [stream.ends for stream in opened] == [["close"], [end]]
 
 
-def test_a_stream_that_cannot_be_taken_back_is_left_alone_with_a_warning():
+@pytest.mark.parametrize("by_opener", [False, True])
+def test_a_stream_that_cannot_be_taken_back_is_left_alone_with_a_warning(monkeypatch, by_opener):
     stream = Upload()
+    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize: stream)
+    opener = (lambda name: stream) if by_opener else None
     with (
-        pytest.warns(RuntimeWarning, match=r"x-0\.tar is not complete.*Upload.*no method `discard`"),
+        pytest.warns(
+            RuntimeWarning, match=r"^mine://\*\*\*@host/x-0\.tar is not complete.*Upload.*no method `discard`"
+        ),
         pytest.raises(KeyboardInterrupt),  # inside: `warns` does not look when one passes through it
     ):
-        write_all(ShardWriter("x-%d.tar", verbose=0, opener=lambda name: stream), interrupted())
+        write_all(ShardWriter("mine://me:secret@host/x-%d.tar", verbose=0, opener=opener), interrupted())
     assert stream.ends == []
+
+
+def test_an_error_in_writing_names_the_url_without_credentials(monkeypatch):
+    monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize: Discardable(room=0))
+    with pytest.raises(OSError, match="No space left") as raised:
+        TarWriter("mine://me:secret@host/x.tar").write(SAMPLES[0])
+    assert raised.value.filename == "mine://***@host/x.tar"
 
 
 @pytest.mark.parametrize("wrap", [lambda raw: raw, io.BufferedWriter], ids=["raw", "buffered"])
