@@ -160,6 +160,14 @@ def test_without_workers_a_foreign_dataset_draws_the_random_numbers_of_one_worke
     assert (random.random(), np.random.random(), float(torch.rand(1))) == expected
 
 
+def test_without_workers_arrays_are_the_users_to_write_to():
+    array = np.arange(3)
+    array.flags.writeable = False
+    (got,) = mpwds.MultiLoader([array], workers=0, output="numpy")
+    got += 1
+    assert (got.tolist(), array.tolist()) == ([1, 2, 3], [0, 1, 2])
+
+
 def test_workers_draw_different_random_numbers_and_the_same_in_every_run():
     def generate():
         seed = torch.utils.data.get_worker_info().seed
@@ -504,9 +512,11 @@ def test_an_argument_out_of_range_is_an_error(options, message):
 
 
 def test_numbers_may_be_numpys():
+    switches = {"in_order": np.False_, "persistent": 1}
     loader = mpwds.MultiLoader(
-        [1, 2, 3], workers=np.int64(1), prefetch=np.uint8(2), seed=np.int32(7), output="numpy"
+        [1, 2, 3], workers=np.int64(1), prefetch=np.uint8(2), seed=np.int32(7), output="numpy", **switches
     )
+    assert loader.in_order is False
     loader.set_epoch(np.int64(3))
     with loader:
         assert list(loader) == [1, 2, 3]

@@ -440,6 +440,7 @@ def test_a_loader_that_has_run_says_so_in_its_repr():
     assert repr(loader).startswith("MultiLoader(DataPipeline(list), workers=0)  # ")
     assert "not enough data yet: 2 batches" in repr(loader)
     assert "not enough data yet: 2 batches" in repr(loader.unbatched())
+    assert loader.stats().in_process
 
 
 def test_a_notebook_shows_the_table_and_a_prompt_one_line():

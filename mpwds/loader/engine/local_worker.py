@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpwds import interrupts, nest, tenbin
-from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
+from mpwds.errors import WorkerDied, WorkerTimeout
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import Launcher
@@ -296,8 +296,7 @@ class BatchReceiver:
         if block is None:
             pinned = self.pinning.copy(message.payload) if self.pinning and message.payload else None
             return bytearray(message.payload) if pinned is None else pinned
-        if arena is None:
-            raise MpwdsError(f"a batch came in block {block} of a segment that is not mapped")
+        assert arena is not None  # the worker announces a segment before the first batch in it
         if self.pinning is not None:
             arena.reclaim()
         if arena.leased < self.keep:

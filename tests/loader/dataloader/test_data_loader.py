@@ -298,7 +298,7 @@ def test_arrays_are_writable_and_their_holders_own():
 
 def test_large_batches_of_indices_reach_the_workers():
     sampler = torch.utils.data.RandomSampler(Numbers(150_000), generator=torch.Generator().manual_seed(0))
-    loader = DataLoader(Numbers(150_000), 50_000, sampler=sampler, num_workers=2, prefetch_factor=4)
+    loader = DataLoader(Numbers(150_000), 50_000, sampler=sampler, num_workers=2, prefetch_factor=400)
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(150_000))
 
 

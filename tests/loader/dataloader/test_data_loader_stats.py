@@ -93,6 +93,13 @@ def test_a_worker_that_has_no_task_waits_for_the_trainer():
     assert worker.waiting_s > 0.02 * 9
 
 
+def test_batches_that_were_copied_because_they_are_kept_are_counted_in_all_epochs():
+    loader = DataLoader(Images(), batch_size=6, num_workers=1, prefetch_factor=1)
+    kept = [list(loader) for _ in range(2)]
+    assert [len(batches) for batches in kept] == [4, 4]
+    assert [loader.stats(since).private_copies for since in ("epoch", "start")] == [2, 4]
+
+
 def test_single_samples_count_as_one_each():
     loader = DataLoader(Images(), batch_size=None, num_workers=1)
     list(loader)

@@ -38,6 +38,19 @@ def test_closing_it_ends_its_workers():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def test_another_epoch_and_another_stage_begin_at_the_start():
+    loader = WebLoader(range(8), batch_size=2).unbatched()
+    elements = iter(loader)
+    next(elements)
+    state = loader.state_dict()
+    assert (state["delivered"], loader.map(int).state_dict()["delivered"]) == (1, 0)
+    loader.load_state_dict(state)
+    assert len(list(loader.map(int))) == 8
+    loader.load_state_dict(state)
+    loader.set_epoch(1)
+    assert len(list(loader)) == 8
+
+
 def test_says_what_it_is():
     assert (
         repr(WebLoader([1, 2], num_workers=2).unbatched())
