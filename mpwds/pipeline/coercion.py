@@ -24,7 +24,7 @@ from mpwds.pipeline.iterable_sources import (
     iterates_itself,
 )
 from mpwds.pipeline.splitting import Splitter
-from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, RowStep, Stage, Stream
+from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, Stage, Stream
 from mpwds.suggestions import shown
 
 
@@ -118,10 +118,6 @@ class OwnStage(_Own, Filter):
     """A user's object with a method ``stream(source, context)``, and perhaps more of what stages have."""
 
     _answers = (*_Own._answers, "alike_before_split", "count_of", "divides_among", "pins_epoch")
-
-    @property
-    def row_step(self) -> RowStep | None:
-        return self.ask("row_step")  # type: ignore[no-any-return]
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         stream: Stream[Any] = self.given.stream(source, context)

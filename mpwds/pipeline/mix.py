@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpwds.pipeline.coercion import as_source
@@ -254,17 +256,11 @@ class _AtRandom(_Order):
         self.state = 0  # the number of draws
 
     def next(self, in_play: list[bool]) -> int:
-        weights = [weight if plays else 0.0 for weight, plays in zip(self._weights, in_play, strict=True)]
-        rest = self._draws.fraction(self.state) * sum(weights)
+        playing = [part for part, plays in enumerate(in_play) if plays]
+        ends = list(accumulate(self._weights[part] for part in playing))
+        drawn = self._draws.fraction(self.state) * ends[-1]
         self.state += 1
-        last = 0
-        for part, weight in enumerate(weights):
-            if weight:
-                if rest < weight:
-                    return part
-                rest -= weight
-                last = part
-        return last  # rounding may leave a rest at the very end
+        return playing[bisect_right(ends, drawn, hi=len(ends) - 1)]
 
 
 class _Turns(_Order):

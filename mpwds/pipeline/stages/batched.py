@@ -210,11 +210,7 @@ class Batches(Retrying):
 
     def fetch(self, address: Any) -> Any:
         elements = [element for _, element in fetch_held(self._source, address)]
-        try:
-            return self._call_collate(self._collate, address, elements)
-        except Exception as error:
-            explain(error, self._stage, self, address)
-            raise
+        return self._call_collate(self._collate, address, elements)
 
     def describe(self, address: Any, element: object = None) -> Description:
         first, last = self._source.describe(address[0]), self._source.describe(address[-1])

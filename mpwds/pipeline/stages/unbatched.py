@@ -147,12 +147,8 @@ class _Parts(Retrying):
         if fetched is not None and fetched[0] == whole and (fetched[1] < index or not self._drawn):
             take = fetched[2]
         else:
-            take = self._opened(whole, self._source.fetch(whole))
-        try:
-            part = take(index)
-        except Exception as error:
-            self._explain(error, whole, None)
-            raise
+            take = self._open(whole, self._source.fetch(whole))
+        part = take(index)
         if part is reached_end:
             raise LookupError(f"in {self._stage}: there is no {self.describe(address)}")
         self._fetched = (whole, index, take)
@@ -174,13 +170,6 @@ class _Parts(Retrying):
 
     def _close(self) -> None:
         self._take, self._element = None, None
-
-    def _opened(self, address: Address, element: Any) -> Take:
-        try:
-            return self._open(address, element)
-        except Exception as error:
-            self._explain(error, address, element)
-            raise
 
 
 @dataclass(frozen=True)
