@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from mpwds.suggestions import shown
+from mpwds.warn import warn
 
 Handler: TypeAlias = Callable[[Exception], Any]
 """Called with the exception, which has notes for people and an ``incident`` for programs.
@@ -51,6 +51,7 @@ def warn_and_continue(error: Exception) -> bool:
     """Handler that warns, skips the element and continues. The warning names stage, shard and key.
 
     Example:
+        >>> import warnings
         >>> from mpwds import DataPipeline
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     list(DataPipeline(["1", "one", "2"]).map(int, handler=warn_and_continue))
@@ -77,6 +78,7 @@ def warn_and_stop(error: Exception) -> bool:
     """Handler that warns and ends the stream at the element.
 
     Example:
+        >>> import warnings
         >>> from mpwds import DataPipeline
         >>> with warnings.catch_warnings(record=True):
         ...     list(DataPipeline(["1", "one", "2"]).map(int, handler=warn_and_stop))
@@ -88,7 +90,7 @@ def warn_and_stop(error: Exception) -> bool:
 
 def _warn(what: str, error: Exception) -> None:
     notes = vars(error).get("__notes__", [])
-    warnings.warn(", ".join([f"{what}: {error!r}", *notes]), stacklevel=3)
+    warn(", ".join([f"{what}: {error!r}", *notes]), UserWarning)
 
 
 def check_handler(stage: str, handler: object) -> None:

@@ -69,3 +69,15 @@ def test_a_stream_that_was_stopped_stays_so_when_it_is_restored():
     assert [element for _, element in first] == [1]
     second.load_state_dict(first.state_dict())
     assert list(second) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "found", "what"),
+    [(handlers.warn_and_continue, [1, 2], "left out"), (handlers.warn_and_stop, [1], "stopped")],
+)
+def test_a_warning_points_at_the_line_that_iterates_and_tells_the_place(handler, found, what):
+    with pytest.warns(
+        UserWarning, match=rf"^{what}: ValueError\(.*\), in map\(int, .*\), on element 1$"
+    ) as caught:
+        assert list(DataPipeline(["1", "x", "2"], map(int, handler))) == found
+    assert caught[0].filename == __file__
