@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import pickle
 import subprocess
 import sys
 import traceback
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mpwds
+from mpwds import errors
 from mpwds.errors import ShardError
 
 PACKAGE = str(Path(mpwds.__file__).parent)
@@ -172,3 +174,27 @@ def test_a_program_that_fails_prints_no_more_than_its_own_frames_and_one_of_ours
     assert printed.count('File "') == 3
     assert printed.count(PACKAGE) == 1
     assert "in map(crop), on element 0" in printed
+
+
+DETAILS = {
+    errors.TenbinError: {"offset": None},
+    errors.DecodeError: {"key": None, "url": None, "field": None},
+    errors.WorkerDied: {"worker": -1, "pid": -1, "exitcode": None},
+    errors.WorkerTimeout: {"worker": -1, "pid": -1},
+    errors.StreamError: {"url": "", "position": None, "tries": 1},
+    errors.QuarantineFull: {"path": "", "count": 0, "seen": None},
+    errors.SpecError: {"file": None, "line": None, "key": ""},
+}
+
+
+@pytest.mark.parametrize("kind", DETAILS)
+def test_an_error_prints_as_its_message_and_keeps_its_details_in_another_process(kind):
+    given = dict.fromkeys(DETAILS[kind], 7)
+    error = kind("bad", *given.values())
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        assert (str(each), vars(each), isinstance(each, errors.MpwdsError)) == ("bad", given, True)
+    assert vars(kind("bad")) == DETAILS[kind]
+
+
+def test_webdatasets_name_for_the_field_of_an_error_will_do():
+    assert errors.DecodeError("bad", field="png").k == "png"

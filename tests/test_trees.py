@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 
-from mpwds.trees import tree_map
+from mpwds.trees import fields_of, tree_map
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -62,3 +62,33 @@ def test_what_holds_no_such_object_stays_the_same_object():
     assert changed == {**item, "x": 3.0}
     assert changed["version"] is item["version"]
     assert changed["meta"] is item["meta"]
+
+
+def test_a_dataclass_that_is_more_than_its_fields_is_a_leaf():
+    @dataclasses.dataclass
+    class Number(int):
+        unit: str = "m"
+
+    class Sub(Point):
+        pass
+
+    class Guarded(Point):
+        def __del__(self):
+            pass
+
+    @dataclasses.dataclass
+    class Computed:
+        x: int
+
+        @property
+        def y(self):
+            return 1
+
+        @y.setter
+        def y(self, value):
+            pass
+
+        y: int
+
+    assert [fields_of(kind) for kind in (Number, Sub, Guarded, Computed, tuple, int)] == [None] * 6
+    assert (fields_of(Point), fields_of(Pair)) == (["x", "name", "tags", "norm"], ["left", "right"])

@@ -64,3 +64,11 @@ def test_of_a_group_of_ranks_both_the_rank_in_it_and_its_size_count(monkeypatch)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: sizes[group][1])
     assert pytorch_worker_info("half") == (1, 4, 0, 1)
     assert pytorch_worker_info() == (5, 8, 0, 1)
+
+
+def test_what_is_alike_on_workers_or_ranks_knows_neither():
+    context = Context(epoch=3, rank=1, world_size=2, worker=4, workers=5, run=6)
+    assert context.alike_on_workers() == Context(epoch=3, rank=1, world_size=2, run=6)
+    assert context.alike_on_ranks() == Context(epoch=3)
+    assert Context(worker=4, workers=5, run=6).alike_on_ranks() == Context(run=6)
+    assert (context.moment, Context(epoch=3).moment) == ((3, 6), 3)

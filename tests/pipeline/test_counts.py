@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.pipeline.coercion import as_stage
+from mpwds.pipeline.coercion import as_source, as_stage
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import rows_in
@@ -79,7 +79,16 @@ class Silent:
         return source
 
 
-@pytest.mark.parametrize("stage", [Silent(), mpwds.map(abs), mpwds.select(bool)])
+LENIENT = mpwds.ignore_and_continue
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(Silent(), mpwds.map(abs), mpwds.select(bool), mpwds.map_tuple(abs, handler=LENIENT)),
+        *(mpwds.batched(2, handler=LENIENT), mpwds.unbatched(handler=LENIENT)),
+    ],
+)
 def test_a_stage_that_does_not_tell_how_many_elements_it_makes_leaves_that_unknown(stage):
     with pytest.raises(LengthUnknown, match="may drop or add elements"):
         as_stage(stage).count_of(Count(3))
@@ -111,3 +120,6 @@ def test_a_users_source_answers_for_itself():
     assert endless.count_in(Context()) == Count(100)
     with pytest.raises(LengthUnknown, match="may drop or add elements"):
         DataPipeline(Counted()).select(bool).with_epoch(100).count_in(Context())
+    with pytest.raises(LengthUnknown, match="Silent does not tell how many elements it has"):
+        DataPipeline(as_source(Silent())).count_in(Context())
+    assert LengthUnknown("x has no end").reason == "x has no end"

@@ -1,5 +1,7 @@
 """What pipelines and their parts refuse, at once or while they run, and why."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,7 @@ REFUSED = {
         (lambda: Shuffle(0), "shuffle: "),
         (lambda: Shuffle(-3), "shuffle: "),
         (lambda: Shuffle(5, 0), "shuffle: "),
+        (lambda: mpwds.shuffle(5, rng=random.Random(1), seed=1), "rng and seed both give the seed"),
         (lambda: list(DataPipeline()), "the pipeline is empty: append a source"),
         (lambda: WebDataset([]), "no shards"),
         (lambda: mpwds.ShardList(()), "no shards"),
@@ -184,6 +187,7 @@ REFUSED = {
         (lambda: alternatives(3), None),
         (lambda: alternatives([3]), None),
         (lambda: collect(ToTuple(("png",)), [(1, 2)]), "to_tuple needs dict samples, got a tuple"),
+        (lambda: IndexedDataset([(1, 2)]).to_tuple("png")[0], "to_tuple needs dict samples, got a tuple"),
         (lambda: ToTuple((3,)), "to_tuple: "),
         (lambda: rename(image=3), None),
         (lambda: collect(Rename({"a": "b"}), [(1, 2)]), "rename needs dict samples, got a tuple"),
@@ -247,6 +251,10 @@ REFUSED = {
             for seed in ("7", 1.5)
         ),
         (lambda: DataPipeline([], 3), "a stage is"),
+        (
+            lambda: WebDataset("x.tar", nodesplitter=3),
+            "a splitter must be a function that takes shards, got 3",
+        ),
         (lambda: Generator(3), "a stage is an object with a method stream"),
         (lambda: PipelineFilter(3), "pipelinefilter: expected a function of a source, got 3"),
         (lambda: list(Splitter(lambda urls: iter([1]))(["x.tar"])), "a splitter must yield shards"),

@@ -1,6 +1,7 @@
 """What the stages that webdataset has too make of the same samples."""
 
 import functools
+import inspect
 import operator
 
 import numpy as np
@@ -159,3 +160,47 @@ def test_samples_of_other_shards_are_the_same_dicts(shards):
 def test_batches_of_twenty_are_the_default():
     assert [len(batch) for batch in batched(collation_fn=None)(range(25))] == [20, 5]
     assert functools.reduce(operator.add, batched(collation_fn=None)(range(25))) == list(range(25))
+
+
+SAME_DEFAULTS = [
+    *("RandomMix", "ResampledShards", "RoundRobin", "WebDataset", "default_collation_fn", "detshuffle"),
+    *(
+        "extract_keys",
+        "getfirst",
+        "info",
+        "log_keys",
+        "rename",
+        "rename_keys",
+        "rsample",
+        "shuffle",
+        "to_tuple",
+    ),
+    "xdecode",
+]
+
+
+@pytest.mark.parametrize("name", SAME_DEFAULTS)
+def test_arguments_that_are_left_out_are_webdatasets(name):
+    """Other than functions and files, of which both have their own."""
+    theirs = getattr(webdataset.filters, name, None) or getattr(webdataset, name)
+    functions = [getattr(mpwds, name, None) or getattr(mpwds.filters, name), getattr(theirs, "f", theirs)]
+    ours, theirs = [
+        {
+            argument: parameter.default
+            for argument, parameter in inspect.signature(function).parameters.items()
+            if isinstance(parameter.default, (float, int, str, type(None)))
+        }
+        for function in functions
+    ]
+    shared = ours.keys() & theirs.keys()
+    assert shared
+    assert {each: ours[each] for each in shared} == {each: theirs[each] for each in shared}
+
+
+def test_a_dataset_method_takes_the_defaults_of_its_stage():
+    assert inspect.signature(mpwds.shuffle).parameters["initial"].default == 100
+    assert repr(mpwds.DataPipeline("ab").shuffle(500)) == "DataPipeline(str)\n    .shuffle(500)"
+    batches = mpwds.DataPipeline(range(21)).listed()
+    assert (
+        [len(batch) for batch in batches] == [len(batch) for batch in batches.unlisted().batched()] == [20, 1]
+    )

@@ -113,6 +113,8 @@ def test_with_axes_given_all_batches_are_rounded_up():
     rows = [np.zeros((5, 3))] * 2
     assert padded(multiple_of=4)(rows).shape == (2, 5, 3)
     assert padded(multiple_of=4, axes=[0])(rows).shape == (2, 8, 3)
+    assert padded(multiple_of=1)(rows).shape == (2, 5, 3)
+    assert padded(multiple_of=4, axes=[0])([torch.ones(3)]).tolist() == [[1, 1, 1, 0]]
 
 
 @pytest.mark.parametrize(

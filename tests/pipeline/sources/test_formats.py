@@ -1,10 +1,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import msgpack
 import pytest
 
-from mpwds.pipeline.sources.formats import FORMATS, find_format, format_named
+from mpwds.pipeline.sources.formats import FORMATS, Format, find_format, format_named
+from mpwds.storage.writing.sinks import WriteOptions
 
 OWN = """
 from mpwds.pipeline.sources.formats import Format, StoredSamples
@@ -84,3 +87,30 @@ def test_an_unknown_format_is_an_error_that_names_those_that_there_are():
         format_named("zip")
     with pytest.raises(ValueError, match=r"x\.cbor \(cbor\) cannot be read by number"):
         FORMATS["cbor"].shards("x.cbor")
+
+
+class Nothing(Format):
+    name = "nothing"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Nothing().samples("x"), r"samples of x \(nothing\) cannot be read in order"),
+        (lambda: Nothing().writer("x", {}, WriteOptions()), "x: nothing cannot be written"),
+        (
+            lambda: FORMATS["mds1"].writer("x", {}, WriteOptions(hashes=("md5",))),
+            "for MDS of version 2 alone",
+        ),
+        (lambda: FORMATS["mds1"].writer("x", {}, WriteOptions(force=True)), "remove the folder first"),
+        (
+            lambda: list(FORMATS["msgpack"].samples("list.mp").read()),
+            "record at offset 6 of list.mp is a list",
+        ),
+    ],
+)
+def test_what_a_format_cannot_do_is_an_error_that_says_so(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("list.mp").write_bytes(msgpack.packb({"cls": 1}) + msgpack.packb([1]))
+    with pytest.raises(ValueError, match=message):
+        call()

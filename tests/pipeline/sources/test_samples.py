@@ -57,8 +57,10 @@ def test_fetching_does_not_disturb_the_iteration(shards):
 
 
 def test_an_offset_where_no_sample_begins_is_an_error(shards):
-    with pytest.raises(ShardError):
+    with pytest.raises(ShardError, match="offset 512 of .*x-000.tar"):
         read(shards).fetch((0, 512))
+    with pytest.raises(ShardError, match="no element begins at offset 10240 of .*x-000.tar: the shard has"):
+        read(shards).fetch((0, 10240))
 
 
 def test_a_sample_is_described_by_key_and_shard(shards):

@@ -32,7 +32,7 @@ def epoch(shards, **context):
 def yaml_file(tmp_path):
     def write(text):
         path = tmp_path / "spec.yaml"
-        path.write_text(textwrap.dedent(text))
+        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
         return str(path)
 
     return write
@@ -169,6 +169,19 @@ def test_an_epoch_of_a_specification_repeats_the_sources(shards):
     assert len(list(dataset)) == 55
     shards_mixed = construct_dataset({"datasets": [{"shards": shards}], "epoch": 33})
     assert len(list(shards_mixed)) == 33
+
+
+def test_a_source_gives_a_part_of_its_samples_or_another_order_or_nothing(shards):
+    def keys(*sources):
+        sources = [{"weight": 1, "shards": shards, **source} for source in sources]
+        return [sample["__key__"] for sample in WebDataset({"datasets": sources})]
+
+    part = keys({"subsample": 0.5})
+    assert 0 < len(set(part)) == len(part) < 20
+    _, empty, _, shard, *_ = SimpleShardList(shards).urls
+    in_order = keys({"shards": empty}, {"shards": shard})
+    assert in_order == sorted(in_order) == sorted(keys({"shards": shard, "shuffle": 20}))
+    assert keys({"shards": shard, "shuffle": 20}) != in_order
 
 
 def test_every_option_of_a_source_is_read():
@@ -321,6 +334,7 @@ def test_the_shards_of_a_specification_are_limited_together(yaml_file, monkeypat
 
 BAD = [
     ("datasets: \a", r"spec.yaml is not YAML: .*special characters are not allowed"),
+    (b"datasets: \xff", "spec.yaml is not YAML: it is not UTF-8 text"),
     ("datasets: 3", "line 1, datasets must be a list of at least one item, got 3"),
     ("datasets: []", "line 1, datasets must be a list"),
     ("prefix: x", "must have one key `datasets`"),

@@ -149,10 +149,13 @@ def test_a_shard_that_cannot_be_read_is_handled(shards, tmp_path):
     assert classes(WebDataset(several, handler=ignore_and_stop)) == [0]
 
 
-def test_a_stream_that_a_handler_ended_stays_ended(tmp_path):
+def test_a_stream_that_a_handler_ended_stays_ended(tmp_path, shards):
     (tmp_path / "bad.tar").write_bytes(b"x" * 512)
-    stream = WebDataset(str(tmp_path / "bad.tar"), handler=ignore_and_stop).stream()
+    several = WebDataset([str(tmp_path / "bad.tar"), *SimpleShardList(shards).urls], handler=ignore_and_stop)
+    stream, resumed = several.stream(), several.stream()
     assert [list(stream), list(stream)] == [[], []]
+    resumed.load_state_dict(stream.state_dict())
+    assert list(resumed) == []
 
 
 def test_a_member_twice_is_left_out_where_the_handler_goes_on(tmp_path, add_member):
@@ -218,7 +221,7 @@ def test_it_is_a_context_that_closes_its_parts(shards):
     assert closed == [1]
 
 
-def test_prints_as_it_was_written(shards):
+def test_prints_as_it_was_written(tmp_path, monkeypatch):
     def mine(urls):
         return urls
 
@@ -231,6 +234,13 @@ def test_prints_as_it_was_written(shards):
         repr(WebDataset({"datasets": [{"shards": "a.tar"}]}, seed=3).decode())
         == "WebDataset({...}, seed=3)\n    .decode()"
     )
+    options = "repeat=2, shardshuffle=True, cache_dir='c', workersplitter=None, select_files=mine, "
+    options += "rename_files=mine, empty_check=False, max_decompressed_bytes=5"
+    given = {"repeat": 2, "shardshuffle": True, "cache_dir": "c", "workersplitter": None}
+    given |= {"select_files": mine, "rename_files": mine, "empty_check": False, "max_decompressed_bytes": 5}
+    monkeypatch.chdir(tmp_path)
+    assert repr(WebDataset("x.tar", **given)) == f"WebDataset('x.tar', {options})"
+    assert repr(WebDataset("x.tar", mode="resampled")) == "WebDataset('x.tar', mode='resampled')"
 
 
 @pytest.fixture(scope="module")

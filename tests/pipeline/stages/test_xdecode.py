@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import DecodeError
+from mpwds.pipeline.handlers import ignore_and_continue
 from mpwds.pipeline.stages.decode import xdecode
 from mpwds.pipeline.stream import Source, collect
 
@@ -66,3 +67,11 @@ def test_a_decoder_of_ones_own_for_pickles_is_permission_enough():
 
 def test_a_pair_may_be_a_list():
     assert collect(xdecode(["*.json", json.load]), [{"a.json": b"[1]"}]) == [{"a.json": [1]}]
+
+
+def test_a_missing_package_is_no_fault_of_the_sample():
+    def need(stream):
+        raise ImportError("no such package")
+
+    with pytest.raises(ImportError, match="no such package"):
+        list(xdecode(txt=need, handler=ignore_and_continue)([{"txt": b"a"}]))
