@@ -133,15 +133,15 @@ def _check(size: int, limit_bytes: int) -> None:
 
 def _decompress_brotli(data: bytes, limit_bytes: int) -> bytes:
     decompressor = _brotli().Decompressor()
-    pieces = [decompressor.process(data, output_buffer_limit=_PIECE_BYTES)]
-    size = len(pieces[0])
+    pieces, size = [], 0
     while not decompressor.is_finished():
-        _check(size, limit_bytes)
-        if decompressor.can_accept_more_data():
+        piece = decompressor.process(data, output_buffer_limit=_PIECE_BYTES)
+        if not piece and not decompressor.is_finished():
             raise ValueError("it is truncated")
-        pieces.append(decompressor.process(b"", output_buffer_limit=_PIECE_BYTES))
-        size += len(pieces[-1])
-    _check(size, limit_bytes)
+        data = b""
+        size += len(piece)
+        _check(size, limit_bytes)
+        pieces.append(piece)
     return b"".join(pieces)
 
 

@@ -114,7 +114,6 @@ class DatasetWriter(ClosesOrDiscards):
         """Ends without an index; complete shards stay."""
         if not self._finished:
             self._finished = True
-            self._running.clear()
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._release()
 

@@ -97,11 +97,46 @@ def test_numbers_that_promise_gigabytes_take_no_memory(name):
         tracemalloc.stop()
 
 
-def test_a_jpeg_file_is_stored_as_it_is(tmp_path):
+def test_only_a_jpeg_file_that_is_still_there_is_stored_as_it_is(tmp_path):
     path = tmp_path / "x.jpg"
     Image.new("RGB", (9, 9), "red").save(path, quality=20)
-    with Image.open(path) as image:
+    with Image.open(path) as image, Image.open(io.BytesIO(path.read_bytes())) as unnamed:
         assert encoding("jpeg").encode(image) == path.read_bytes()
+        image.load()
+        path.unlink()
+        for each in (image, unnamed):
+            assert encoding("jpeg").decode(encoding("jpeg").encode(each)).format == "JPEG"
+    image.save(tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as image:
+        assert encoding("jpeg").decode(encoding("jpeg").encode(image)).format == "JPEG"
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16"])
+def test_an_image_without_compression_keeps_size_mode_and_pixels(mode):
+    image = Image.effect_noise((9, 3), 50).convert(mode)
+    data = encoding("pil").encode(image)
+    found = encoding("pil").decode(data)
+    assert (found.size, found.mode, found.tobytes()) == (image.size, mode, image.tobytes())
+    for wrong in (data[:-1], data + b"\0"):
+        with pytest.raises(ValueError, match=rf"9 x 3 pixels of mode '{mode}' do not have \d+ bytes"):
+            encoding("pil").decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("ndarray", bytes([7, 4, 1, 0]), "type 7 of an array is unknown"),
+        ("ndarray", bytes([8, 4, 2, 0]), r"an array of uint8 and shape \(2,\) does not have 1 bytes"),
+        ("list[png]", struct.pack("<2I", 0, 1), "a list of 1 elements does not fit into 8 bytes"),
+        ("list[png]", struct.pack("<3I", 0, 1, 2) + b"x", "the elements of a list end at byte 14 of 13"),
+        ("pil", struct.pack("<3I", 0, 3, 1) + b"L", "0 x 3 pixels of mode 'L' do not have 0 bytes"),
+        ("pil", struct.pack("<3I", 3, 0, 1) + b"L", "3 x 0 pixels of mode 'L' do not have 0 bytes"),
+        ("pil", struct.pack("<3I", 3, 3, 1) + b"?", "3 x 3 pixels of mode '.' do not have 0 bytes"),
+    ],
+)
+def test_bytes_that_hold_no_value_are_an_error(name, data, message):
+    with pytest.raises(ValueError, match=message):
+        encoding(name).decode(data)
 
 
 def test_postscript_in_an_image_column_is_not_run():
@@ -125,12 +160,13 @@ def test_a_truncated_image_is_an_error():
         ("str", 1, "str takes str or bytes, got int"),
         ("uint8", 256, "out of bounds"),
         ("json", {1, 2}, "not JSON serializable"),
-        ("ndarray", [1], "takes a numpy.ndarray"),
+        ("ndarray", [1], "takes a numpy.ndarray or bytes, got list"),
         ("ndarray", np.zeros(()), "1 to 63 axes"),
         ("ndarray", np.zeros((2, 0)), "none of length 0"),
         ("ndarray", np.zeros(2, "c8"), "does not take arrays of complex64"),
         ("ndarray:int32", np.zeros(2), "does not take arrays of float64"),
-        ("ndarray:int32:2", np.zeros(3, np.int32), "shape"),
+        ("ndarray:int32:2", np.zeros(3, np.int32), r"does not take arrays of shape \(3,\)"),
+        ("ndarray", np.zeros((1,) * 64) if np.__version__ >= "2" else np.zeros(()), "1 to 63 axes"),
         ("jpeg", np.zeros((3, 3)), "takes PIL images or bytes"),
         ("list[png]", [1], "takes PIL images"),
     ],

@@ -15,6 +15,7 @@ from mpwds import MDSWriter, ShardError, StreamError, StreamingDatasetWriter
 from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
+from mpwds.storage.mds.stored_files import Compression
 from mpwds.storage.streams.gopen import gopen_schemes
 from tests.open_files import open_files
 
@@ -281,8 +282,6 @@ def test_a_shard_that_becomes_smaller_than_it_should_is_not_kept(tmp_path, web, 
 def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
     tmp_path, web, remote, compression
 ):
-    from mpwds.storage.mds.stored_files import Compression
-
     url = remote(compression=compression)
     name = f"/data/shard.00000.mds.{compression}"
     bomb = Compression.of(compression).compress(bytes(3_000_000))
@@ -293,6 +292,18 @@ def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
     web.files[name] = bomb
     with pytest.raises(ShardError, match="more than the"):
         MDSShards(tmp_path / "local", url).read(0, 0)
+
+
+@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
+def test_what_is_compressed_comes_back_whole_or_not_at_all(compression):
+    codec, data = Compression.of(compression), bytes(2_500_000)
+    packed = codec.compress(data)
+    assert codec.decompress(packed, len(data)) == data
+    with pytest.raises(ValueError, match=f"its {compression} data is damaged: it becomes more than the 24"):
+        codec.decompress(packed, len(data) - 1)
+    if compression != "zstd":  # whose readers see that there are fewer bytes than the index says
+        with pytest.raises(ValueError, match=f"its {compression} data is damaged: "):
+            codec.decompress(packed[:-1], len(data))
 
 
 def test_the_user_may_choose_the_hash(tmp_path, web, remote):
@@ -412,6 +423,9 @@ def test_a_dataset_that_is_not_there_is_an_error_at_once(tmp_path, web):
         MDSShards(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="needs local="):
         MDSShards()
+    for wrong in ({"retries": -1}, {"timeout_s": 0}, {"timeout_s": -1}):
+        with pytest.raises(ValueError, match=r"retries .* must not be negative, the time-out .* positive"):
+            MDSShards(tmp_path, **wrong)
 
 
 def test_a_dataset_of_the_other_version_is_named_as_that(tmp_path):

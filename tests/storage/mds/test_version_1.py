@@ -1,8 +1,11 @@
 """Version 1 of MDS, composer's: files built by hand from the description of the format."""
 
 import gzip
+import os
 import pickle
 import struct
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -164,17 +167,23 @@ def test_a_damaged_name_of_a_field_is_an_error_with_file_and_offset(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({20: 61}, "sizes of its shards do not add up to 61 bytes"),
-        ({20: 61, 44: 39}, "samples of shard 0 have 38 bytes, and the shard 39"),
-        ({20: 59, 44: 37}, "samples of shard 0 have 38 bytes, and the shard 37"),
-        ({36: 2}, "numbers of samples of its shards do not add up to 3"),
+        ({20: 61}, "is damaged: the sizes of its shards do not add up to 61 bytes"),
+        ({20: 61, 44: 39}, "is damaged: samples of shard 0 have 38 bytes, and the shard 39"),
+        ({20: 59, 44: 37}, "is damaged: samples of shard 0 have 38 bytes, and the shard 37"),
+        ({36: 2}, "is damaged: the numbers of samples of its shards do not add up to 3"),
+        ({0: 0x6F}, "is not an index of MDS version 1: it begins with 0xDA7AD06F"),
+        ({4: 2}, "says at offset 4 that it is of version 2, expected 1"),
+        ({60: 3}, "says at offset 60 that sizes have 3 bytes, expected 0, 1, 2, 4 or 8"),
+        ({67: 9}, "is damaged or truncated: 9 entries of 4 bytes do not fit at offset 71 of 86"),
+        ({70: 255}, "is damaged or truncated: -16777214 entries of 4 bytes do not fit at offset 71 of 86"),
+        ({71: 2}, "should end at byte 85, and it has 86"),
     ],
 )
-def test_an_index_whose_numbers_contradict_each_other_is_an_error(changes, message):
+def test_a_wrong_number_in_an_index_is_an_error_that_says_what_it_should_be(changes, message):
     index = bytearray(INDEX)
     for offset, value in changes.items():
         index[offset] = value
-    with pytest.raises(ShardError, match=f"index.mds is damaged: .*{message}"):
+    with pytest.raises(ShardError, match=f"^index.mds {message}$"):
         parse_index(bytes(index), "index.mds")
 
 
@@ -183,9 +192,18 @@ def test_an_index_with_a_field_twice_is_an_error():
         parse_index(dump_index([1], [16], [16], ["x", "x"]), "index.mds")
 
 
-@pytest.mark.parametrize("length", [0, 27, 28, 50, len(INDEX) - 1])
-def test_a_truncated_index_is_an_error(length):
-    with pytest.raises(ShardError, match="truncated|end at"):
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (0, "it has 0 bytes, and an index at least 28"),
+        (27, "it has 27 bytes, and an index at least 28"),
+        (28, "2 entries of 8 bytes do not fit at offset 28 of 28"),
+        (50, "2 entries of 8 bytes do not fit at offset 44 of 50"),
+        (len(INDEX) - 1, "4 entries of 1 bytes do not fit at offset 82 of 85"),
+    ],
+)
+def test_a_truncated_index_is_an_error(length, message):
+    with pytest.raises(ShardError, match=f"index.mds is .*truncated: {message}$"):
         parse_index(INDEX[:length], "index.mds")
 
 
@@ -199,6 +217,9 @@ def test_a_damaged_shard_is_an_error_with_file_and_offset(tmp_path, size):
     assert shards.read(0, 0) == SAMPLES[0]
     with pytest.raises(ShardError, match="000000.mds is damaged at offset 20: .* sample 1 "):
         shards.read(0, 1)
+    for number in (-1, 3):
+        with pytest.raises(IndexError, match=rf"000000.mds has 3 samples, there is no sample {number}"):
+            shards.read(0, number)
 
 
 def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
@@ -208,6 +229,13 @@ def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
         MDS1Shards(tmp_path).read(0, 0)
 
 
+def test_a_damaged_compressed_index_is_an_error_that_names_it(tmp_path):
+    write(tmp_path, compression="gz")
+    os.truncate(tmp_path / "index.mds.gz", 40)
+    with pytest.raises(ShardError, match=f"{tmp_path}/index.mds.gz is damaged: its gz data is damaged: "):
+        MDS1Shards(tmp_path)
+
+
 def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
     with StreamingDatasetWriter(tmp_path, FIELDS) as sink:
         sink.write_sample(SAMPLES[0])
@@ -215,7 +243,41 @@ def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
             sink.write_sample({"uid": b""})
         with pytest.raises(TypeError, match="'uid' must be bytes, got str"):
             sink.write_sample({"uid": "", "dät": b""})
+    with pytest.raises(ValueError, match="is finished"):
+        sink.write_sample(SAMPLES[0])
     assert read(tmp_path) == SAMPLES[:1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fields": ["x", "x"]}, r"must be different names, got \['x', 'x'\]"),
+        ({"shard_size_limit": 0}, "must be at least 1, got 0"),
+        ({"compression": "gz:0"}, "'gz:1' to 'gz:9', got 'gz:0'"),
+        ({"compression": "gz:10"}, "'gz:1' to 'gz:9', got 'gz:10'"),
+    ],
+)
+def test_invalid_arguments_of_the_writer_are_errors(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StreamingDatasetWriter(tmp_path, **{"fields": FIELDS, **arguments})
+    assert files(tmp_path) == {}
+
+
+def test_the_progress_is_shown_on_a_terminal_if_tqdm_is_installed(tmp_path, monkeypatch):
+    shown = []
+
+    def tqdm(samples, **options):
+        shown.append(options)
+        return samples
+
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    with StreamingDatasetWriter(tmp_path, FIELDS) as sink:
+        for module in (SimpleNamespace(tqdm=tqdm), None):
+            monkeypatch.setitem(sys.modules, "tqdm", module)
+            sink.write_samples(SAMPLES, total=3)
+            sink.write_samples(SAMPLES, use_tqdm=False)
+    assert shown == [{"total": 3, "leave": False}]
+    assert read(tmp_path) == SAMPLES * 4
 
 
 def test_existing_files_are_never_overwritten(tmp_path):

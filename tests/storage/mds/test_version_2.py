@@ -68,6 +68,9 @@ def test_closing_closes_files_until_the_next_read(tmp_path, nothing_left):
     shards.close()
     assert shards.read(0, 1) == SAMPLES[1]
     shards.close()
+    for number in (-1, shards.lengths[0]):
+        with pytest.raises(IndexError, match=f"has {shards.lengths[0]} samples, there is no sample {number}"):
+            shards.read(0, number)
 
 
 def test_few_files_are_open_however_many_shards_there_are(tmp_path, monkeypatch):
@@ -191,6 +194,47 @@ def test_existing_data_is_not_overwritten(tmp_path):
     assert files(tmp_path) == before
 
 
+@pytest.mark.parametrize("out", ["data", ("staging", "data")])
+def test_a_file_that_appears_while_a_dataset_is_written_is_not_overwritten(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    sink = MDSWriter(columns=COLUMNS, out=out, retry=0)
+    sink.write(SAMPLES[0])
+    (tmp_path / "data" / "shard.00000.mds").write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        sink.finish()
+    assert files(tmp_path / "data") == {"shard.00000.mds": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size_limit": 2**32}, "size_limit must be below 4 GiB, as offsets have 32 bits, got 4294967296"),
+        ({"size_limit": "4gb"}, "must be below 4 GiB.*got 4gb"),
+        ({"size_limit": "64 megabytes"}, "a size must be a number of bytes, or text such as '64mb', got "),
+        ({"size_limit": -1}, "a size must not be negative, got -1"),
+        ({"hashes": "md5"}, "hashes must be a list of names, each once and in alphabetical order, got 'md5'"),
+        ({"hashes": ["sha1", "md5"]}, "in alphabetical order, got"),
+        ({"hashes": ["md5", "md5"]}, "each once"),
+        ({"hashes": ["crc"]}, "no hash 'crc'"),
+        ({"hashes": ["xxh"]}, "no hash 'xxh'"),
+        ({"hashes": ["shake_128"]}, "no hash 'shake_128'"),
+        ({"compression": "lz"}, "no compression 'lz': choose one of br, bz2, gz, snappy, zstd"),
+        ({"compression": "gz:10"}, "no compression 'gz:10': levels are 0 to 9"),
+        ({"compression": "gz:"}, "no compression 'gz:': levels are 0 to 9"),
+        ({"compression": "snappy:1"}, "no compression 'snappy:1': it has no levels"),
+        ({"columns": {"x": "pkl"}}, "pass allow_pickle=True"),
+        ({"columns": {"x": "ndarray:int3"}}, "'ndarray:int3' has an unknown type"),
+        ({"columns": {"x": "ndarray:int8:0"}}, "'ndarray:int8:0' has an invalid shape"),
+        ({"columns": {"x": "ndarray:int8:"}}, "'ndarray:int8:' has an invalid shape"),
+        ({"out": ("a", "b", "c")}, r"must be a folder, a URL, or a folder and a URL, got \('a', 'b', 'c'\)"),
+    ],
+)
+def test_invalid_arguments_of_the_writer_are_errors(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        MDSWriter(**{"columns": COLUMNS, "out": tmp_path / "data", **options})
+    assert not (tmp_path / "data").exists()
+
+
 def test_exist_ok_replaces_the_dataset_and_nothing_else(tmp_path):
     write(tmp_path, size_limit=300)
     (tmp_path / "notes.txt").write_text("mine")
@@ -296,6 +340,13 @@ def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
     assert (caught.value.field, caught.value.url) == ("text", str(tmp_path / "shard.00000.mds"))
 
 
+def test_a_package_that_is_missing_does_not_pass_for_damage(tmp_path, monkeypatch):
+    write(tmp_path, [{"x": b"a file"}], {"x": "png"})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match="PIL"):
+        MDSShards(tmp_path).read(0, 0)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_an_error_or_other_data_but_no_crash(tmp_path, data):
@@ -330,8 +381,19 @@ def test_any_damage_is_an_error_or_other_data_but_no_crash(tmp_path, data):
         (lambda shard: shard["raw_data"].update(basename="a/../../x"), "'a/../../x'"),
         (lambda shard: shard["raw_data"].update(basename="/etc/passwd"), "'/etc/passwd'"),
         (lambda shard: shard["raw_data"].update(bytes=87), "20 samples and 87 bytes"),
-        (lambda shard: shard["raw_data"].update(bytes=2**40), "bytes"),
-        (lambda shard: shard.update(compression="gz"), "zip_data"),
+        (lambda shard: shard["raw_data"].update(bytes=2**32), "20 samples and 4294967296 bytes"),
+        (lambda shard: shard["raw_data"].update(basename=""), "the file ''"),
+        (lambda shard: shard["raw_data"].update(basename="x\0"), r"the file 'x.x00'"),
+        (lambda shard: shard["raw_data"].update(hashes=[]), r"'hashes' is \[\], expected dict"),
+        (lambda shard: shard.update(raw_data=True), "'raw_data' is True, expected dict"),
+        (lambda shard: shard.update(samples=True), "'samples' is True, expected int"),
+        (lambda shard: shard.update(zip_data={**shard["raw_data"], "bytes": -1}), "zip_data has -1 bytes"),
+        (lambda shard: shard.update(zip_data=shard["raw_data"]), "compression and zip_data do not belong"),
+        (lambda shard: shard.update(zip_data=shard["raw_data"], compression="lz"), "no compression 'lz'"),
+        (lambda shard: shard.update(compression="gz"), "compression and zip_data do not belong"),
+        (lambda shard: shard.update(column_names=["a", 7]), "7 has the encoding .*, expected two strings"),
+        (lambda shard: shard.update(column_encodings=["int", 7]), "has the encoding 7, expected two strings"),
+        (lambda shard: shard.update(column_names=["a"]), "do not belong together"),
         (lambda shard: shard.update(column_names=["a", "a"]), "do not belong together"),
         (lambda shard: shard.update(column_sizes=[None, 4]), "'text' .str. have|'number' .int. have 8 bytes"),
         (lambda shard: shard.update(column_encodings=["int", "zip"]), "no encoding 'zip'"),
