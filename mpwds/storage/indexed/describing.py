@@ -93,7 +93,7 @@ def create_description(
     return {**result, **{key: value for key, value in given.items() if value is not None}}
 
 
-def describe_shard(url: str, offsets: bool = False) -> dict[str, Any]:
+def describe_shard(url: str, offsets: bool) -> dict[str, Any]:
     """The entry of a shard in a description: ``url``, ``md5sum``, ``nsamples`` and ``filesize``.
 
     With ``offsets``, also where its samples begin, unless it is compressed. Raises as

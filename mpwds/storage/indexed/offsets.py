@@ -269,7 +269,7 @@ def from_text(text: str, shard: OpenShard) -> Offsets | None:
         ShardError: The text is none of offsets.
     """
     try:
-        data = zlib.decompress(base64.b64decode(text, validate=True))
+        data = zlib.decompress(base64.b64decode(text))
         (size,) = struct.unpack_from("<q", data)
         starts = array("I", accumulate(_little_endian(array("I", data[8:]))))
     except (TypeError, ValueError, OverflowError, struct.error, zlib.error) as error:

@@ -50,6 +50,20 @@ class TestSelect:
     def test_takes_a_mask_an_iterator_and_nothing(self, indices, samples):
         assert list(mpwds.IndexedDataset(range(4)).select(indices)) == samples
 
+    @pytest.mark.parametrize(
+        ("indices", "error", "message"),
+        [
+            ([True], IndexError, "a mask of 1 booleans for 4 samples"),
+            ([0, 4], IndexError, "there is no sample 4 among 4 samples"),
+            ([-5], IndexError, "there is no sample -5 among 4 samples"),
+            ([1.5], TypeError, "select takes indices .whole numbers., a mask"),
+            ([[1]], TypeError, "select takes indices"),
+        ],
+    )
+    def test_takes_nothing_else(self, indices, error, message):
+        with pytest.raises(error, match=message):
+            mpwds.IndexedDataset(range(4)).select(indices)
+
     def test_takes_indices_in_any_order_and_more_than_once(self):
         chosen = mpwds.IndexedDataset(range(10, 20)).select([9, 0, -1, 0])
         assert list(chosen) == [19, 10, 19, 10]
@@ -138,6 +152,34 @@ def test_its_iterator_continues_where_another_was(kind, stop, epoch):
     resumed.load_state_dict(state)
     assert list(resumed) == rest
     assert list(second) == following
+
+
+def test_its_iterator_continues_in_the_order_of_a_torch_worker():
+    class Halves(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            iterator = iter(mpwds.IndexedDataset(range(50), "global"))
+            begun = [next(iterator) for _ in range(5)]
+            yield begun, iterator.state_dict(), list(iterator)
+
+    ((begun, state, rest),) = torch.utils.data.DataLoader(Halves(), batch_size=None, num_workers=1)
+    resumed = iter(mpwds.IndexedDataset(range(50), "global"))
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    assert sorted(begun + rest) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "any"}, "shuffle must be one of .*'global'.*, got 'any'"),
+        ({"shuffle": 0}, "shuffle must be one of .*, got 0"),
+        ({"chunksize": 0}, "chunksize must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+    ],
+)
+def test_invalid_arguments_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        mpwds.IndexedDataset(range(3), **options)
 
 
 @pytest.mark.parametrize("state", [{"a": 1}, None, [1]])

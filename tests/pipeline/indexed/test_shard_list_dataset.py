@@ -5,16 +5,19 @@ import io
 import json
 import pickle
 import sys
+from fractions import Fraction
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 from mpwds.errors import DecodeError
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.indexed.samplers import ChunkedSampler
-from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset
+from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset, default_decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 
 PEERS = str(Path(sys.prefix) / "peers")
@@ -122,6 +125,13 @@ def test_a_dataset_of_a_description_names_its_shards_read_or_not_and_pickled(sha
 
 def test_a_dataset_without_a_name_gets_the_hash_of_wids(theirs, shards, make):
     assert make().dataset_name == theirs.ShardListDataset(shards, localname=str).dataset_name
+    assert make(dataset_name="mine").dataset_name == "mine"
+
+
+def test_the_urls_of_a_list_may_be_relative_to_a_base(shards, tmp_path):
+    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
+    dataset = ShardListDataset(named, base=str(tmp_path))
+    assert (dataset.shards, dataset[10][".cls"]) == (shards, 10)
 
 
 def test_images_may_become_arrays(make):
@@ -160,13 +170,52 @@ def test_accesses_and_opened_shards_are_counted(make):
     assert dataset.get_stats() == (4, 2)
 
 
-def test_a_pickle_needs_permission(tmp_path):
-    with TarWriter(str(tmp_path / "x.tar")) as sink:
-        sink.write({"__key__": "a", "pkl": {"n": 1}})
+@pytest.mark.parametrize("field", ["pkl", "pickle", "pth", "pt"])
+def test_a_pickle_needs_permission(tmp_path, field):
+    stream = io.BytesIO()
+    torch.save(Fraction(1, 2), stream)
+    data = stream.getvalue() if field in ("pth", "pt") else pickle.dumps(Fraction(1, 2))
+    with TarWriter(str(tmp_path / "x.tar"), encoder=False) as sink:
+        sink.write({"__key__": "a", field: data})
     shards = [{"url": str(tmp_path / "x.tar"), "nsamples": 1}]
-    with pytest.raises(DecodeError, match=r'field "\.pkl" of sample "a" in .*x\.tar.*allow_pickle=True'):
-        ShardListDataset(shards)[0]
-    assert ShardListDataset(shards, allow_pickle=True)[0][".pkl"] == {"n": 1}
+    streams = ShardListDataset(shards, transformations=None)
+    for read in (
+        lambda: ShardListDataset(shards)[0],
+        lambda: default_decoder(streams[0]),
+        lambda: ShardListDataset(shards, transformations=()).add_transform("PIL")[0],
+    ):
+        with pytest.raises(
+            DecodeError, match=rf'field "\.{field}" of sample "a" in .*x\.tar.*allow_pickle=True'
+        ):
+            read()
+    assert ShardListDataset(shards, allow_pickle=True)[0][f".{field}"] == Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([], "there are no shards"),
+        (["x.tar"], r"got shards\[0\] = 'x.tar'"),
+        ([{"url": "x.tar", "nsamples": 0}, {"url": "x.tar"}], r"got shards\[1\] = {'url': 'x.tar'}"),
+        ([{"url": 7, "nsamples": 3}], r"got shards\[0\]"),
+        ([{"url": "x.tar", "nsamples": "3"}], r"got shards\[0\]"),
+        ([{"url": "x.tar", "nsamples": -1}], r"got shards\[0\]"),
+    ],
+)
+def test_a_list_of_anything_but_shards_is_an_error(shards, message):
+    with pytest.raises(ValueError, match=f"^ShardListDataset: .*{message}"):
+        ShardListDataset(shards)
+
+
+def test_an_unknown_format_of_images_is_an_error(make):
+    with pytest.raises(TypeError, match="a transformation is .* or a function of a sample, got 'pil'"):
+        make(transformations="pil")
+    with pytest.raises(DecodeError, match='field "[.]png" of .*format must be "PIL" or "numpy", got \'pil\''):
+        default_decoder(make(transformations=[])[0], format="pil")
+
+
+def test_it_takes_a_type_in_annotations():
+    assert get_args(ShardListDataset[dict]) == (dict,)
 
 
 def test_compressed_fields_are_decompressed(tmp_path):
@@ -212,7 +261,9 @@ class TestCopies:
             "named/2/x.tar"
         ]
 
-    def test_a_small_cache_holds_one_shard_at_a_time(self, served, shards, tmp_path):
+    def test_a_small_cache_holds_one_shard_at_a_time_unless_it_is_to_keep_them(
+        self, served, shards, tmp_path
+    ):
         sized = [
             {**shard, "filesize": Path(local["url"]).stat().st_size}
             for shard, local in zip(served[0], shards, strict=True)
@@ -221,6 +272,11 @@ class TestCopies:
         for n in (0, 5, 1, 6):
             assert int(dataset[n][".cls"].read()) == n
             assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 1
+        for number, options in enumerate(({"keep": True}, {"options": {"keep": True}})):
+            folder = tmp_path / f"kept {number}"
+            keeping = ShardListDataset(sized, cache_size=1, cache_dir=folder, **options)
+            assert [keeping[n][".cls"] for n in (0, 5)] == [0, 5]
+            assert len([path for path in folder.iterdir() if path.is_file()]) == 2
 
     def test_a_cache_of_some_shards_of_unknown_size_has_no_limit(self, served):
         dataset = ShardListDataset(served[0], cache_size=1)

@@ -105,6 +105,9 @@ def test_errors_name_the_sample_and_its_shard():
         next(stream)
     assert caught.value.__notes__ == ["in IndexedSamples(Damaged), on sample 2 of b.tar"]
     assert next(stream)[1]["__key__"] == "b3"  # an exception loses no other sample
+    with pytest.raises(ShardError, match="offset 1024 of b.tar") as caught:
+        stream.fetch(3)
+    assert caught.value.__notes__ == ["in IndexedSamples(Damaged), on sample 2 of b.tar"]
 
 
 class TestThreads:

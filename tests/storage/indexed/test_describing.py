@@ -68,6 +68,16 @@ def test_paths_can_be_relative_to_the_folder_of_the_description(shards):
     write_description(create_description(shards, relative_to="shards"), "shards/index.json")
     listed = load_description("shards/index.json")["shardlist"]
     assert [shard["url"] for shard in listed] == ["shards/b-000000.tar", "shards/b-000001.tar"]
+    absolute = [os.path.abspath(shards[1]), f"file://{os.path.abspath(shards[0])}"]
+    listed = create_description(absolute, relative_to="shards")["shardlist"]
+    assert [shard["url"] for shard in listed] == absolute
+
+
+def test_no_shards_and_a_shard_that_is_given_twice_are_errors(shards):
+    with pytest.raises(ValueError, match="there are no shards to describe"):
+        create_description([])
+    with pytest.raises(ValueError, match=f"^{shards[0]} is given twice"):
+        create_description([*shards, shards[0]])
 
 
 def test_carried_offsets_save_reading_the_headers(shards, monkeypatch):
@@ -117,8 +127,8 @@ def test_an_update_changes_what_is_asked_for_and_keeps_the_earlier_file(shards):
     write_description(create_description(shards), "index.json")
     with open("index.json") as file:
         before = file.read()
-    updated = update_description("index.json", name="new", info="text", keep=True)
-    assert (updated["name"], updated["info"], updated["keep"]) == ("new", "text", True)
+    updated = update_description("index.json", name="new", info="text", keep=True, base="s3://x")
+    assert [updated[key] for key in ("name", "info", "keep", "base")] == ["new", "text", True, "s3://x"]
     with open("index.json") as file, open("index.json.bak") as earlier:
         assert json.load(file) == updated
         assert earlier.read() == before
@@ -155,3 +165,14 @@ def test_a_summary_counts_shards_samples_and_bytes(shards):
     assert (summary["name"], summary["shards"], summary["samples"]) == ("x", 2, 8)
     assert summary["bytes"] == sum(map(os.path.getsize, shards))
     assert (summary["first"], summary["last"]) == tuple(sorted(shards))
+
+
+def test_a_description_without_names_and_sizes_is_summarized_and_named_by_an_update(shards, tmp_path):
+    parts = [{"name": "b", "shardlist": [{"url": "c.tar", "nsamples": 1}]}, {"source_url": "part.json"}]
+    for name, more in (("whole.json", {"datasets": parts}), ("part.json", {})):
+        listed = [{"url": "a.tar", "nsamples": 2}]
+        write_description({"wids_version": 1, "shardlist": listed, **more}, tmp_path / name)
+    summary = summarize(tmp_path / "whole.json")
+    assert (summary["name"], summary["base"], summary["bytes"]) == (None, str(tmp_path), 0)
+    assert (summary["samples"], summary["datasets"]) == (5, ["b", "part.json"])
+    assert update_description(tmp_path / "whole.json")["name"] == "whole"

@@ -1,5 +1,6 @@
 """Descriptions of datasets: read as wids reads them, with errors that say where."""
 
+import gzip
 import io
 import json
 import sys
@@ -147,6 +148,7 @@ def test_an_open_file_will_do_and_options_override(tmp_path):
     ("contents", "message"),
     [
         ("{", "index.json is not JSON: .*line 1"),
+        (described(datasets=[{"source_url": 7}]), r"datasets\[0\]\.source_url: must be a string, got 7"),
         ("[]", "index.json is not a JSON object, but a list"),
         ({"shardlist": []}, "wids_version: must be 1, got None"),
         (described(), "index.json, shardlist: lists no shards"),
@@ -163,6 +165,12 @@ def test_an_open_file_will_do_and_options_override(tmp_path):
 def test_what_is_no_description_is_an_error_with_the_place(write, contents, message):
     with pytest.raises(SpecError, match=message):
         load_description(write("index.json", contents))
+
+
+def test_a_compressed_description_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "index.json").write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(SpecError, match=r"index\.json is compressed \(gzip\): decompress it"):
+        load_description(tmp_path / "index.json")
 
 
 @pytest.mark.parametrize(

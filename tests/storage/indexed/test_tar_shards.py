@@ -115,6 +115,13 @@ def test_a_number_beyond_the_shard_is_an_error(two, index):
         TarShards(two).read(0, index)
 
 
+def test_lengths_of_other_shards_and_no_open_file_are_errors(two):
+    with pytest.raises(ValueError, match="there are 2 shards and 1 lengths"):
+        TarShards(two, [3])
+    with pytest.raises(ValueError, match="open_files must be at least 1, got 0"):
+        TarShards(two, open_files=0)
+
+
 def test_large_samples_are_whole(tmp_path):
     path = write_tar(tmp_path / "x.tar", digits(0, 3, size=1_000_000))
     assert [len(TarShards([path]).read(0, n)["seg.png"]) for n in range(3)] == [1_000_009] * 3
@@ -128,10 +135,12 @@ def test_the_offsets_are_kept_beside_the_shard_in_a_few_bytes(tmp_path):
     assert sorted(os.listdir(kept.parent)) == ["x.tar.offsets"]
 
 
-def test_kept_offsets_are_used(two, monkeypatch):
-    expected = TarShards(two).read(0, 2)
+def test_kept_offsets_are_used(two, tmp_path, monkeypatch):
+    alike = of_sizes(tmp_path / "alike.tar", [1, 600, 2000, 7])
+    numbers = [(shard, n) for shard, count in enumerate((3, 4, 4)) for n in range(count)]
+    expected = [TarShards([*two, alike]).read(*number) for number in numbers]
     monkeypatch.setattr("mpwds.storage.indexed.offsets.find_offsets", None)  # fails if it is called
-    assert TarShards(two).read(0, 2) == expected
+    assert [TarShards([*two, alike]).read(*number) for number in numbers] == expected
 
 
 def test_offsets_of_an_earlier_version_of_the_shard_are_not_used(tmp_path):
