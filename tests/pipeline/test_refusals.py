@@ -155,6 +155,7 @@ REFUSED = {
                 ([], "there are no shards"),
                 ([("x.tar", 3)], r"shards\[0\] = \('x.tar', 3\)"),
                 ([{"url": "x"}], "nsamples"),
+                ([{"url": "x", "nsamples": 0}, {"url": 7, "nsamples": 3}], r"shards\[1\] = .*7"),
                 ([{"url": "x", "nsamples": -1}], r"shards\[0\] = .*-1"),
                 ([{"url": "x", "nsamples": "250"}], r"shards\[0\] = .*'250'"),
             )
@@ -173,6 +174,10 @@ REFUSED = {
         (
             lambda: DistributedChunkedSampler(range(3), num_replicas=2, rank=2),
             "rank must be from 0 to 1, got 2",
+        ),
+        (
+            lambda: DistributedChunkedSampler(range(3), num_replicas=2, rank=-1),
+            "rank must be from 0 to 1, got -1",
         ),
         (lambda: IndexedDataset("https://host/x-{0..2}.tar")[0], "give a cache for copies, or remote=True"),
         (lambda: IndexedDataset("train.yaml"), "train.yaml is a specification, which mpwds.WebDataset reads"),

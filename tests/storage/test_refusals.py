@@ -81,23 +81,29 @@ REFUSED = {
     "unknown type": [lambda: encoding("ndarray:float")],
     "invalid shape": [lambda name=name: encoding(name) for name in ("ndarray:int8:2,0", "ndarray:int8:")],
     "allow_pickle=True": [lambda: encoding("pkl"), lambda: mds(columns={"x": "pkl"})],
-    "no compression 'lzma': choose one of br": [lambda: mds(compression="lzma")],
-    "levels are 0 to 9": [lambda: mds(compression="gz:10")],
+    "no compression 'lzma': choose one of br, bz2, gz, snappy, zstd$": [lambda: mds(compression="lzma")],
+    "levels are 0 to 9": [lambda: mds(compression="gz:10"), lambda: mds(compression="gz:")],
     "has no levels": [lambda: mds(compression="snappy:1")],
-    "alphabetical": [lambda: mds(hashes=["sha1", "md5"]), lambda: mds(hashes=["sha1", "sha1"])],
-    "no hash 'crc'": [lambda: mds(hashes=["crc"])],
+    "alphabetical": [lambda each=each: mds(hashes=each) for each in (["sha1", "md5"], ["sha1"] * 2, "md5")],
+    "no hash '(crc|xxh|shake_128)'": [
+        lambda name=name: mds(hashes=[name]) for name in ("crc", "xxh", "shake_128")
+    ],
+    "must be a folder, a URL, or a folder and a URL, got": [
+        lambda: MDSWriter(columns={"x": "str"}, out=("a", "b", "c"))
+    ],
     "64mb": [lambda: mds(size_limit="64 apples")],
-    "below 4 GiB": [lambda: mds(size_limit=2**32)],
+    "below 4 GiB": [lambda: mds(size_limit=2**32), lambda: mds(size_limit="4gb")],
     "negative": [lambda: mds(size_limit=-1)],
     "different names": [lambda: StreamingDatasetWriter("x", ["a", "a"])],
     "at least 1": [lambda: StreamingDatasetWriter("x", ["a"], 0)],
     "gz:1": [
-        lambda each=each: StreamingDatasetWriter("x", ["a"], compression=each) for each in ("gz:0", "zstd")
+        lambda each=each: StreamingDatasetWriter("x", ["a"], compression=each)
+        for each in ("gz:0", "gz:10", "zstd")
     ],
     "DBCache: size must be at least 1, got 0": [lambda: DBCache("x", 0)],
     "lmdb_cached: .* must be at least": [
         lambda: LMDBCached("x", chunksize=0),
-        lambda: LMDBCached("x", map_size=100),
+        lambda: LMDBCached("x", map_size=4095),
     ],
 }
 

@@ -355,7 +355,7 @@ def _ebml_element(data: Data, start: int) -> _Piece | None:
     identifier_length = _ebml_length(data, start)
     size_length = _ebml_length(data, start + identifier_length)
     body = start + identifier_length + size_length
-    if not identifier_length or not size_length or body > len(data):
+    if body > len(data):
         return None
     identifier = int.from_bytes(data[start : start + identifier_length], "big")
     unknown = (1 << 7 * size_length) - 1

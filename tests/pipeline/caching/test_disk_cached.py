@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from itertools import islice
 
 import pytest
@@ -189,6 +190,24 @@ def test_readers_are_not_kept_waiting_by_a_writer(path):
     writer.execute("BEGIN EXCLUSIVE")
     assert elements(stream) == ["a", "b", "c"]
     writer.close()
+
+
+def test_a_database_that_another_process_just_makes_is_waited_for(path):
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    ends = threading.Timer(0.2, lambda: other.execute("COMMIT"))
+    ends.start()
+    assert collect(DBCache(path, 10), "ab") == ["a", "b"]
+    ends.join()
+    other.close()
+
+
+def test_two_streams_at_different_speeds_store_every_element_once(path):
+    one, other = (DBCache(path, 1000).stream(Source(range(100))) for _ in range(2))
+    taken = elements(islice(one, 20)), elements(islice(other, 70)), elements(islice(one, 15))
+    assert taken == (list(range(20)), list(range(70)), list(range(20, 35)))
+    assert (elements(one), elements(other)) == (list(range(35, 100)), list(range(70, 100)))
+    assert collect(DBCache(path, 1000), []) == list(range(100))
 
 
 def test_samples_of_the_same_key_are_all_kept(folder):

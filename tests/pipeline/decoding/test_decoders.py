@@ -103,8 +103,17 @@ def reverse(key, data):
     return Continue(".cls", data[::-1]) if key == ".rev" else None
 
 
+class Bytes(bytes):
+    pass
+
+
 SEVEN = {"cls": b"7"}
 DECODED = {
+    "a subclass of bytes is bytes": (
+        Decoder(("x", type)),
+        {"cls": Bytes(b"7"), "x": Bytes()},
+        {"cls": 7, "x": bytes},
+    ),
     "only the last extension counts": (
         Decoder(),
         {"a.b.cls": b"7", "cls.foo": b""},
@@ -355,5 +364,26 @@ def test_the_error_has_webdatasets_name():
     assert DecodingError is DecodeError
 
 
-def test_basichandlers_leave_unknown_extensions_to_others():
+def test_handlers_may_be_called_by_other_handlers():
     assert basichandlers(".foo", b"1") is None
+    assert basichandlers(".x.CLS", b"1") == 1
+    with pytest.raises(DecodeError, match="allow_pickle=True"):
+        basichandlers(".pkl", pickle.dumps(1))
+    assert gzfilter(".txt", gzip.compress(b"a")) is None
+    unpacked = gzfilter(".txt.gz", gzip.compress(b"a"))
+    assert (unpacked.key, unpacked.data) == (".txt", b"a")
+
+
+def test_a_handler_prints_as_it_is_written():
+    assert repr(handle_extension(".PNG seg.txt", len)) == "handle_extension('png seg.txt', len)"
+
+
+@pytest.mark.parametrize("handler", [5, ("cls",), ("cls", 5), (5, len), ("cls", len, len), ("cls", "txt")])
+def test_what_is_no_handler_is_a_type_error(handler):
+    with pytest.raises(TypeError, match=r"decode: a handler must be a function .*, got "):
+        Decoder(handler)
+
+
+def test_a_limit_below_one_byte_is_an_error():
+    with pytest.raises(ValueError, match="max_decompressed_bytes must be at least 1, got 0"):
+        Decoder(max_decompressed_bytes=0)

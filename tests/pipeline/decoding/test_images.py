@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -91,6 +92,13 @@ def test_results_are_writable_and_contiguous(spec):
 
 def test_the_specification_ignores_case():
     assert ImageDecoder("RGB8")(".png", IMAGES["L"]).shape == (5, 7, 3)
+    assert repr(ImageDecoder("RGB8")) == "ImageDecoder('rgb8')"
+
+
+def test_tensors_without_torch_are_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="tensors need torch: pip install torch, or decode to arrays"):
+        ImageDecoder("torch")(".png", IMAGES["L"])
 
 
 def test_the_orientation_in_exif_is_ignored():

@@ -103,11 +103,38 @@ def test_the_length_of_mp3_is_found_behind_a_tag(data):
     assert mp3_length(data[: -len(BODY) - 1]) == (None, None)
 
 
-def test_the_error_says_what_is_missing():
-    with pytest.raises(
-        ValueError, match='its part "mdat" at offset 12 ends at byte 271, the data at byte 100'
-    ):
-        check_complete((box(b"ftyp", b"isom") + box(b"mdat", BODY))[:100])
+@pytest.mark.parametrize(
+    ("name", "part", "start"),
+    [
+        ("mp4", "mdat", 271),
+        ("mp4 with a wide size", "mdat", 12),
+        ("mov", "mdat", 8),
+        ("fragments", "mdat", 279),
+        ("wav", "data", 36),
+        ("wav with a text", "LIST", 272),
+        ("avi", "LIST", 24),
+        ("aiff", "SSND", 38),
+        ("matroska", "Segment", 12),
+        ("asf", "data", 28),
+        ("mp3", "MPEG", 0),
+        ("sox", "samples", 32),
+    ],
+)
+def test_the_error_says_what_is_missing(name, part, start):
+    size = len(WHOLE[name])
+    place = f'its part "{part}" at offset {start} ends at byte {size}, the data at byte {size - 1}$'
+    with pytest.raises(ValueError, match=f"^the file is cut off: {place}"):
+        check_complete(WHOLE[name][:-1])
+
+
+@pytest.mark.parametrize(("flags", "numbers"), [(0, ()), (1, (7,)), (2, (999,)), (3, (7, 999))])
+def test_mp3_may_state_either_number_or_none(flags, numbers):
+    data = (
+        b"\xff\xfb\x90\0"
+        + bytes(32)
+        + struct.pack(">4sI2I", b"Xing", flags, *numbers, *[0] * (2 - len(numbers)))
+    )
+    assert mp3_length(data) == (7 if flags & 1 else None, 999 if flags & 2 else None)
 
 
 @given(offset=st.integers(4, len(WHOLE["ogg"]) - 1), damage=st.integers(1, 255))
@@ -118,9 +145,26 @@ def test_a_damaged_byte_of_an_ogg_stream_is_an_error(offset, damage):
         check_complete(bytes(data))
 
 
-def test_an_ogg_stream_that_does_not_end_is_cut_off():
-    with pytest.raises(ValueError, match="its last Ogg page does not end the stream"):
-        check_complete(page(BODY, False) * 2)
+FIRST = page(BODY, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (FIRST * 2, "the file is cut off: its last Ogg page does not end the stream"),
+        (
+            FIRST + b"junk" * 9,
+            f"the file is damaged: no Ogg page at offset {len(FIRST)}, where one should be",
+        ),
+        (FIRST + FIRST[:26], f"the file is cut off: its Ogg page at offset {len(FIRST)} ends after the data"),
+        (FIRST + FIRST[:27], f"the file is cut off: its Ogg page at offset {len(FIRST)} ends after the data"),
+        (FIRST[:-1], "the file is cut off: its Ogg page at offset 0 ends after the data"),
+        (FIRST[:-1] + b"x", "the file is damaged: its Ogg page at offset 0 has the wrong checksum"),
+    ],
+)
+def test_an_ogg_stream_without_all_its_pages_is_an_error_that_says_where(data, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        check_complete(data)
 
 
 @given(st.sampled_from([*WHOLE.values()]), st.binary(max_size=40), st.integers(0, 60))

@@ -168,20 +168,6 @@ def test_its_iterator_continues_in_the_order_of_a_torch_worker():
     assert sorted(begun + rest) == list(range(50))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shuffle": "any"}, "shuffle must be one of .*'global'.*, got 'any'"),
-        ({"shuffle": 0}, "shuffle must be one of .*, got 0"),
-        ({"chunksize": 0}, "chunksize must be at least 1, got 0"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-    ],
-)
-def test_invalid_arguments_are_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        mpwds.IndexedDataset(range(3), **options)
-
-
 @pytest.mark.parametrize("state", [{"a": 1}, None, [1]])
 def test_what_is_no_state_of_its_iterator_is_an_error(state):
     with pytest.raises(

@@ -98,22 +98,3 @@ def test_ranks_divide_as_many_samples_as_they_are_told_and_drop_none():
             range(50), num_replicas=2, rank=1, num_samples=9, shuffle=False, drop_last=True
         )
     assert list(part) == [5, 6, 7, 8]
-
-
-@pytest.mark.parametrize(
-    ("sampler", "message"),
-    [
-        (lambda: ChunkedSampler(range(5), chunksize=0), "chunksize must be at least 1, got 0"),
-        (
-            lambda: DistributedChunkedSampler(range(5), num_replicas=2, rank=2),
-            "rank must be from 0 to 1, got 2",
-        ),
-        (
-            lambda: DistributedChunkedSampler(range(5), num_replicas=2, rank=-1),
-            "rank must be from 0 to 1, got -1",
-        ),
-    ],
-)
-def test_invalid_arguments_are_errors(sampler, message):
-    with pytest.raises(ValueError, match=message):
-        sampler()

@@ -191,22 +191,6 @@ def test_a_pickle_needs_permission(tmp_path, field):
     assert ShardListDataset(shards, allow_pickle=True)[0][f".{field}"] == Fraction(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("shards", "message"),
-    [
-        ([], "there are no shards"),
-        (["x.tar"], r"got shards\[0\] = 'x.tar'"),
-        ([{"url": "x.tar", "nsamples": 0}, {"url": "x.tar"}], r"got shards\[1\] = {'url': 'x.tar'}"),
-        ([{"url": 7, "nsamples": 3}], r"got shards\[0\]"),
-        ([{"url": "x.tar", "nsamples": "3"}], r"got shards\[0\]"),
-        ([{"url": "x.tar", "nsamples": -1}], r"got shards\[0\]"),
-    ],
-)
-def test_a_list_of_anything_but_shards_is_an_error(shards, message):
-    with pytest.raises(ValueError, match=f"^ShardListDataset: .*{message}"):
-        ShardListDataset(shards)
-
-
 def test_an_unknown_format_of_images_is_an_error(make):
     with pytest.raises(TypeError, match="a transformation is .* or a function of a sample, got 'pil'"):
         make(transformations="pil")

@@ -73,13 +73,6 @@ def test_paths_can_be_relative_to_the_folder_of_the_description(shards):
     assert [shard["url"] for shard in listed] == absolute
 
 
-def test_no_shards_and_a_shard_that_is_given_twice_are_errors(shards):
-    with pytest.raises(ValueError, match="there are no shards to describe"):
-        create_description([])
-    with pytest.raises(ValueError, match=f"^{shards[0]} is given twice"):
-        create_description([*shards, shards[0]])
-
-
 def test_carried_offsets_save_reading_the_headers(shards, monkeypatch):
     listed = create_description(shards, offsets=True)["shardlist"]
     expected = TarShards([shards[0]]).read(0, 4)

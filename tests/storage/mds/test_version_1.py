@@ -248,21 +248,6 @@ def test_a_sample_that_cannot_be_written_leaves_the_dataset_as_it_was(tmp_path):
     assert read(tmp_path) == SAMPLES[:1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"fields": ["x", "x"]}, r"must be different names, got \['x', 'x'\]"),
-        ({"shard_size_limit": 0}, "must be at least 1, got 0"),
-        ({"compression": "gz:0"}, "'gz:1' to 'gz:9', got 'gz:0'"),
-        ({"compression": "gz:10"}, "'gz:1' to 'gz:9', got 'gz:10'"),
-    ],
-)
-def test_invalid_arguments_of_the_writer_are_errors(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        StreamingDatasetWriter(tmp_path, **{"fields": FIELDS, **arguments})
-    assert files(tmp_path) == {}
-
-
 def test_the_progress_is_shown_on_a_terminal_if_tqdm_is_installed(tmp_path, monkeypatch):
     shown = []
 

@@ -205,36 +205,6 @@ def test_a_file_that_appears_while_a_dataset_is_written_is_not_overwritten(tmp_p
     assert files(tmp_path / "data") == {"shard.00000.mds": b"mine"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size_limit": 2**32}, "size_limit must be below 4 GiB, as offsets have 32 bits, got 4294967296"),
-        ({"size_limit": "4gb"}, "must be below 4 GiB.*got 4gb"),
-        ({"size_limit": "64 megabytes"}, "a size must be a number of bytes, or text such as '64mb', got "),
-        ({"size_limit": -1}, "a size must not be negative, got -1"),
-        ({"hashes": "md5"}, "hashes must be a list of names, each once and in alphabetical order, got 'md5'"),
-        ({"hashes": ["sha1", "md5"]}, "in alphabetical order, got"),
-        ({"hashes": ["md5", "md5"]}, "each once"),
-        ({"hashes": ["crc"]}, "no hash 'crc'"),
-        ({"hashes": ["xxh"]}, "no hash 'xxh'"),
-        ({"hashes": ["shake_128"]}, "no hash 'shake_128'"),
-        ({"compression": "lz"}, "no compression 'lz': choose one of br, bz2, gz, snappy, zstd"),
-        ({"compression": "gz:10"}, "no compression 'gz:10': levels are 0 to 9"),
-        ({"compression": "gz:"}, "no compression 'gz:': levels are 0 to 9"),
-        ({"compression": "snappy:1"}, "no compression 'snappy:1': it has no levels"),
-        ({"columns": {"x": "pkl"}}, "pass allow_pickle=True"),
-        ({"columns": {"x": "ndarray:int3"}}, "'ndarray:int3' has an unknown type"),
-        ({"columns": {"x": "ndarray:int8:0"}}, "'ndarray:int8:0' has an invalid shape"),
-        ({"columns": {"x": "ndarray:int8:"}}, "'ndarray:int8:' has an invalid shape"),
-        ({"out": ("a", "b", "c")}, r"must be a folder, a URL, or a folder and a URL, got \('a', 'b', 'c'\)"),
-    ],
-)
-def test_invalid_arguments_of_the_writer_are_errors(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        MDSWriter(**{"columns": COLUMNS, "out": tmp_path / "data", **options})
-    assert not (tmp_path / "data").exists()
-
-
 def test_exist_ok_replaces_the_dataset_and_nothing_else(tmp_path):
     write(tmp_path, size_limit=300)
     (tmp_path / "notes.txt").write_text("mine")
