@@ -62,8 +62,7 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     if type(item) is not tensor_class():
         return None
     torch = sys.modules["torch"]
-    dense = item.is_cpu and item.layout is torch.strided and not item.is_nested
-    if not dense or item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
+    if item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
         return None
     try:
         if item.dtype is torch.bfloat16:
@@ -71,7 +70,7 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
         if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
             return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
         return _tensor, (item.numpy(), None)
-    except (TypeError, RuntimeError):  # a dtype that NumPy does not have, or no memory behind it
+    except (TypeError, RuntimeError):  # NumPy lacks its dtype, or its memory is elsewhere or not dense
         return None
 
 
