@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
-from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import is_local, is_named, local_path, url_scheme
 
@@ -350,9 +350,9 @@ def _description(source: str) -> str | None:
 
 
 def _is_description(index: str) -> bool:
-    with gopen(index) as stream:
+    with open_at(index) as stream:
         start = stream.read(_LOOK_BYTES)
-    return b'"wids_version"' in start or b'"shardlist"' in start
+    return b'"shardlist"' in start
 
 
 def _options_of_mds(source: str, cache: CacheConfig) -> dict[str, Any]:
@@ -399,7 +399,7 @@ def _record_samples(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
     read = read_msgpack_records if kind == "msgpack" else read_cbor_records
     number = 0
     for url in urls:
-        with open_at(url) if url != "-" else gopen(url) as stream:
+        with open_at(url) as stream:
             for offset, _, record in read(stream, url):
                 if not isinstance(record, dict):
                     raise ValueError(
