@@ -41,6 +41,7 @@ def test_every_public_name_is_there():
 
 def test_dir_shows_the_names_that_do_the_job():
     assert set(dir(mpwds)) == set(mpwds.__all__)
+    assert set(dir(mpwds.filters)) == set(mpwds.filters.__all__) >= {"shuffle", "batched"}
     assert len(mpwds.__all__) < 40
 
 

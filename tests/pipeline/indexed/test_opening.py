@@ -46,6 +46,11 @@ class TestSources:
         assert classes(mpwds.WebDataset(url)) == list(range(11))
 
     @pytest.mark.parametrize("version", [1, 2])
+    def test_mds_on_a_web_server_needs_no_cache(self, tmp_path, version, serve):
+        write_mds(tmp_path / "mds", version)
+        assert classes(mpwds.IndexedDataset(f"{serve(tmp_path)[0]}/mds")) == list(range(5))
+
+    @pytest.mark.parametrize("version", [1, 2])
     def test_a_folder_that_an_interrupted_writer_left_is_an_error_that_says_so(self, tmp_path, version):
         write_mds(tmp_path, version)
         next(tmp_path.glob("index*")).unlink()

@@ -18,6 +18,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.webdataset import WebDataset
+from mpwds.pipeline.splitting import Splitter
 from mpwds.storage.streams.patterns import expand_urls
 
 CLAIM = re.compile(r"\._(\d+)(-[0-9a-f]{16}-\d+)?_")
@@ -418,3 +419,19 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path, monkeypatch, call, mes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_shard_is_described_by_its_claim_and_an_epoch_has_no_state(folder):
+    create(folder, [1])
+    shards = DirectoryShardList(folder, poll=None)
+    stream = shards.stream()
+    address, shard = next(stream)
+    described = stream.describe(address)
+    assert (described, described.url, stream.fetch(address)) == (f"shard {address}", shard["url"], shard)
+    for ask in (
+        stream.state_dict,
+        lambda: stream.load_state_dict({}),
+        Splitter(iter).stream(stream).state_dict,
+    ):
+        with pytest.raises(LookupError, match="has no state: the shards it gave are gone"):
+            ask()
