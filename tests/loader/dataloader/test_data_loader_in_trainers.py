@@ -115,6 +115,9 @@ def test_what_divides_itself_is_not_divided_again(of_two_ranks, dataset):
 
 def test_what_does_not_is_divided(of_two_ranks):
     check_not_divided_again([1, 2, 3])
+    assert not mpwds.DataLoader([1, 2, 3])._is_accelerate_prepared
+    with pytest.raises(ValueError, match="divides itself"):
+        assert mpwds.DataLoader(PIPELINE)._is_accelerate_prepared
 
 
 @pytest.mark.parametrize("dataset", DIVIDING.values(), ids=DIVIDING)

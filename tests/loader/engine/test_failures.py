@@ -155,6 +155,26 @@ def test_an_exception_that_cannot_be_pickled_at_all_comes_as_text():
     raised(mpwds.MpwdsError, "ValueError: <unlocked _thread.lock", numbers(fail))
 
 
+class OfOneProcess(Exception):
+    """An exception that cannot be unpickled elsewhere."""
+
+    def __reduce__(self):
+        return unpickled_in, (os.getpid(),)
+
+
+def unpickled_in(pid):
+    if pid != os.getpid():
+        raise LookupError("another process")
+    return OfOneProcess("stays there")
+
+
+def test_so_does_one_that_only_its_worker_can_unpickle():
+    def fail():
+        raise OfOneProcess("stays there")
+
+    raised(mpwds.MpwdsError, "OfOneProcess: stays there", numbers(fail))
+
+
 def test_a_stop_iteration_of_a_users_function_does_not_end_the_epoch_in_silence(shards):
     def stop(sample):
         raise StopIteration

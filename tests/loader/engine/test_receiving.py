@@ -60,13 +60,17 @@ def test_receiving_a_batch_hands_back_the_blocks_that_devices_have_read(cuda):
 
 def test_a_small_batch_lies_in_pinned_memory_of_its_own(cuda):
     worker = Worker(cuda)
-    structure, arrays = nest.flatten({"x": np.arange(3), "name": "a"})
-    payload = bytearray(32 + tenbin.array_nbytes(arrays[0]))
-    tenbin.write_array(payload, 32, arrays[0])
-    message = Message({"structure": structure, "offsets": [32]}, memoryview(payload))
+    structure, arrays = nest.flatten({"x": np.arange(3), "none": np.zeros((0, 2)), "name": "a"})
+    ends = [32 + tenbin.array_nbytes(arrays[0]), 64 + sum(map(tenbin.array_nbytes, arrays))]
+    payload = bytearray(ends[1])
+    offsets = [32, ends[0] + 32]
+    for offset, array in zip(offsets, arrays, strict=True):
+        tenbin.write_array(payload, offset, array)
+    message = Message({"structure": structure, "offsets": offsets}, memoryview(payload))
     batch = worker.receiver.batch(message)
     payload[:] = bytes(len(payload))
     assert (cuda.is_pinned(batch["x"]), batch["x"].tolist(), batch["name"]) == (True, [0, 1, 2], "a")
+    assert tuple(batch["none"].shape) == (0, 2)
 
 
 def test_a_batch_without_arrays_takes_no_pinned_memory(cuda):

@@ -283,6 +283,8 @@ def test_what_is_no_batch_is_an_error():
     with pytest.raises(TypeError, match=r"batch\['cls'\] is an int") as caught:
         list(Rebatched(5)([{"x": np.zeros(3), "cls": 7}]))
     assert caught.type is TypeError
+    with pytest.raises(ValueError, match="a batch has 16,777,216 rows, it may have 16,777,215"):
+        list(Rebatched(5)([np.zeros(1 << 24, np.uint8)]))
 
 
 def test_an_error_of_the_source_costs_no_rows():

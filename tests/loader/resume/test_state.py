@@ -253,6 +253,10 @@ def test_a_stage_whose_state_cannot_be_had_costs_a_run_from_the_start(make):
         UserWarning, match="NotImplementedError: no state here: the epoch is continued by running"
     ):
         assert plain(loader) == whole[9:]
+    pipeline = make(range(30)).compose(Doubled())
+    pipeline.load_state_dict(first_and_state(pipeline, 9))
+    with pytest.warns(UserWarning, match=r"the first 9 elements .* \(NotImplementedError: no state here\)"):
+        assert plain(pipeline) == whole[9:]
 
 
 class Doubled:
@@ -435,6 +439,8 @@ def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
         (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
         (lambda state: {**state, "turn": 2}, "turn=2, expected the index of a worker"),
         (lambda state: {**state, "workers": [{}]}, "delivered=None, expected a whole number"),
+        (lambda state: {**state, "facts": None}, "facts=None, expected a dict"),
+        (lambda state: {**state, "workers": [{"delivered": 0}]}, "stateless=None, expected a str"),
         (lambda state: {**state, "workers": state["workers"][:1]}, "expected the progress of 2 workers"),
         (lambda state: {**state, "facts": {**state["facts"], "dataset": 3}}, "it was 3, is "),
     ],
