@@ -1,12 +1,9 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
-import functools
-import json
 import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mpwds.cli.outputs import beside, existing
@@ -177,19 +174,6 @@ def test_the_status_tells_wrong_arguments_from_wrong_data(
     assert Path("stages.py").read_text() == "stages = []\n"
 
 
-def test_reports_in_json(run, source):
-    (totals,) = map(json.loads, run("verify", source, "--json").stdout.splitlines())
-    assert (totals["shards"], totals["samples"], totals["problems"]) == (1, 3, 0)
-    (bytes_of_cls, *_) = json.loads(run("show", source, "--json").stdout)
-    assert bytes_of_cls["elements"] == 3
-    assert json.loads(run("show", source, "--json", "--save", "x.png").stdout) == {"file": "x.png"}
-    extracted = json.loads(run("extract", source, "-o", "files", "--json").stdout)
-    assert extracted == {"samples": 3, "files": 3, "output": "files", "problems": 0}
-    indexed = json.loads(run("index", "create", source, "-o", "x.json", "--json").stdout)
-    assert indexed == {"file": "x.json", "shards": 1, "samples": 3}
-    assert json.loads(run("convert", source, "y-%d.tar", "--json", "--maxcount", 2).stdout)["shards"] == 2
-
-
 def test_an_object_on_a_server_is_replaced_only_by_force(run, source):
     web = Web()
     try:
@@ -201,11 +185,3 @@ def test_an_object_on_a_server_is_replaced_only_by_force(run, source):
         assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240
     finally:
         web.close()
-
-
-def test_json_has_no_nan(run, write_shard, tmp_path):
-    shard = write_shard("nan.tar", {"json": b'{"a": NaN}', "npy": np.array([np.inf])})
-    strict = functools.partial(json.loads, parse_constant=pytest.fail)
-    fields = strict(run("cat", shard, "--json").stdout)
-    assert set(fields["json"]) == set(fields["npy"]) == {"base64"}
-    strict(run("info", write_shard("x.tar", {"json": b"NaN"}), "--json").stdout.splitlines()[0])

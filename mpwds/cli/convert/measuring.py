@@ -112,7 +112,7 @@ def storage_rate(urls: Sequence[str], seconds: float) -> float:
                 nbytes += len(piece)
                 if time.monotonic() > began + seconds:
                     return nbytes / (time.monotonic() - began)
-    return nbytes / max(time.monotonic() - began, 1e-9)
+    return nbytes / (time.monotonic() - began)
 
 
 def memory_rate() -> float:

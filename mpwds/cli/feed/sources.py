@@ -116,7 +116,7 @@ class TensorcomStatus:
         with self._changed:
             self._raise_failure()
             now_s, counted, batch = time.monotonic(), list(self._counted), self._batch
-        seconds = max(now_s - self._read_s, 1e-9)
+        seconds = now_s - self._read_s
         batches, samples, nbytes = (now - before for now, before in zip(counted, self._before, strict=True))
         self._read_s, self._before = now_s, counted
         tensors = [] if batch is None else leaves(batch)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import tarfile
+import threading
 
 import pytest
 
@@ -233,10 +234,18 @@ def test_what_cannot_be_done_is_an_error_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_source_is_an_error(run, tmp_path):
-    assert "there is no" in run("create", tmp_path / "nothing", "-").stderr
-    (tmp_path / "x.tar").write_bytes(b"")
-    assert "mpwds split" in run("create", tmp_path / "x.tar", "-").stderr
+def test_a_source_that_is_not_there_is_an_error(refused, tmp_path):
+    assert f"there is no {tmp_path}/nothing" in refused("create", tmp_path / "nothing", "-")
+
+
+def test_a_pipe_in_a_list_of_files_is_read_to_its_end(run, write_files, tmp_path, members):
+    folder = write_files({"names": b"1.txt\n"})
+    os.mkfifo(folder / "1.txt")
+    writer = threading.Thread(target=(folder / "1.txt").write_bytes, args=(b"text" * 50_000,))
+    writer.start()
+    run("create", folder / "names", tmp_path / "x.tar", "--from", "files", "--root", folder, "-j", 1)
+    writer.join()
+    assert members(tmp_path / "x.tar") == {"1.txt": b"text" * 50_000}
 
 
 @pytest.mark.parametrize(

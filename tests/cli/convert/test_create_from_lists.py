@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import shutil
 import subprocess
 import sys
 
@@ -260,6 +261,16 @@ def saved(tmp_path):
 def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved, tmp_path):
     assert create(run, saved, tmp_path) == [expected(number) for number in range(20)]
     assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "dog"]
+
+
+def test_splits_of_a_dataset_saved_to_disk_become_splits(run, saved, tmp_path):
+    (tmp_path / "both").mkdir()
+    for split in ("test", "train"):
+        shutil.copytree(saved, tmp_path / "both" / split)
+    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+    assert run("create", tmp_path / "both", tmp_path / "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
+    for split in ("test", "train"):
+        assert read(tmp_path / f"{split}-x-0.tar") == [expected(number) for number in range(20)]
 
 
 def test_splits_of_parquet_files_become_splits(run, tmp_path):

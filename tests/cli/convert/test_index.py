@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import mpwds
+from mpwds.viewing.wording import size
 from tests.cli.running import wait_until
 from tests.loader.faults.processes import wait_until_gone
 
@@ -62,6 +63,8 @@ def test_a_description_that_exists_is_replaced_only_by_force(run, shards, descri
 def test_info_shows_totals(run, description):
     shown = run("index", "info", description).stdout
     assert [line.split()[1:] for line in shown.splitlines() if "samples" in line.split()] == [["6"]]
+    nbytes = sum(path.stat().st_size for path in description.parent.glob("x-*.tar"))
+    assert f"size of a sample  {size(nbytes / 6)}\n" in shown
     assert "mine" in run("index", "info", "--table", description).stdout
     (figures,) = json.loads(run("index", "info", "--json", description).stdout)
     assert (figures["shards"], figures["samples"]) == (2, 6)

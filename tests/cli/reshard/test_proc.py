@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,7 +165,9 @@ class TestOnError:
         assert "1007" in second
 
     def test_a_sample_that_cannot_be_written_is_one_too(self, proc):
-        assert "'a.b' would be read back as 'a'" in proc("too_dotted").stderr
+        errors = proc("too_dotted").stderr
+        assert "'a.b' would be read back as 'a'" in errors
+        assert re.search(r"; in writing out-(\d).tar from in-\1.tar", errors)
         assert "20 samples skipped" in proc("too_dotted", "out-%d.tar", "--on-error", "bad.jsonl").stdout
 
     def test_elements_must_be_samples(self, proc):

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort
+from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, temporary_directory
 from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, HeldBlocks, RawSample
 from tests.cli.running import wait_until
 from tests.open_files import open_files
@@ -139,6 +140,14 @@ def test_samples_are_held_up_to_the_memory_given(tmp_path, arrange, memory):
 
 
 class TestTemporaryFiles:
+    @pytest.mark.parametrize(
+        ("output", "folder"),
+        [("out.tar", "."), ("a/b/x-%d.tar", "a/b"), ("-", None), ("s3://bucket/x.tar", None)],
+    )
+    def test_are_beside_a_local_output(self, output, folder):
+        found = temporary_directory(output)
+        assert found == (tempfile.gettempdir() if folder is None else os.path.abspath(folder))
+
     @pytest.fixture
     def running(self, command, two_shards):
         """A shuffle that has dealt 20 samples to temporary files, and waits for more."""
