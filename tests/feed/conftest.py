@@ -8,8 +8,10 @@ from mpwds.feed.status_client import StatusClient
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A server may take its time to answer, where a test says nothing else."""
+    """A server may take its time to answer, where a test says nothing else, and no warning tells of it."""
     monkeypatch.setitem(StatusClient.__init__.__kwdefaults__, "timeout", 120)
+    for module in ("connections", "remote_worker"):
+        monkeypatch.setattr(f"mpwds.feed.client.{module}.SAY_EVERY_S", 600)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -104,8 +104,9 @@ def test_batches_of_very_different_sizes_do_not_wait_for_each_other(memory):
 @pytest.mark.parametrize("nbytes", [2000, 200_000])
 def test_epochs_that_are_left_early_pile_up_nothing(nbytes):
     """The workers whose turn does not come have sent a window of batches each time."""
-    with ServerProcess(Endless(nbytes), workers=3) as server, warned() as texts:
-        with mpwds.RemoteLoader(server.url, output="numpy", shared_memory=False) as loader:
+    with ServerProcess(Endless(nbytes), workers=3, client_timeout=120.0) as server, warned() as texts:
+        options = {"output": "numpy", "shared_memory": False, "heartbeat_timeout": 120}
+        with mpwds.RemoteLoader(server.url, **options) as loader:
             for _ in range(12):
                 next(batches := iter(loader))
                 wait_for_status(server, lambda figures: all(map(is_full, figures["workers"])), "windows")

@@ -47,7 +47,7 @@ def batches_made(server):
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_member_gets_every_batch_and_each_is_made_once(count):
-    with ServerProcess(rows(), workers=2) as server:
+    with ServerProcess(rows(), workers=2, client_timeout=120.0) as server:
         made = []
         last = 60 * 2
 
@@ -55,7 +55,8 @@ def test_every_member_gets_every_batch_and_each_is_made_once(count):
             if number == 0 and batch == 60:
                 made.append(batches_made(server))
 
-        assert Members(server, count, epochs=2, happen=look).join() == [undisturbed(2, epochs=2)] * count
+        members = Members(server, count, epochs=2, happen=look, heartbeat_timeout=120)
+        assert members.join() == [undisturbed(2, epochs=2)] * count
         assert made[0] == 60
         assert made[-1] <= last
 

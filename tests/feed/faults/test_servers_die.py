@@ -261,7 +261,8 @@ def test_a_server_that_is_told_to_end_says_so_and_leaves_nothing(number, memory)
 
 def test_what_a_server_had_sent_when_it_ends_arrives():
     with ServerProcess(rows(batches=3), workers=1) as server:
-        with loader_of(server, shared_memory=False, prefetch=8, on_server_loss="raise") as loader:
+        options = {"shared_memory": False, "prefetch": 8, "heartbeat_timeout": 120}
+        with loader_of(server, on_server_loss="raise", **options) as loader:
             batches = iter(loader)
             next(batches)
             wait_for_status(server, lambda now: assigned(now)[0]["state"] == "idle", "all to be sent")

@@ -169,7 +169,11 @@ def script_that_waits():
     started = []
 
     def start(url, statement):
-        text = f"import mpwds\nloader = mpwds.RemoteLoader({url!r}, output='numpy')\n{statement}\n"
+        text = (
+            "import mpwds\nfrom mpwds.feed.client import connections, remote_worker\n"
+            "connections.SAY_EVERY_S = remote_worker.SAY_EVERY_S = 600\n"
+            f"loader = mpwds.RemoteLoader({url!r}, output='numpy', heartbeat_timeout=120)\n{statement}\n"
+        )
         started.append(
             subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", text],
