@@ -81,7 +81,7 @@ def nothing_left():
     """Fails the test if it leaves a process, a descriptor or shared memory behind."""
     before, server = possessions(), fork_server()
     yield
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (left := possessions() - before) and time.monotonic() < deadline:
         if fork_server() != server:
             forkserver.let_go()

@@ -60,7 +60,7 @@ def folder(tmp_path):
 def test_its_examples_run(folder):
     [commands] = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     shell = f'mpwds() {{ "{sys.executable}" -m mpwds "$@"; }}\nset -eo pipefail\n{commands}'
-    done = subprocess.run(["bash", "-c", shell], cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(["bash", "-c", shell], cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     sorted_labels = [int(sample["cls"]) for sample in mpwds.WebDataset(str(folder / "sorted.tar"))]
     assert sorted_labels == sorted(list(range(10)) * 40)
@@ -77,7 +77,7 @@ def test_recipes_become_lists(tmp_path, source):
     (tmp_path / "two.jpg").write_bytes(b"two")
     (tmp_path / "recipe.txt").write_text(f"a.jpg one.jpg\na.cls text:3\nb.jpg\ttwo.jpg\nb.cls {source}\n")
     shell = f'mpwds() {{ "{sys.executable}" -m mpwds "$@"; }}\nset -e\n{commands}'
-    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert not (tmp_path / "ran").exists()
     assert (done.returncode == 0) == source.startswith("text:"), done.stderr
     if done.returncode == 0:

@@ -23,7 +23,7 @@ def run(tmp_path):
     def run(program, *arguments, options=()):
         (tmp_path / "page.py").write_text(program)
         words = [sys.executable, *options, "page.py", *arguments]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

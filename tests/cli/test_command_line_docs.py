@@ -39,7 +39,7 @@ def test_its_commands_work_one_after_the_other(command, tmp_path):
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(root)}
     for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL):
         script = ["bash", "-e", "-o", "pipefail", "-c", block]
-        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, timeout=240)
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, timeout=600)
         assert done.returncode == 0, (block, done.stdout, done.stderr)
 
 

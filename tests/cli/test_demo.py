@@ -183,9 +183,9 @@ def test_ctrl_c_ends_the_demo_and_its_workers_quietly(command, digits):
             pass
         workers = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     assert (process.returncode, errors) == (130, "")
     assert len(workers) == 3  # a fork server, and two of it
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert psutil.wait_procs(workers, timeout=600)[1] == []

@@ -81,7 +81,7 @@ def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
         with mpwds.RemoteLoader(url, output="numpy") as loader:
             assert [plain(batch) for batch in loader] == locally(names["dataset"], 2)[0]
         process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=120)
+        rest, errors = process.communicate(timeout=600)
         assert (process.returncode, rest) == (0, "ended\n")
     log = [line.partition(" ")[2].partition(" ") for line in errors.splitlines()]
     assert {name for name, _, _ in log} == {f"{socket.gethostname()}:{os.getpid()}"}
@@ -226,7 +226,7 @@ def test_shards_of_images_are_sent_as_plain_tensorcom(tmp_path, write_shard):
     sent = ["--shards", "train-{0..3}.tar", "--tensorcom", f"zpush://127.0.0.1:{port}", "--epochs", 2]
     with serving(tmp_path, *sent, "--workers", 1, "--size", 16, "--batch-size", 4) as (process, _):
         batches = [receiver.recv() for _ in range(2)]
-        rest, _ = process.communicate(timeout=120)
+        rest, _ = process.communicate(timeout=600)
     receiver.close()
     context.term()
     assert rest == "sent 2 batches\n"

@@ -14,7 +14,7 @@ import zmq
 
 from mpwds.tensorcom import Connection
 
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ class Client:
     def hear(self, *kinds):
         """The next reply of one of these kinds, or messages of the next data message."""
         while True:
-            assert self.socket.poll(60_000), f"no {kinds}"
+            assert self.socket.poll(600_000), f"no {kinds}"
             first, *frames = self.socket.recv_multipart()
             if frames:
                 if "data" in kinds:

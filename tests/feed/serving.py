@@ -105,7 +105,7 @@ class ServerProcess:
         """Ends it as an operator does; its exit status."""
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
-        status = self.process.wait(120)
+        status = self.process.wait(600)
         self.process.stdout.close()
         return status
 

@@ -91,7 +91,7 @@ def no_trap_springs():
 def read(answer, **options):
     """What a trainer reads from a server that answers so."""
     with HostileServer(answer, **options) as server:
-        options = {"max_batch_bytes": 100_000, "timeout": 60, "output": "numpy", "server_timeout": 60}
+        options = {"max_batch_bytes": 100_000, "timeout": 600, "output": "numpy", "server_timeout": 600}
         with mpwds.RemoteLoader(server.url, **options) as loader:
             return list(loader)
 
@@ -313,7 +313,7 @@ def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
             yield from data(batch(bytes(90_000), sequence=0), number=number)(slot, attempt)
 
     with HostileServer(answer) as server:
-        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=60, timeout=60) as loader:
+        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=600, timeout=60) as loader:
             iterator = iter(loader)
             queue = loader._remote.servers.connections[0].queues[0]
             while queue.failure is None:

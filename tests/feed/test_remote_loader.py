@@ -378,7 +378,7 @@ COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda it: pic
 @pytest.mark.parametrize("local", [0, 1])
 def test_a_copy_needs_no_workers_before_its_first_epoch(way, local):
     with served(numbers()) as server:
-        options = {"output": "numpy", "timeout": 60}
+        options = {"output": "numpy", "timeout": 600}
         original = (
             mpwds.MultiLoader(numbers(), local, remote=server.url, start_method="fork", **options)
             if local

@@ -107,7 +107,7 @@ def test_out_of_order_a_slow_worker_holds_nobody_back(tmp_path):
             yield np.array([worker, number])
 
     order = []
-    with mpwds.MultiLoader(generate, workers=2, in_order=False, output="numpy", timeout=120) as loader:
+    with mpwds.MultiLoader(generate, workers=2, in_order=False, output="numpy", timeout=600) as loader:
         for array in loader:
             order.append(tuple(array.tolist()))
             if order[-1] == (1, 9):

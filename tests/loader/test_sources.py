@@ -147,7 +147,7 @@ def test_a_worker_for_which_a_directory_has_no_shard_holds_nobody_back(folder, t
     shard = next(folder.glob("*.tar"))
     os.link(shard, tmp_path / shard.name)
     waiting = WebDataset(f"{tmp_path}/", mode="keep").to_tuple("cls")
-    with MultiLoader(waiting, workers=2, start_method="fork", in_order=True, timeout=240) as loader:
+    with MultiLoader(waiting, workers=2, start_method="fork", in_order=True, timeout=600) as loader:
         assert len(list(islice(loader, 3))) == 3
 
 

@@ -249,7 +249,7 @@ def test_small_batches_that_find_no_room_count_as_waiting():
     with MultiLoader(DataPipeline(range(1_000_000)), workers=1, output="numpy") as loader:
         iterator = iter(loader)
         next(iterator)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while loader.stats().workers[0].waiting_s < 0.2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert loader.stats().workers[0].waiting_s >= 0.2
@@ -260,7 +260,7 @@ def test_a_wait_counts_while_it_lasts():
     with MultiLoader(batches, workers=1, output="numpy") as loader:
         iterator = iter(loader)
         next(iterator)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         waited_s, made = 0, 1
         while (waited_s < 0.05 or made) and time.monotonic() < deadline:  # it may still have a free block
             before = loader.stats()

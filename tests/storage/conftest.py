@@ -55,7 +55,7 @@ class Web:
         return [headers.get(header) for _, _, headers in self.requests]
 
     def wait_until_a_connection_is_closed(self):
-        assert self._hung_up.acquire(timeout=60)
+        assert self._hung_up.acquire(timeout=600)
 
     def _hang_up(self, request):
         type(self._server).shutdown_request(self._server, request)

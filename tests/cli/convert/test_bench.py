@@ -80,7 +80,7 @@ def test_ctrl_c_shows_what_was_measured_until_then(command, pipeline):
     )
     wait_until((pipeline.parent / "has begun").exists, made)
     made.send_signal(signal.SIGINT)
-    told = json.loads(made.communicate(timeout=60)[0])
+    told = json.loads(made.communicate(timeout=600)[0])
     assert (made.returncode, told["stopped"]) == (130, True)
     assert [run["workers"] for run in told["runs"]] == [1]
 

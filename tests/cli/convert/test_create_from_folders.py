@@ -269,7 +269,7 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     made = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: len(list(tmp_path.glob("out/*.tar"))) == 3, made)
     made.send_signal(number)
-    assert made.wait(60) in (130, 143, -signal.SIGKILL)
+    assert made.wait(600) in (130, 143, -signal.SIGKILL)
     whole = sorted(tmp_path.glob("out/*.tar"))
     assert keys(*whole) == ["0", "1", "2"]
     if number != signal.SIGKILL:

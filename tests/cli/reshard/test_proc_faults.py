@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on(words, expected, whole_machine):
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
-        psutil.wait_procs(workers, timeout=60)
+        psutil.wait_procs(workers, timeout=600)
         assert not any(worker.is_running() for worker in workers)
     complete = written()
     times = {name: os.stat(name).st_mtime_ns for name in complete}
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on(words, expected, whole_machine):
 def test_an_interrupted_run_goes_on(words, expected, number):
     process = begun(words, 2)
     process.send_signal(number)
-    assert process.wait(60) == 130
+    assert process.wait(600) == 130
     assert len(written()) == 2
     assert not list(Path().glob(".*.partial"))
     finished(words, expected)
@@ -103,7 +103,7 @@ def test_a_killed_worker_is_replaced(words, expected):
     wait_until(lambda: any(map(_has_partial_file, children(recursive=True))), process)
     next(filter(_has_partial_file, children(recursive=True))).kill()
     Path("go").touch()
-    assert process.wait(60) == 0
+    assert process.wait(600) == 0
     finished(words, expected)
 
 

@@ -253,7 +253,7 @@ def test_a_signal_leaves_no_partial_shard(command, two_shards, number):
     process = started(command)
     process.send_signal(number)
     process.stdin.close()
-    assert process.wait(60) == 130
+    assert process.wait(600) == 130
     assert sorted(os.listdir()) == ["in-0.tar", "in-1.tar"]
 
 
@@ -304,7 +304,7 @@ def test_ctrl_c_ends_a_command_whose_pipe_nobody_reads(command, make_shard, pipe
         while not select.select([pipe], [], [], 0.1)[0]:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(600) == 130
     finally:
         process.kill()
 

@@ -85,7 +85,7 @@ def test_coming_and_going_leaves_nothing_in_server_and_trainer(memory):
         descriptors, before = figures()
         come_and_go(times, trains=False)
         come_and_go(3, trains=True)
-        deadline = time.monotonic() + 60  # for workers that have been told to end
+        deadline = time.monotonic() + 600  # for workers that have been told to end
         after_descriptors, after = figures()
         while any(now > then + 2 for now, then in zip(after_descriptors, descriptors, strict=True)):
             assert time.monotonic() < deadline, (after_descriptors, descriptors)

@@ -81,8 +81,8 @@ def test_the_slowest_sets_the_pace():
 def test_a_group_counts_as_one_client():
     with ServerProcess(rows(), workers=2, max_clients=2) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(mpwds.RemoteLoader(server.url, workers=1, group="sweep", server_timeout=60.0))
-        with mpwds.RemoteLoader(server.url, workers=1, output="numpy", server_timeout=60.0) as alone:
+            stack.enter_context(mpwds.RemoteLoader(server.url, workers=1, group="sweep", server_timeout=600))
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy", server_timeout=600) as alone:
             assert delivered(alone) == undisturbed(1)[0]
 
 
@@ -133,7 +133,7 @@ def test_an_error_on_the_way_of_a_late_member_reaches_those_that_are_ahead(tmp_p
 
     dataset = mpwds.DataPipeline(range(40_000)).map(make).batched(4)
     with ServerProcess(dataset, workers=1) as server:
-        options = {"group": "sweep", "output": "numpy", "timeout": 60}
+        options = {"group": "sweep", "output": "numpy", "timeout": 600}
         with mpwds.RemoteLoader(server.url, **options) as ahead:
             list(itertools.islice(batches := iter(ahead), 300))
             (tmp_path / "broken").touch()

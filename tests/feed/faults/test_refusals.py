@@ -36,7 +36,7 @@ def come_back_with_another_dataset(server, other):
 def test_a_server_that_comes_back_with_another_dataset_is_refused(when):
     other = []
     with ServerProcess(rows(), f"tcp://127.0.0.1:{free_port()}", workers=1) as server:
-        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=60.0) as loader, warned():
+        with mpwds.RemoteLoader(server.url, output="numpy", server_timeout=600) as loader, warned():
             happen = at({10: lambda: come_back_with_another_dataset(server, other)})
             try:
                 with pytest.raises(mpwds.MpwdsError, match="another dataset") as caught:

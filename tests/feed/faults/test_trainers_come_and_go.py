@@ -122,7 +122,7 @@ def test_ctrl_c_inside_next_ends_the_loader_and_frees_the_workers(script_that_wa
         trainer = script_that_waits(server.url, "list(loader)")
         wait_for_status(server, lambda figures: figures["workers"], "the trainer to wait for a batch")
         trainer.send_signal(signal.SIGINT)
-        errors = trainer.communicate(timeout=120)[1]
+        errors = trainer.communicate(timeout=600)[1]
         assert trainer.returncode == -signal.SIGINT
         assert errors.strip().endswith("KeyboardInterrupt")
         wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
@@ -132,7 +132,7 @@ def test_ctrl_c_inside_next_ends_the_loader_and_frees_the_workers(script_that_wa
 def test_a_program_that_never_closes_its_loader_ends_quietly(script_that_waits, statement):
     with ServerProcess(rows(), workers=1, client_timeout=3600.0) as server:
         trainer = script_that_waits(server.url, statement)
-        output, errors = trainer.communicate(timeout=120)
+        output, errors = trainer.communicate(timeout=600)
         assert (trainer.returncode, output, errors) == (3 if "Exit" in statement else 0, "", "")
         wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
 
@@ -158,7 +158,7 @@ def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
         print(*got)
     """
     with ServerProcess(rows(), workers=2) as server:
-        output, errors = script_that_waits(server.url, text).communicate(timeout=120)
+        output, errors = script_that_waits(server.url, text).communicate(timeout=600)
         assert errors == ""
         assert output.split() == undisturbed(2)[0]
 

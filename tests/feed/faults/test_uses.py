@@ -116,6 +116,6 @@ def ranks_of_a_job(*arguments, ranks=2):
         )
         for rank in range(ranks)
     ]
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    outputs = [process.communicate(timeout=600)[0] for process in started]
     assert [process.returncode for process in started] == [0] * ranks
     return [output.splitlines() for output in outputs]

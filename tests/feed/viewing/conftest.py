@@ -39,7 +39,7 @@ def running(*arguments):
         yield url
     finally:
         process.terminate()
-        process.wait(120)
+        process.wait(600)
         process.stdout.close()
 
 

@@ -61,7 +61,7 @@ def test_monitor_goes_on_until_it_is_interrupted(live_feed, as_json):
     while readings < 3:
         readings += "batches/s" in process.stdout.readline().replace("batches_per_s", "batches/s", 1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (130, "")
 
 

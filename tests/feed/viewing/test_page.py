@@ -411,5 +411,5 @@ def test_the_command_serves_a_feed_to_a_browser_until_it_is_interrupted(live_fee
         tab.goto("about:blank")
     finally:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (130, "")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 TOKEN = "MPWDS_TEST_TOKEN"
-PATIENCE_S = 120
+PATIENCE_S = 600
 """How long something may take that is over at once on a machine with nothing else to do."""
 
 

@@ -18,7 +18,7 @@ class Kernel:
     def __init__(self, folder):
         variables = {**os.environ, "IPYTHONDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder)}
         self.manager, self.client = jupyter_client.manager.start_new_kernel(
-            kernel_name="python3", startup_timeout=120, cwd=str(folder), env=variables
+            kernel_name="python3", startup_timeout=600, cwd=str(folder), env=variables
         )
 
     def run(self, cell):
@@ -31,7 +31,7 @@ class Kernel:
                 printed[content["name"]] += content["text"]
             assert message["msg_type"] != "error", "\n".join(content["traceback"])
 
-        self.client.execute_interactive(textwrap.dedent(cell), timeout=120, output_hook=collect)
+        self.client.execute_interactive(textwrap.dedent(cell), timeout=600, output_hook=collect)
         return printed["stdout"], printed["stderr"]
 
     def end(self):
@@ -149,7 +149,7 @@ list(map(int, loader))
 
 def test_a_variable_that_is_redefined_at_the_prompt_counts_in_workers_that_run():
     python = [sys.executable, "-q", "-i"]
-    ended = subprocess.run(python, input=SESSION, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(python, input=SESSION, capture_output=True, text=True, timeout=600)
     assert ended.stdout == "[0, 2, 4]\n[0, 5, 10]\n[0, 5, 10]\n"
     assert ended.stderr.replace(">>> ", "").replace("... ", "").strip() == LINE.strip()
 
@@ -158,5 +158,5 @@ def test_a_variable_that_a_program_redefines_does_not_count_until_workers_start_
     program = SESSION.replace("list(map(int, loader))", "print(list(map(int, loader)))")
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, str(tmp_path / "program.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (ended.stdout, ended.stderr) == ("[0, 2, 4]\n" * 3, "")

@@ -35,9 +35,9 @@ class _Rank:
     def largest(self, numbers, timeout):
         self._said[self.rank] = numbers
         try:
-            self._barrier.wait(timeout or 120)
+            self._barrier.wait(timeout or 600)
             heard = [max(column) for column in zip(*self._said, strict=True)]
-            self._barrier.wait(120)
+            self._barrier.wait(600)
         except threading.BrokenBarrierError:
             raise EvenEpochError("a rank is gone") from None
         return heard

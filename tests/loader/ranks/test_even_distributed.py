@@ -37,7 +37,7 @@ def torchrun(program, *arguments, ranks, cwd=None):
         ],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         cwd=cwd,
     )
     assert done.returncode == 0, done.stderr

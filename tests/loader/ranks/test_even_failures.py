@@ -118,7 +118,7 @@ def jobs(tmp_path_factory):
     }
     yield started
     workers = [worker for job in started.values() for worker in job.end()]
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert psutil.wait_procs(workers, timeout=600)[1] == []
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +128,8 @@ def _nothing_left():
 
 def test_a_rank_that_fails_or_is_killed_ends_the_epoch_of_the_others(jobs):
     first, second = jobs["failing"].ranks
-    lines = second.communicate(timeout=240)[0].splitlines()
-    told = first.communicate(timeout=240)[0].splitlines()
+    lines = second.communicate(timeout=600)[0].splitlines()
+    told = first.communicate(timeout=600)[0].splitlines()
     assert (first.returncode, second.returncode) == (0, -signal.SIGKILL)
     seen, *failure = lines[0].split(maxsplit=2)
     assert failure == ["OSError", "disk on fire"]
@@ -152,6 +152,6 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_timeout_says_or_ctrl
     assert "did not come within 0.5 seconds" in waited
     assert first.stdout.readline() == "waits\n"
     first.send_signal(signal.SIGINT)
-    assert first.communicate(timeout=240)[0] == "interrupted\n"
+    assert first.communicate(timeout=600)[0] == "interrupted\n"
     assert (first.returncode, second.poll()) == (0, None)
-    second.communicate("", timeout=240)
+    second.communicate("", timeout=600)

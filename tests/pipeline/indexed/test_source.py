@@ -121,7 +121,7 @@ class TestThreads:
         continues(lambda: stream(3), stop)
 
     def test_read_at_the_same_time(self):
-        together = threading.Barrier(4, timeout=60)
+        together = threading.Barrier(4, timeout=600)
 
         class Slow(Letters):
             def read(self, shard, index):
@@ -150,7 +150,7 @@ class TestThreads:
         assert readers
         del stream
         for reader in readers:
-            reader.join(60)
+            reader.join(600)
             assert not reader.is_alive()
 
 

@@ -248,7 +248,7 @@ def test_several_processes_share_the_shards_without_reading_one_twice(folder):
     read = [
         line.partition("._")[0]
         for process in processes
-        for line in process.communicate(timeout=60)[0].split()
+        for line in process.communicate(timeout=600)[0].split()
     ]
     assert sorted(read) == sorted(f"file{number}.tar" for number in range(60))
     assert len(names(folder)) == 60

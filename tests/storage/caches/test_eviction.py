@@ -63,7 +63,7 @@ def test_verbose_tells_what_goes(files, capsys):
 def _settle():
     for fetch in list(cache_fetch._running.values()):
         with fetch.changed:
-            assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=60)
+            assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=600)
 
 
 def test_what_a_shard_cache_is_reading_stays(tmp_path):

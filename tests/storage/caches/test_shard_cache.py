@@ -62,7 +62,7 @@ class _Shard(io.RawIOBase):
         for (name, byte), gate in self._remote.gates.items():
             if name == self._shard and position <= byte < end:
                 self._remote.at_gate.set()
-                assert gate.wait(60)
+                assert gate.wait(600)
         at, error = self._remote.errors.get(self._shard, (None, None))
         if at is not None and at < end:
             raise error
@@ -109,7 +109,7 @@ def settle(cache, *but):
     for fetch in list(cache_fetch._running.values()):
         if fetch.entry.directory == cache.directory and fetch.url not in map(url, but):
             with fetch.changed:
-                assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=60)
+                assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=600)
 
 
 def fetch(cache, *names):
@@ -366,7 +366,7 @@ def test_a_shard_that_is_needed_whole_waits_for_room_while_another_is_fetched(ma
         waiting = pool.submit(cache.open_whole, url("b"))
         time.sleep(0.2)  # it finds no room
         remote.gates["a", 5_000].set()
-        with waiting.result(60) as stream:
+        with waiting.result(600) as stream:
             assert stream.read() == remote.shards["b"]
     assert kept(cache) == ["b.tar"]
 
@@ -529,7 +529,7 @@ def test_a_reader_that_joins_a_fetch_before_it_has_stopped_goes_on_with_it(make,
     gate = remote.gates["a", 5120] = threading.Event()
     cache = make(prefetch_shards=0)
     leaves = cache.open(url("a"))
-    assert remote.at_gate.wait(60)
+    assert remote.at_gate.wait(600)
     leaves.close()
     with cache.open(url("a")) as stream:
         gate.set()

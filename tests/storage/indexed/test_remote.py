@@ -180,7 +180,7 @@ def test_forks_read_with_connections_of_their_own(served, web):
     processes = [context.Process(target=read, args=(first,)) for first in range(2)]
     for process in processes:
         process.start()
-    assert sum(results.get(timeout=60) for _ in processes) == sum(range(COUNT))
+    assert sum(results.get(timeout=600) for _ in processes) == sum(range(COUNT))
     for process in processes:
         process.join()
     results.close()

@@ -507,7 +507,7 @@ def test_shards_that_are_read_in_order_are_fetched_ahead(tmp_path, web, remote):
     shards = MDSShards(tmp_path / "local", url)
     for shard in (0, 1):
         shards.read(shard, 0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while "/data/shard.00002.mds" not in asked(web) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [path for path in asked(web) if "shard" in path] == [f"/data/shard.{n:05}.mds" for n in range(3)]

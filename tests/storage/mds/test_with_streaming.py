@@ -87,7 +87,7 @@ COMPRESSED = {
 
 def ask_peer(*arguments, request=b""):
     done = subprocess.run(
-        [sys.executable, str(PEER), *arguments], input=request, capture_output=True, timeout=250
+        [sys.executable, str(PEER), *arguments], input=request, capture_output=True, timeout=600
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout

@@ -21,7 +21,7 @@ def test_results_come_in_the_order_of_the_items_and_no_thread_remains(threads):
     done = [(item, future.result()) for item, future in work_ahead(lambda n: n * n, range(20), threads)]
     assert done == [(n, n * n) for n in range(20)]
     for thread in ahead_threads()[before:]:
-        thread.join(60)
+        thread.join(600)
 
 
 def test_items_are_taken_only_as_far_ahead_as_is_asked_for():
@@ -49,7 +49,7 @@ def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
 
     def work(item):
         begun.append(item)
-        gate.wait(60)
+        gate.wait(600)
 
     with contextlib.closing(work_ahead(work, range(100), 1)) as ahead:
         next(ahead)
@@ -58,7 +58,7 @@ def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
     threads = ahead_threads()
     gate.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
     assert begun == [0]
 

@@ -34,7 +34,7 @@ def pid_said_by(stream):
 
 def ends(pid):
     """Whether a process ends, or has ended and waits to be reaped by its parent."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
