@@ -35,6 +35,11 @@ def test_a_method_takes_what_its_function_takes_and_has_its_documentation(name):
     assert parameters(method)[1:] == parameters(function(name))
     assert method.__doc__ == function(name).__doc__
     assert (method.__name__, method.__qualname__) == (name, f"Fluent.{name}")
+    assert inspect.signature(method).return_annotation == "Self"
+
+
+def test_the_method_that_needs_a_size_takes_all_else_as_its_function_does():
+    assert parameters(mpwds.WebDataset.shuffle)[2:] == parameters(mpwds.shuffle)[1:]
 
 
 def test_help_lists_the_methods():
