@@ -260,7 +260,7 @@ class _AtRandom(_Order):
         ends = list(accumulate(self._weights[part] for part in playing))
         drawn = self._draws.fraction(self.state) * ends[-1]
         self.state += 1
-        return playing[bisect_right(ends, drawn, hi=len(ends) - 1)]
+        return playing[bisect_right(ends, drawn)]
 
 
 class _Turns(_Order):
