@@ -1,4 +1,5 @@
 import os
+import pickle
 import time
 import warnings
 from itertools import islice
@@ -356,6 +357,7 @@ def test_a_file_for_a_cache_folder_is_named(tmp_path):
 def test_the_reader_of_shards_has_webdatasets_forms(shards, stage):
     dataset = DataPipeline(SimpleShardList(shards), stage)
     assert classes(dataset) == list(range(20))
+    assert pickle.loads(pickle.dumps(stage)) == stage
     first = dataset.stream()
     next(first)
     assert first.state_dict()["offset"] == 2048

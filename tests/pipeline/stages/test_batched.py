@@ -71,3 +71,20 @@ def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
 def test_a_batch_is_made_by_the_users_function_even_when_deferred():
     (batch,) = collect(Batched(2, collation_fn=np.stack), [np.zeros(3)] * 2, Context(deferred=True))
     assert isinstance(batch, np.ndarray)
+
+
+def test_all_batches_that_failed_come_again_where_the_state_is_loaded():
+    faults = ["out of memory"]
+
+    def collate(elements):
+        if faults:
+            raise ValueError(*faults)
+        return elements
+
+    first, second = (Batched(2, collate).stream(Source(range(5))) for _ in range(2))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="out of memory"):
+            next(first)
+    faults.clear()
+    second.load_state_dict(first.state_dict())
+    assert [batch for _, batch in second] == [[0, 1], [2, 3], [4]]
