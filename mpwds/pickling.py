@@ -62,23 +62,28 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     if type(item) is not tensor_class():
         return None
     torch = sys.modules["torch"]
-    if item.is_conj() or item.is_neg() or item.requires_grad or vars(item):
+    if item.is_conj() or item.is_neg() or item.requires_grad:
         return None
     try:
+        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
+            dtype = str(item.dtype).removeprefix("torch.")
+            return _tensor, (item.view(torch.uint8).numpy(), dtype, vars(item))
+        if vars(item):
+            return None
         if item.dtype is torch.bfloat16:
             return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
-        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
-            return _tensor, (item.view(torch.uint8).numpy(), str(item.dtype).removeprefix("torch."))
         return _tensor, (item.numpy(), None)
     except (TypeError, RuntimeError):  # NumPy lacks its dtype, or its memory is elsewhere or not dense
         return None
 
 
-def _tensor(array: Any, dtype: str | None) -> Any:
+def _tensor(array: Any, dtype: str | None, attributes: dict[str, Any] | None = None) -> Any:
     import torch
 
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+    tensor = tensor if dtype is None else tensor.view(getattr(torch, dtype))
+    vars(tensor).update(attributes or {})
+    return tensor
 
 
 def find_class(name: str) -> type | None:

@@ -426,6 +426,12 @@ def with_extra():
     return sample
 
 
+def float8_with_extra():
+    tensor = torch.ones(2).to(torch.float8_e4m3fn)
+    tensor.extra = 2
+    return tensor
+
+
 def without_field():
     sample = Sample(1)
     del sample.__dict__[dataclasses.fields(sample)[0].name]
@@ -450,6 +456,7 @@ OTHERS = [
     WithProperty(1),
     with_extra(),
     without_field(),
+    float8_with_extra(),
     memoryview,
 ]
 
