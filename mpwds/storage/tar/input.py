@@ -174,7 +174,7 @@ class StreamInput(Input):
             self._position += len(self._chunk)
             self._chunk = self._read(_PIECE_BYTES)
             if not self._chunk:
-                self.end, self._position = self._position, position
+                self.end, self._position = min(self.end, self._position), position
 
 
 class Decompressed:
