@@ -54,6 +54,16 @@ def test_a_tensor_stays_what_it_is_and_is_another(dtype):
     assert shared.data_ptr() != tensor.data_ptr()
 
 
+def test_shared_data_are_found_beside_mapped_files_of_any_name(tmp_path):
+    path = os.path.join(os.fsencode(tmp_path), b"\xff")
+    with open(path, "wb+") as file:
+        file.write(b"data")
+        file.flush()
+        with mmap.mmap(file.fileno(), 4):
+            shared = mpwds.share(np.arange(5))
+            assert Mappings().find(shared.ctypes.data, shared.nbytes) is not None
+
+
 def test_other_processes_can_map_it():
     shared = mpwds.share(np.arange(100_000))
     mappings = Mappings()

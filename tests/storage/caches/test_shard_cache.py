@@ -575,6 +575,15 @@ def test_a_file_that_became_shorter_is_fetched_again(make, remote):
     assert remote.opened == [("a", 0)] * 2
 
 
+def test_an_archive_without_an_end_is_read_from_a_stream_that_tells_when_it_breaks_off(make, remote):
+    remote.shards["a"] = remote.shards["a"][:-1024]
+    for _ in range(2):  # while it is fetched, and from its file
+        with pytest.warns(RuntimeWarning, match="without the end-of-archive blocks"):
+            assert len(list(read_members(url("a"), open=make().open))) == 1
+        settle(make())
+    assert remote.opened == [("a", 0)]
+
+
 @pytest.mark.filterwarnings("ignore:.*not kept in the cache")
 def test_a_download_that_may_be_cut_off_is_an_error_and_is_not_kept(web, tmp_path):
     """The server closes the connection between two members, and has not said how long the shard is."""

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams import pipes
+from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.pipes import open_pipe
+from mpwds.storage.streams.pipes import open_command, open_pipe
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 
@@ -255,27 +256,39 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_command():
         assert os.getpgid(pid) != os.getpgid(0)
 
 
-def use_in_child(stream, answers):
+def use_in_child(use, stream, answers):
     try:
-        stream.read(1)
+        use()
     except StreamError as error:
         answers.put(str(error))
     stream.close()
 
 
-def test_a_fork_cannot_read_the_stream_and_does_not_end_the_command():
+def test_a_fork_cannot_use_the_stream_and_does_not_end_the_command(tmp_path):
     context = multiprocessing.get_context("fork")
-    with open_pipe("pipe:echo first; read x; echo second", bufsize=1) as stream:
-        answers = context.SimpleQueue()
-        child = context.Process(target=use_in_child, args=(stream, answers))
-        child.start()
-        child.join()
-        assert "forked from" in answers.get()
-        assert stream.read(6) == b"first\n"
+    reader = open_pipe("pipe:echo first; read x; echo second", bufsize=1)
+    writer = open_pipe(f"pipe:cat > {tmp_path}/y", "wb", bufsize=1)
+    with reader, writer:
+        for use, stream in ((lambda: reader.read(1), reader), (lambda: writer.raw.write(b"x"), writer)):
+            answers = context.SimpleQueue()
+            child = context.Process(target=use_in_child, args=(use, stream, answers))
+            child.start()
+            child.join()
+            assert not answers.empty()
+            assert "forked from" in answers.get()
+        assert reader.read(6) == b"first\n"
+        writer.write(b"data")
+    assert (tmp_path / "y").read_bytes() == b"data"
 
 
 def wait_in_child(stop):
     stop.wait()
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_program_may_be_said_to_fail_if_it_does_not_write_everything(tells):
+    with open_command(["true"], "true", "rb", detects_truncation=tells) as stream:
+        assert detects_truncation(stream) is tells
 
 
 def test_a_fork_does_not_keep_a_writer_from_ending(tmp_path):

@@ -49,11 +49,12 @@ def test_a_tar_series_begins_a_new_shard_when_one_is_full(tmp_path, options, cou
     assert [len(contents_of(shard)) for shard in shards] == counts
 
 
-def test_the_last_sample_of_a_tar_shard_fills_it(tmp_path):
-    samples = [{"__key__": f"{index}", "bin": bytes(512)} for index in range(20)]
+@pytest.mark.parametrize(("front", "counts"), [("", [9, 9, 2]), ("é", [4] * 5), ("n" * 99, [4] * 5)])
+def test_the_last_sample_of_a_tar_shard_fills_it(tmp_path, front, counts):
+    samples = [{"__key__": f"{front}{index}", "bin": bytes(512)} for index in range(20)]
     shards = write(tar_sink(f"{tmp_path}/%d.tar", WriteOptions(maxsize=20 * 512)), samples)
-    assert [len(contents_of(shard)) for shard in shards] == [9, 9, 2]  # and two blocks for the end
-    assert [os.path.getsize(shard) for shard in shards] == [20 * 512] * 3
+    assert [len(contents_of(shard)) for shard in shards] == counts  # and two blocks for the end
+    assert {os.path.getsize(shard) for shard in shards} == {20 * 512}
 
 
 @pytest.mark.parametrize("kind", ["msgpack", "cbor"])
