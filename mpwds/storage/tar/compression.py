@@ -73,7 +73,7 @@ class _Gzip:
     def unused_data(self) -> bytes:
         return self._inflate.unused_data
 
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
         piece = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
         self.needs_input = len(piece) < max_length
         return piece
@@ -109,7 +109,7 @@ class _ZstdFrame:
     def unused_data(self) -> bytes:
         return bytes(self._frame.unused_data) + self._input
 
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
         self._input += data
         while not self._output and not self._frame.eof and (size := self._next_bytes()):
             unit, self._input = self._input[:size], self._input[size:]
@@ -118,8 +118,7 @@ class _ZstdFrame:
                 self._has_begun = True
                 self._is_skipped = not unit.startswith(_ZSTD_MAGIC)
                 self._checksum_bytes = 4 if unit[4] & 4 else 0
-        stop = len(self._output) if max_length < 0 else max_length
-        piece, self._output = self._output[:stop], self._output[stop:]
+        piece, self._output = self._output[:max_length], self._output[max_length:]
         self.needs_input = not self._output and not self._next_bytes()
         return piece
 
