@@ -89,6 +89,8 @@ class TestSort:
         make_shard("in.tar", {f"{n}": {"json": score} for n, score in enumerate(scores)})
         run("sort", "in.tar", "scores.tar", "--by", "json.a.score")
         assert keys("scores.tar") == ["2", "0", "1"]
+        run("sort", "in.tar", "texts.tar", "--by", "json.a.score", "--text")
+        assert keys("texts.tar") == ["2", "1", "0"]
         make_shard("in.tar", {"a": {"cls": b"%d" % (2**64 + 1)}, "b": {"cls": b"%d" % 2**64}})
         run("sort", "in.tar", "all.tar", "--by", "cls", "--memory", "1kB")
         assert keys("all.tar") == ["b", "a"]

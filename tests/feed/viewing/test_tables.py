@@ -42,6 +42,25 @@ def test_figures_of_a_feed_fit_into_eighty_columns():
         assert what in text
 
 
+def test_the_largest_share_is_bold_and_a_bar_in_eighths_and_a_lost_servers_verdict_is_red():
+    stages = {"decode('rgb8')": [70 * 10**9, 9, False, 0], "map(f)": [10 * 10**9, 9, False, 0]}
+    last = status(100, [worker(0, reading(100, batches=9, stages=stages))])
+    bold_red = []
+    for found in (last, lost("tcp://cpu1:7880", last, 75)):
+        drawn = tables.monitor(feed_report(None, [found]), "the feed")
+        text = shown(drawn, force_terminal=True, color_system="standard")
+        bold_red.append([line for line in text.splitlines() if "\x1b[1;31m" in line and "▸" in line])
+        if found is last:
+            largest, *others = (line for line in text.splitlines() if "█" in line)
+    assert [len(lines) for lines in bold_red] == [0, 1]
+    assert "decode" in largest
+    assert "\x1b[1m" in largest
+    assert not any("\x1b[1m" in line for line in others)
+    assert "78%" in largest
+    assert "m" + "█" * 18 + "▋\x1b" in largest
+    assert "m" + "·" * 5 + "\x1b" in largest
+
+
 def test_a_single_server_is_described_and_several_are_a_table():
     one = monitored(status(100, WORKERS))
     assert "on cpu1 (pid 7), mpwds 0.1.0, 2 workers, up 1 min 40 s" in one
