@@ -226,7 +226,7 @@ class TemporaryFolder:
                 if lock_open(descriptor, shared=True, timeout_s=1.0) and same_file(descriptor, path):
                     break
                 os.close(descriptor)
-        weakref.finalize(self, _leave, path, descriptor, os.getpid())
+        weakref.finalize(self, _leave, path, descriptor)
         for each in os.listdir(parent):
             _remove_unused(os.path.join(parent, each))
 
@@ -239,12 +239,11 @@ class TemporaryFolder:
         return TemporaryFolder, (self.path,)
 
 
-def _leave(path: str, descriptor: int, pid: int) -> None:
+def _leave(path: str, descriptor: int) -> None:
     os.close(descriptor)
-    if os.getpid() == pid:
-        _remove_unused(path)
-        with contextlib.suppress(OSError):  # others are in use
-            os.rmdir(os.path.dirname(path))
+    _remove_unused(path)  # not in a fork: its parent holds the lock
+    with contextlib.suppress(OSError):  # others are in use
+        os.rmdir(os.path.dirname(path))
 
 
 def _remove_unused(folder: str) -> None:

@@ -382,8 +382,3 @@ def test_a_handler_prints_as_it_is_written():
 def test_what_is_no_handler_is_a_type_error(handler):
     with pytest.raises(TypeError, match=r"decode: a handler must be a function .*, got "):
         Decoder(handler)
-
-
-def test_a_limit_below_one_byte_is_an_error():
-    with pytest.raises(ValueError, match="max_decompressed_bytes must be at least 1, got 0"):
-        Decoder(max_decompressed_bytes=0)

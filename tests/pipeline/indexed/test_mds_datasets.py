@@ -116,6 +116,31 @@ def test_the_samples_of_composers_dataset_are_those_of_its_decoders(old_folder):
         mpwds.StreamingDataset(None, str(old_folder), False, {"cls": len})
 
 
+def test_composers_dataset_prints_as_it_was_made_with_its_further_stages(old_folder):
+    ds = old(old_folder, True)
+    assert repr(ds).splitlines()[0] == f"StreamingDataset(None, {str(old_folder)!r}, True)"
+    assert repr(ds.map(len)).splitlines()[:2] == [
+        f"StreamingDataset(None, {str(old_folder)!r}, True)",
+        "    .map(len)",
+    ]
+    assert str(ds) == f"StreamingDataset(None, {str(old_folder)!r}, True)"
+    assert len(ds.with_length(7, silent=True)) == 7
+
+
+def test_composers_dataset_reads_four_shards_at_a_time_in_random_order(old_folder):
+    ds = old(old_folder, True)
+    chunk = 4 * max(ds.source.shards.lengths)
+    order = [sample["uid"] for sample in ds]
+    chunks = [{n // chunk for n in order[at : at + chunk]} for at in range(0, COUNT, chunk)]
+    assert order != sorted(order)
+    assert sum(len(each) == 1 for each in chunks) >= len(chunks) - 2  # the last chunk is smaller
+
+
+def test_a_dataset_of_version_1_without_samples_has_epochs_without_samples(tmp_path):
+    mpwds.StreamingDatasetWriter(tmp_path, ["uid"]).close()
+    assert (len(old(tmp_path, True)), list(old(tmp_path, True))) == (0, [])
+
+
 def test_composers_documented_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     samples = [

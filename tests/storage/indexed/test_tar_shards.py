@@ -244,11 +244,14 @@ def test_a_shard_that_ends_between_two_members_may_be_cut_off(two):
         assert len(TarShards(two[1:])) == 2
 
 
-def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path):
+def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path, monkeypatch):
     (tmp_path / ".mpwds").write_bytes(b"no folder")
     shards = TarShards(two)
     assert shards.read(1, 3)["cls"] == b"6"
     shards.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("mpwds.storage.indexed.offsets.find_offsets", None)  # fails if it is called
+        assert pickle.loads(pickle.dumps(shards)).read(1, 3)["cls"] == b"6"
     write_tar(two[1], [("new.cls", b"1"), *((f"{n}.cls", b"x" * 600) for n in range(3))])
     assert [shards.read(1, n)["cls"][:1] for n in range(4)] == [b"1", b"x", b"x", b"x"]
 
