@@ -53,7 +53,7 @@ def monitor(report: FeedReport, name: str, most_workers: int | None = None) -> R
         parts += [_stages(stages), ""]
     for table in wording.tables(report):
         parts += [_table(table, most_workers if table.title == "workers" else None), ""]
-    parts += [_text(note, "dim") for note in wording.notes(report)]
+    parts += [_text(note, "dim") for note in [*report.tensors, *wording.notes(report)]]
     return Group(*parts)
 
 
