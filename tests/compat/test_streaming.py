@@ -224,6 +224,11 @@ def test_streams_are_mixed(tmp_path):
     assert {number: counts[number] for number in range(10)} == dict.fromkeys(range(10), 2)
     assert sum(counts.values()) == ds.epoch_size == len(ds) == 25
     assert (ds.size, ds[10], ds[29]) == (30, {"x": 100}, {"x": 119})
+    assert (ds.samples_per_stream.tolist(), ds.sample_offset_per_stream.tolist()) == ([10, 20], [0, 10])
+    starts = ds.sample_offset_per_shard.tolist()
+    assert starts == [sum(ds.samples_per_shard[:shard]) for shard in range(ds.num_shards)]
+    shard, number = ds.spanner[12]
+    assert (starts[shard] + number, ds.stream_per_shard[shard], ds.length) == (12, 1, 25)
 
 
 def test_proportions_make_epochs_of_a_size(tmp_path):
@@ -542,3 +547,24 @@ def test_a_position_counts_what_came_before_the_epoch_was_resumed(tmp_path):
     dataset.load_state_dict(dataset.state_dict(4, True, 0))
     assert dataset.state_dict(2, False, 0)["sample_in_epoch"] == 6
     assert dataset.state_dict(2, True, 0)["sample_in_epoch"] == 2
+    assert dataset.batch_size == 2
+
+
+def test_a_position_is_that_of_all_ranks_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    dataset = streaming.StreamingDataset(local=write(tmp_path, range(20)))
+    whole = xs(dataset)
+    dataset.load_state_dict(dataset.state_dict(6, True, 0))
+    assert xs(dataset) == whole[3:]
+    assert dataset.state_dict(2, False, 0)["sample_in_epoch"] == 8
+    dataset.load_state_dict(dataset.state_dict(20, True, 0))  # all were delivered
+    assert (xs(dataset), dataset.state_dict(0, True)["epoch"]) == (whole, 1)
+
+
+def test_a_shard_can_be_fetched_before_its_samples_are_asked_for(tmp_path):
+    remote, local = write(tmp_path / "remote", range(60)), tmp_path / "local"
+    dataset = streaming.StreamingDataset(remote=remote, local=str(local))
+    assert not list(local.glob("*.mds"))
+    dataset.prepare_shard(1)
+    assert [path.name for path in local.glob("*.mds")] == ["shard.00001.mds"]

@@ -4,10 +4,12 @@ import contextlib
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import zmq
 
 import mpwds
 from mpwds.errors import TenbinError
@@ -119,7 +121,7 @@ def test_what_makes_no_sense_is_an_error_at_once(url, length, message):
 
 @pytest.mark.parametrize("kind", ["torch", "mpwds"])
 def test_workers_share_the_batches_of_a_sender(folder, kind):
-    with sending(f"zrpush+ipc://{folder}/s"), contextlib.ExitStack() as stack:
+    with sending(f"zpush+ipc://{folder}/s"), contextlib.ExitStack() as stack:
         dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
         if kind == "mpwds":
             loader = stack.enter_context(mpwds.MultiLoader(dataset, workers=2, start_method="fork"))
@@ -159,6 +161,22 @@ def test_the_package_tensorcom_receives_what_is_sent(folder):
         assert send_batches(f"zpush+ipc://{folder}/s", iter(batches)) == 3
         thread.join()
     assert [(xs.dtype, ys.tolist()) for xs, ys in received] == [(np.float32, [0, 1])] * 3
+
+
+@pytest.mark.parametrize(("options", "frames"), [({}, 4), ({"multipart": False}, 1)])
+def test_each_array_is_two_frames_unless_all_are_to_be_one(folder, options, frames):
+    with zmq.Context() as context, context.socket(zmq.PULL) as consumer:
+        consumer.bind(f"ipc://{folder}/s")
+        with ThreadPoolExecutor() as pool:
+            sent = pool.submit(send_batches, f"zpush+ipc://{folder}/s", [a_batch()], **options)
+            assert len(consumer.recv_multipart()) == frames
+            assert sent.result() == 1
+        os.unlink(f"{folder}/s")
+
+
+def test_an_epoch_may_have_no_batches(folder):
+    with TensorcomDataset(f"zpull+ipc://{folder}/s", length=0) as dataset:
+        assert (len(dataset), list(dataset)) == (0, [])
 
 
 def test_a_loader_is_sent(folder):

@@ -207,6 +207,27 @@ def test_a_batch_that_does_not_come_is_said_on_the_page(page, feed, cookie):
     assert json.loads(ask(page, "/batch.json", **cookie)[2])["error"] == "no worker sent a batch"
 
 
+def test_the_history_has_a_point_for_each_reading_and_forgets_the_oldest(feed, monkeypatch):
+    monkeypatch.setattr("mpwds.feed.page._READ_EVERY_S", 0.001)
+    with Page(feed) as page:
+        wait_until(lambda: feed.seconds > 3, "readings")
+        feed.failure = "it is away"
+        wait_until(lambda: page.content.figures()["error"], "a reading without an answer")
+    first, *history = page.content.figures()["history"]
+    times, batches, megabytes = zip(*history, strict=True)
+    assert (first[1:], list(times)) == ([None, None], sorted(times))
+    rates = [rate for rate in batches if rate is not None]
+    assert rates == [10 * second for second in range(2, feed.seconds + 1)]
+    assert set(batches[len(rates) :]) == {None}
+    assert megabytes == batches  # of a megabyte each
+    monkeypatch.setattr("mpwds.feed.page._HISTORY", 2)
+    with Page(Pretended()) as page:
+        wait_until(
+            lambda: page.content.figures()["history"][-1:] and page.content._source.seconds > 4, "more"
+        )
+    assert len(page.content.figures()["history"]) == 2
+
+
 def test_what_is_told_of_a_batch(page, feed, cookie):
     told = json.loads(ask(page, "/batch.json", **cookie)[2])
     assert (told["number"], told["kind"], told["note"], told["total"]) == (1, "image", '["image"]', 5)

@@ -1,0 +1,76 @@
+"""The clock of an epoch, and what it reads of the processors."""
+
+import io
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from mpwds.stats import collector
+from mpwds.stats.collector import ConsumerTimer
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still; its processors were used for twice, this process for once its seconds."""
+    clock = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(
+        collector,
+        "time",
+        SimpleNamespace(monotonic_ns=lambda: int(clock.s * 1e9), process_time=lambda: clock.s),
+    )
+    monkeypatch.setattr(collector, "_used_s", lambda: (2 * clock.s, clock.s))
+    return clock
+
+
+def epoch(clock, weight=1.0):
+    """Two batches: the first after 5 s, the second with 3 s of waiting, 1 of receiving; 2 s in stages."""
+    timer = ConsumerTimer()
+    steps = [
+        (1, timer.asked),
+        (3, timer.arrived),
+        (1, lambda: timer.delivered(8, 800)),
+        (2, timer.asked),
+        (3, timer.arrived),
+        (1, lambda: timer.delivered(4, 400)),
+        (1, timer.stages_began),
+        (2, lambda: timer.stages_ended(weight)),
+    ]
+    for seconds, step in steps:
+        clock.s += seconds
+        step()
+    return timer
+
+
+@pytest.mark.parametrize(("weight", "elsewhere_s", "stages_s"), [(1, 4, 2), (2, 2, 4), (9, 0, 6)])
+def test_time_goes_to_what_the_trainer_did(clock, weight, elsewhere_s, stages_s):
+    timer = epoch(clock, weight)
+    clock.s += 1
+    timer.end()
+    clock.s += 50  # after the end
+    timer.asked()
+    found = timer.read()
+    assert (found.first_batch_s, found.waited_s, found.received_s) == (5, 3, 1)
+    assert (found.elsewhere_s, found.stages_s) == (elsewhere_s, stages_s)
+    assert (found.batches, found.samples, found.nbytes) == (2, 12, 1200)
+    assert (found.first_batches, found.first_samples, found.first_nbytes) == (1, 8, 800)
+    assert (found.busy_s, found.cpu_s) == (20, 10)
+
+
+def test_the_clock_of_an_epoch_that_runs_tells_the_time_so_far(clock):
+    timer = ConsumerTimer()
+    clock.s += 2
+    timer.asked()
+    clock.s += 4
+    assert timer.read() == collector.ConsumerSnapshot(first_batch_s=6)
+    timer = epoch(clock)
+    timer.asked()
+    clock.s += 7
+    assert (timer.read().waited_s, timer.read().elsewhere_s, timer.read().busy_s) == (3 + 7, 3, 32)
+
+
+def test_only_processors_that_this_process_may_use_count(monkeypatch):
+    text = b"cpu 99 99 99 99 99 99 99 0\ncpu1 1 2 4 8 16 32 64 0\ncpu11 9 9 9 9 9 9 9 0\nintr 5\n"
+    monkeypatch.setattr(collector, "open", lambda *_: io.BytesIO(text), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
+    assert collector._used_s()[0] == (1 + 2 + 4 + 32 + 64) / os.sysconf("SC_CLK_TCK")
