@@ -309,7 +309,7 @@ class _Histogram:
         self.counts += np.bincount(places, minlength=BINS)
 
     def _widen(self, *, downward: bool) -> None:
-        pairs = self.counts.reshape(-1, 2).sum(2)
+        pairs = self.counts.reshape(-1, 2).sum(1)
         nothing = np.zeros_like(pairs)
         if downward:
             self.low -= BINS * self.width
