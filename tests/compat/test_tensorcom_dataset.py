@@ -121,7 +121,7 @@ def test_what_makes_no_sense_is_an_error_at_once(url, length, message):
 
 @pytest.mark.parametrize("kind", ["torch", "mpwds"])
 def test_workers_share_the_batches_of_a_sender(folder, kind):
-    with sending(f"zpush+ipc://{folder}/s"), contextlib.ExitStack() as stack:
+    with sending(f"zrpush+ipc://{folder}/s"), contextlib.ExitStack() as stack:
         dataset = TensorcomDataset(f"zrpull+ipc://{folder}/s", length=8, timeout=PATIENCE_S)
         if kind == "mpwds":
             loader = stack.enter_context(mpwds.MultiLoader(dataset, workers=2, start_method="fork"))
