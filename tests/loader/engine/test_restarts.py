@@ -110,7 +110,7 @@ def test_a_warning_says_who_died_of_what_and_where(shards):
 
 
 def test_batches_of_the_dead_worker_that_are_held_stay_as_they_are():
-    with loader_of(numbers(40, LARGE), workers=1, prefetch=40) as loader:
+    with loader_of(numbers(400, LARGE), workers=1, prefetch=40) as loader:
         batches = iter(loader)
         held = [next(batches) for _ in range(3)]
         before = [batch.copy() for batch in held]
@@ -118,7 +118,7 @@ def test_batches_of_the_dead_worker_that_are_held_stay_as_they_are():
         with pytest.warns(RuntimeWarning, match="A new process"):
             rest = list(batches)
         assert all((now == then).all() for now, then in zip(held, before, strict=True))
-        assert len(rest) == 37
+        assert len(rest) == 397
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
