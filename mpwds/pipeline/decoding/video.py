@@ -143,6 +143,7 @@ class _Pixels:
         from av.video.reformatter import VideoReformatter
 
         self._rotate = rotate
+        self._error = av.FFmpegError
         self._reformatter = VideoReformatter()
         # Since release 17 it uses all processors by default; before, it uses one.
         self._options: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
@@ -153,7 +154,12 @@ class _Pixels:
         return self._count
 
     def add(self, frame: VideoFrame) -> None:
-        rgb = self._reformatter.reformat(frame, format="rgb24", **self._options)
+        try:
+            rgb = self._reformatter.reformat(frame, format="rgb24", **self._options)
+        except self._error as error:
+            raise ValueError(
+                f"a frame cannot be converted to RGB, or is damaged: {error.strerror}"
+            ) from error
         plane: Any = rgb.planes[0]
         lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         pixels = lines[: rgb.height, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)

@@ -301,6 +301,13 @@ def test_a_frame_that_is_not_whole_is_an_error():
         decode(FILES["h264"][: len(FILES["h264"]) // 2])
 
 
+def test_colours_that_nobody_knows_are_an_error():
+    extension, colours = b"\0\0\1\xb5\x81", b"\0\0\1\xb5\x21"
+    assert extension in FILES["mpg"]
+    with pytest.raises(ValueError, match="a frame cannot be converted to RGB, or is damaged: "):
+        decode(FILES["mpg"].replace(extension, colours))
+
+
 def test_damage_behind_the_end_is_not_looked_at():
     cut = FILES["mjpeg"][:-300]
     with pytest.raises(ValueError, match="the video is damaged or cut off"):
