@@ -1,6 +1,7 @@
 """Servers at paths: which files they take, and which they leave."""
 
 import contextlib
+import errno
 import os
 import socket
 
@@ -11,6 +12,7 @@ import mpwds
 from mpwds.compat.tensorcom.zcom import Connection
 from mpwds.errors import MpwdsError, StreamError
 from tests.feed.serving import free_port, numbers, served
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -98,9 +100,20 @@ def test_a_tensorcom_socket_at_a_path_is_bound_to_a_port_as_well(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def binds(router, name):
+    """Whether a name is free: a process that another thread forks holds it until its program runs."""
+    try:
+        router.bind(name)
+    except zmq.ZMQError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
+
+
 def test_a_name_without_a_file_serves_one_server_alone():
     name = f"ipc://@mpwds-test-{os.getpid()}"
     with served(numbers(), name), pytest.raises(MpwdsError, match="another server is running there"):
         mpwds.Server(numbers(), name)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as free:
-        free.bind(name)
+        wait_until(lambda: binds(free, name), "the name to be free")

@@ -57,6 +57,7 @@ def test_the_third_version_of_the_format_is_read():
     assert same(npy_loads(saved(array)), array)
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # NumPy reads the header as Python's text
 @settings(max_examples=150, deadline=None)
 @given(position=st.integers(0, 200), byte=st.integers(0, 255))
 def test_damage_is_an_error_or_another_array_of_that_size_at_most(position, byte):
