@@ -135,7 +135,7 @@ def test_a_client_that_is_silent_is_gone_and_is_told_so_when_it_is_back(caplog):
 
 
 @pytest.mark.filterwarnings("ignore:.* cannot run")
-def test_a_worker_that_can_never_start_is_told_once_and_its_client_is_let_go(monkeypatch):
+def test_a_worker_that_can_never_start_is_told_once_and_its_client_is_let_go(monkeypatch, caplog):
     def fail(*arguments):
         raise MpwdsError("no such method")
 
@@ -145,6 +145,7 @@ def test_a_worker_that_can_never_start_is_told_once_and_its_client_is_let_go(mon
         start(client)
         assert client.hear(wire.REFUSED)["why"] == "worker 0 cannot run: no such method"
         assert client.status()["clients"] == []
+    assert caplog.messages.count("worker 0 cannot run: no such method") == 1
 
 
 def test_a_count_that_fails_says_why(monkeypatch):

@@ -423,6 +423,17 @@ def test_a_very_long_path_reaches_the_workers(start_method, monkeypatch):
         assert list(loader) == [sum(map(len, sys.path))]
 
 
+def test_a_path_whose_name_is_not_utf8_reaches_the_workers(monkeypatch):
+    path = os.fsdecode(b"/nowhere/caf\xe9")
+    monkeypatch.setattr(sys, "path", [*sys.path, path])
+
+    def look():
+        yield os.fsencode(path) in map(os.fsencode, sys.path)
+
+    with mpwds.MultiLoader(look, workers=1, start_method="forkserver") as loader:
+        assert list(loader) == [True]
+
+
 @pytest.mark.slow
 def test_a_request_may_be_longer_than_a_socket_holds():
     server = forkserver.ready([f"there_is_no_such_module_{number:0200}" for number in range(10_000)])

@@ -376,6 +376,17 @@ def test_a_wrong_index_is_an_error_with_file_and_place(tmp_path, change, message
     assert str(tmp_path / "index.json") in str(caught.value)
 
 
+def test_a_shard_may_have_no_samples(tmp_path):
+    write(tmp_path)
+
+    def empty(shard):
+        shard.update(samples=0, raw_data={**shard["raw_data"], "bytes": 8})  # its number, and an offset
+
+    change_index(tmp_path, empty)
+    (shard,) = parse_index((tmp_path / "index.json").read_bytes(), tmp_path)
+    assert shard.samples == 0
+
+
 KEYS = st.sampled_from(["version", "shards", "format", "samples", "raw_data", "column_names"]) | st.text()
 
 

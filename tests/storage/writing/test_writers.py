@@ -117,7 +117,9 @@ def test_owner_mode_and_time_are_in_the_archive(tmp_path):
     assert (info.uname, info.gname, info.mode, info.mtime) == ("u", "g", 0o600, 5)
 
 
-@pytest.mark.parametrize("archive_format", ["USTAR_FORMAT", "GNU_FORMAT", tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+    "archive_format", ["USTAR_FORMAT", tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+)
 def test_a_format_may_be_asked_for(tmp_path, archive_format):
     write_all(TarWriter(tmp_path / "x.tar", format=archive_format), SAMPLES)
     assert len(files_of(tmp_path / "x.tar")) == 20
