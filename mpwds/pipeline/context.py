@@ -51,6 +51,11 @@ class Context:
     run: int = 0
 
     @property
+    def place(self) -> str:
+        """The worker and the node, for messages."""
+        return f"worker {self.worker} of {self.workers}, on node {self.rank} of {self.world_size}"
+
+    @property
     def moment(self) -> object:
         """The epoch, with the run if there is one. Random choices within a rank depend on it."""
         return (self.epoch, self.run) if self.run else self.epoch
@@ -124,8 +129,8 @@ def pytorch_worker_seed(group: Any = None) -> int:
 
 
 def _rank(group: Any = None) -> tuple[int, int]:
-    if group is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _integer("RANK"), _integer("WORLD_SIZE")
+    if group is None and os.environ.get("RANK") and os.environ.get("WORLD_SIZE"):
+        return integer_variable("RANK"), integer_variable("WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(group=group), distributed.get_world_size(group=group)
@@ -133,8 +138,8 @@ def _rank(group: Any = None) -> tuple[int, int]:
 
 
 def _worker() -> tuple[int, int]:
-    if "WORKER" in os.environ and "NUM_WORKERS" in os.environ:
-        return _integer("WORKER"), _integer("NUM_WORKERS")
+    if os.environ.get("WORKER") and os.environ.get("NUM_WORKERS"):
+        return integer_variable("WORKER"), integer_variable("NUM_WORKERS")
     info = _torch_worker()
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
@@ -144,10 +149,11 @@ def _torch_worker() -> Any:
     return data.get_worker_info() if data is not None else None
 
 
-def _integer(variable: str) -> int:
+def integer_variable(variable: str, default: Any = None) -> Any:
+    """An environment variable that is a whole number; ``default`` if it is not set, or empty."""
     try:
-        return int(os.environ[variable])
+        return int(float(os.environ[variable])) if os.environ.get(variable) else default
     except ValueError:
         raise ValueError(
-            f"environment variable {variable} is {os.environ[variable]!r}, expected an integer"
+            f"environment variable {variable} is {os.environ[variable]!r}, expected a whole number"
         ) from None

@@ -106,9 +106,8 @@ class RepeatedStream(BaseStream[Any]):
             return
         run = f" in repetition {self._runs.number}" if self._runs.number else ""
         warnings.warn(
-            f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in worker "
-            f"{context.worker} of {context.workers}, on node {context.rank} of {context.world_size}. Check "
-            "its paths and filters, and whether there are fewer shards than workers",
+            f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in {context.place}. "
+            "Check its paths and filters, and whether there are fewer shards than workers",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments_of, check_function, explain
-from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
+from mpwds.pipeline.handlers import CountingHandler, Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterable_sources import IteratorStream, iter_elements
 from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import (
@@ -123,11 +123,7 @@ class OneToOneStage(MapStage):
 
 
 class ErrorHandlingStream(WrappedStream[Any]):
-    """Base of streams that ask an error handler about each element that causes an exception.
-
-    A handler may count elements by a method ``watch(stage, next)``, which returns a function to call in place
-    of ``next``.
-    """
+    """Base of streams that ask an error handler about each element that causes an exception."""
 
     on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
     counts: Any = None  # its attribute ``nbytes`` counts the bytes that are read, if it reads storage
@@ -138,7 +134,9 @@ class ErrorHandlingStream(WrappedStream[Any]):
         self._stage = stage
         self._handler = handler
         self._stopped = False
-        self._next = self._watched()
+        if isinstance(handler, CountingHandler):
+            self._next = handler.watch(str(stage), source.__next__)
+        self._running_next = self._next
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
         """Returns if the stream continues; raises ``StopIteration`` to end it, or the exception."""
@@ -152,13 +150,7 @@ class ErrorHandlingStream(WrappedStream[Any]):
         try:
             if self._handler is reraise_exception or isinstance(error, ImportError):
                 raise error  # a missing package is not the element's fault
-            self._ask(self._handler, error)
-        finally:
-            del error
-
-    def _ask(self, handler: Handler, error: Exception) -> None:
-        try:
-            if not handler(error):
+            if not self._handler(error):
                 self._stop()
                 raise StopIteration
             if self.on_skipped is not None:
@@ -173,15 +165,9 @@ class ErrorHandlingStream(WrappedStream[Any]):
         self._stopped = True
         self._next = _ended
 
-    def _watched(self) -> Callable[[], Any]:
-        watch = getattr(self._handler, "watch", None)
-        return self._source.__next__ if watch is None else watch(str(self._stage), self._source.__next__)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._next = self._watched()
-        if self._stopped:
-            self._stop()
+        self._next = _ended if self._stopped else self._running_next
 
 
 class Retrying(ErrorHandlingStream):

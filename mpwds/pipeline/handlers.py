@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
+from mpwds.pipeline.error_context import notes_of
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -15,6 +16,15 @@ If the handler returns true, the stage skips the element and continues; if it re
 stream ends. A handler may also raise. These are webdataset's rules. An ``ImportError`` never reaches a
 handler, because a missing package is not the element's fault.
 """
+
+
+@runtime_checkable
+class CountingHandler(Protocol):
+    """A handler that also sees each element of a stage: ``watch`` returns a function to call for ``next``."""
+
+    def __call__(self, error: Exception) -> Any: ...
+
+    def watch(self, stage: str, next: Callable[[], Any]) -> Callable[[], Any]: ...
 
 
 def reraise_exception(error: Exception) -> NoReturn:
@@ -89,8 +99,7 @@ def warn_and_stop(error: Exception) -> bool:
 
 
 def _warn(what: str, error: Exception) -> None:
-    notes = vars(error).get("__notes__", [])
-    warn(", ".join([f"{what}: {error!r}", *notes]), UserWarning)
+    warn(", ".join([f"{what}: {error!r}", *notes_of(error)]), UserWarning)
 
 
 def check_handler(stage: str, handler: object) -> None:

@@ -11,7 +11,7 @@ from mpwds.errors import SecurityError
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.iterable_sources import UnseekableStream
+from mpwds.pipeline.iterable_sources import UnseekableStream, skip
 from mpwds.pipeline.stream import Address, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown
@@ -64,8 +64,7 @@ def _of_worker(context: Context) -> tuple[int, int]:
 def _everything(context: Context) -> tuple[int, int]:
     if context.world_size > 1:
         raise ValueError(
-            f"single_node_only, on node {context.rank} of {context.world_size}: split the shards with "
-            "nodesplitter=mpwds.split_by_node"
+            f"single_node_only, in {context.place}: split the shards with nodesplitter=mpwds.split_by_node"
         )
     return 0, 1
 
@@ -110,9 +109,8 @@ class _NonEmpty(WrappedStream[Any]):
         if item is None:
             if self._found:
                 raise StopIteration
-            place = f"worker {self._context.worker} of rank {self._context.rank}"
             self._found = True  # the error comes once
-            raise ValueError(f"non_empty: the stages before it gave no elements in {place}")
+            raise ValueError(f"non_empty: the stages before it gave no elements in {self._context.place}")
         self._found = True
         return item
 
@@ -182,7 +180,7 @@ class _Chosen(WrappedStream[Any]):
         for address, shard in self._source:
             self._taken.append(shard)
             self._addresses[id(shard)] = address
-            self._addresses.setdefault(_url(shard), address)
+            self._addresses.setdefault(url_of(shard), address)
             yield shard
 
     def __next__(self) -> tuple[Address, Any]:
@@ -193,7 +191,7 @@ class _Chosen(WrappedStream[Any]):
     def _address(self, shard: Any) -> Address:
         address = self._addresses.get(id(shard))
         if address is None:
-            url = _url(shard)
+            url = url_of(shard)
             address = self._addresses.get(url, url)
             if address == url:
                 self._made.add(url)
@@ -225,18 +223,12 @@ class _Chosen(WrappedStream[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._source.load_state_dict(self._source_at_start)
         self._begin()
-        for _, shard in islice(self._chosen, state["count"]):
-            self._address(shard)
-            self._count += 1
-        if self._count < state["count"]:
-            raise RuntimeError(
-                f"{self._stage} chose {self._count} shards, but {state['count']} were read before: it "
-                "chooses other shards each time it runs, so the pipeline cannot be restored"
-            )
+        skip(self, state["count"], str(self._stage))
 
 
-def _url(shard: Any) -> str:
+def url_of(shard: Any) -> str:
+    """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
     url = shard.get("url") if isinstance(shard, dict) else shard
     if not isinstance(url, str):
-        raise TypeError(f'a splitter must yield shards, {{"url": "x.tar"}}, got {shown(shard)}')
+        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shown(shard)}')
     return url

@@ -19,7 +19,7 @@ def test_the_environment_tells_rank_and_worker(monkeypatch):
 def test_a_variable_that_is_no_number_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="RANK is 'first', expected an integer"):
+    with pytest.raises(ValueError, match="RANK is 'first', expected a whole number"):
         Context.current()
 
 

@@ -262,7 +262,7 @@ REFUSED = {
         ),
         (lambda: Generator(3), "a stage is an object with a method stream"),
         (lambda: PipelineFilter(3), "pipelinefilter: expected a function of a source, got 3"),
-        (lambda: list(Splitter(lambda urls: iter([1]))(["x.tar"])), "a splitter must yield shards"),
+        (lambda: list(Splitter(lambda urls: iter([1]))(["x.tar"])), "a shard must be"),
         (lambda: mpwds.Processor(Shuffle(10), 3), r"shuffle\(10\) is a stage already"),
         (
             lambda: mpwds.Processor([1, 2], "x"),

@@ -16,9 +16,9 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
-from mpwds.suggestions import shown
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -73,6 +73,7 @@ class ShardStream(ErrorHandlingStream):
         super().__init__(source, stage, handler)
         self._read = stage.read
         self._place = stage.place
+        self._usual_handler = handler
         self._context = context
         self._cache = cache
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
@@ -83,7 +84,6 @@ class ShardStream(ErrorHandlingStream):
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
         self._elements: Iterator[Read] = iter(())
-        self._shard_handler: Handler | None = None
         self.counts = SimpleNamespace(nbytes=0)
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
 
@@ -149,7 +149,7 @@ class ShardStream(ErrorHandlingStream):
                 stream._at_element(error)
 
         self._elements = self._read(shard, offset, on_error)
-        self._shard_handler = options_of(shard).get("handler")
+        self._handler = options_of(shard).get("handler", self._usual_handler)
         for _, following in self._ahead:
             if self._cache is not None:
                 self._cache.prefetch(url_of(following))
@@ -160,12 +160,6 @@ class ShardStream(ErrorHandlingStream):
             self._handle(error, (self._shard, self._offset), None)
         except StopIteration:
             raise _Stopped from None
-
-    def _decide(self, error: Exception) -> None:
-        if self._shard_handler is None:
-            super()._decide(error)
-        else:
-            self._ask(self._shard_handler, error)
 
     def _stop(self) -> None:
         super()._stop()
@@ -182,9 +176,8 @@ class ShardStream(ErrorHandlingStream):
             context.on_idle()
             return
         raise ValueError(
-            f"no samples found in worker {context.worker} of {context.workers}, on node {context.rank} "
-            f"of {context.world_size}: its shards are empty, or there are fewer shards than nodes. "
-            "Check the shards, make more of them, or allow it by WebDataset(..., empty_check=False)"
+            f"no samples found in {context.place}: its shards are empty, or there are fewer shards than "
+            "nodes. Check the shards, make more of them, or allow it by WebDataset(..., empty_check=False)"
         ) from None  # not while handling the source's StopIteration
 
     def fetch(self, address: Any) -> Any:
@@ -257,14 +250,6 @@ class _Stopped(Exception):
 
 def _pass_over(error: Exception) -> None:
     """Skips an element, as the first reading of the shard did."""
-
-
-def url_of(shard: Any) -> str:
-    """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
-    url = shard.get("url") if isinstance(shard, dict) else shard
-    if not isinstance(url, str):
-        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shown(shard)}')
-    return url
 
 
 def options_of(shard: Any) -> dict[str, Any]:

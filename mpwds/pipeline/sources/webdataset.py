@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
@@ -116,7 +117,7 @@ class WebDataset(DataPipeline):
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
         self._samples: list[int] | None = None  # in each shard, by a description
-        super().__init__(seed=_environment_integer("WDS_SEED") if seed is None else seed)
+        super().__init__(seed=integer_variable("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
         reader = TarSamples(
             *(handler, select_files, rename_files, empty_check, cache),
@@ -264,7 +265,7 @@ def _cache(
     prefetch_shards: int,
 ) -> ShardCache | None:
     directory = os.environ.get("WDS_CACHE", directory)
-    size = _environment_integer("WDS_CACHE_SIZE", size)
+    size = integer_variable("WDS_CACHE_SIZE", size)
     if directory is None or size == 0:
         return None
     directory = os.path.expanduser(os.fspath(directory))
@@ -278,15 +279,6 @@ def _cache(
 
     verbose = verbose or os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")
     return ShardCache(directory, size, url_to_name, verbose, prefetch_shards)
-
-
-def _environment_integer(variable: str, default: Any = None) -> Any:
-    try:
-        return int(float(os.environ[variable])) if os.environ.get(variable) else default
-    except ValueError:
-        raise ValueError(
-            f"environment variable {variable} is {os.environ[variable]!r}, expected a whole number"
-        ) from None
 
 
 def _is_folder(urls: Any) -> bool:
