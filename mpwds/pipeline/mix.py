@@ -178,7 +178,7 @@ class _Mixed(BaseStream[Any]):
 
     def __next__(self) -> tuple[Address, Any]:
         while self._left != 0 and any(self._in_play):
-            part = self._order.next(self._in_play)
+            part = self._order.next([part for part, plays in enumerate(self._in_play) if plays])
             runs = self._runs[part]
             while self._in_play[part]:
                 try:
@@ -239,8 +239,8 @@ class _Order(ABC):
     state: Any
 
     @abstractmethod
-    def next(self, in_play: list[bool]) -> int:
-        """The number of a source in play; there is at least one."""
+    def next(self, playing: list[int]) -> int:
+        """One of the sources in play; there is at least one."""
 
     def taken(self, part: int) -> None:  # noqa: B027  # not every order needs it
         """Source ``part`` gave an element."""
@@ -255,8 +255,7 @@ class _AtRandom(_Order):
         self._draws = draws
         self.state = 0  # the number of draws
 
-    def next(self, in_play: list[bool]) -> int:
-        playing = [part for part, plays in enumerate(in_play) if plays]
+    def next(self, playing: list[int]) -> int:
         ends = list(accumulate(self._weights[part] for part in playing))
         drawn = self._draws.fraction(self.state) * ends[-1]
         self.state += 1
@@ -267,10 +266,8 @@ class _Turns(_Order):
     def __init__(self) -> None:
         self.state = -1  # the source that gave the last element
 
-    def next(self, in_play: list[bool]) -> int:
-        count = len(in_play)
-        turns = (part % count for part in range(self.state + 1, self.state + 1 + count))
-        return next(part for part in turns if in_play[part])
+    def next(self, playing: list[int]) -> int:
+        return next((part for part in playing if part > self.state), playing[0])
 
     def taken(self, part: int) -> None:
         self.state = part
@@ -290,8 +287,7 @@ class _Exact(_Order):
         self._weights = [int(share * scale) for share in shares]
         self.state = [0] * len(shares)  # elements taken of each source
 
-    def next(self, in_play: list[bool]) -> int:
-        playing = [part for part, plays in enumerate(in_play) if plays]
+    def next(self, playing: list[int]) -> int:
         weights, counts = self._weights, self.state
         total = sum(weights[part] for part in playing)
         number = sum(counts[part] for part in playing) + 1

@@ -55,18 +55,16 @@ def seeded(context: Context) -> Call:
         return function(argument)
 
     def call_and_put_back(function: Callable[[A], R], address: Address, argument: A) -> R:
-        states = saved_rng.states
-        if states is not None:
-            if not states:
-                states.extend(generator_states())
-            seed_generators(int.from_bytes(origin + pack(address), "little"))
-            return function(argument)
-        before = generator_states()
+        requested = saved_rng.states
+        states = [] if requested is None else requested
+        if not states:
+            states.extend(generator_states())
         seed_generators(int.from_bytes(origin + pack(address), "little"))
         try:
             return function(argument)
         finally:
-            restore_rng(before)
+            if requested is None:
+                restore_rng(states)
 
     if not context.owns_process:
         return call_and_put_back

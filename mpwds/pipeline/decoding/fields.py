@@ -115,10 +115,7 @@ def msgpack_loads(data: Any) -> Any:
 
 def cbor_loads(data: Any) -> Any:
     """Decodes a CBOR item; needs cbor2."""
-    try:
-        import cbor2
-    except ImportError as error:
-        raise ImportError("CBOR is decoded with cbor2: pip install 'mpwds[cbor]'") from error
+    cbor2 = require("cbor2", "CBOR is decoded with cbor2: pip install 'mpwds[cbor]'")
     return cbor2.loads(data)
 
 

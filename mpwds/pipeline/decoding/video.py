@@ -108,9 +108,9 @@ class VideoDecoder(MediaDecoder):
                 if kind == "audio":
                     if not sound.add(time, frame):
                         wanted.discard("audio")
-                elif self._is_before(time):
+                elif self.start > 0 and check_timed("video", time) < self.start - ROUNDING:
                     continue
-                elif self._is_behind(time):
+                elif self.end is not None and check_timed("video", time) >= self.end - ROUNDING:
                     wanted.discard("video")
                 else:
                     if shown % self.every == 0:
@@ -119,12 +119,6 @@ class VideoDecoder(MediaDecoder):
                     if len(pixels) == self.max_frames:
                         wanted.discard("video")
             return pixels.stacked(), sound.joined(), self._info(media)
-
-    def _is_before(self, time: float | None) -> bool:
-        return self.start > 0 and check_timed("video", time) < self.start - ROUNDING
-
-    def _is_behind(self, time: float | None) -> bool:
-        return self.end is not None and check_timed("video", time) >= self.end - ROUNDING
 
     def _info(self, media: Media) -> dict[str, Any]:
         info: dict[str, Any] = {}

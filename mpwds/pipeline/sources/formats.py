@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import open_at
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
     from mpwds.storage.indexed.tar_shards import TarShards
     from mpwds.storage.writing.sinks import Sink, WriteOptions
+
+Columns: TypeAlias = Mapping[str, str]
+"""The encodings of columns by name, in order."""
+
+Writer: TypeAlias = "AbstractContextManager[Sink]"
 
 KEY = "__key__"
 
@@ -58,7 +63,7 @@ class StoredSamples:
 
     urls: Sequence[str]
     read: Callable[[], Iterator[dict[str, Any]]]
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
     shards: IndexedShards | None = None
 
     @property
@@ -110,14 +115,12 @@ class Format:
         """
         raise ValueError(f"samples of {source} ({self.name}) cannot be read in order")
 
-    def writer(
-        self, where: str, columns: Mapping[str, str], options: WriteOptions
-    ) -> AbstractContextManager[Sink]:
+    def writer(self, where: str, columns: Columns, options: WriteOptions) -> Writer:
         """Opens a dataset for writing. An exception inside ``with`` leaves no half of a shard, and no index.
 
         Args:
             where: A folder or URL if the format has an index; else a pattern, or the name of one file.
-            columns: For formats with an index, the encodings of columns by name, in order.
+            columns: For formats with an index.
             options: How to write.
 
         Raises:
@@ -149,9 +152,7 @@ class _Tar(Format):
         urls = tar_urls(source)
         return StoredSamples(urls, lambda: _tar_samples(urls))
 
-    def writer(
-        self, where: str, columns: Mapping[str, str], options: WriteOptions
-    ) -> AbstractContextManager[Sink]:
+    def writer(self, where: str, columns: Columns, options: WriteOptions) -> Writer:
         from mpwds.storage.writing.sinks import tar_sink
 
         return tar_sink(where, options)
@@ -185,9 +186,7 @@ class _MDS(Format):
         columns = {name: encoding for name, encoding in shards.columns.items() if name != KEY}
         return StoredSamples([source], lambda: _numbered_samples(shards), columns, shards)
 
-    def writer(
-        self, where: str, columns: Mapping[str, str], options: WriteOptions
-    ) -> AbstractContextManager[Sink]:
+    def writer(self, where: str, columns: Columns, options: WriteOptions) -> Writer:
         from mpwds.storage.mds.writers import MDSWriter
 
         return MDSWriter(
@@ -219,9 +218,7 @@ class _MDS1(Format):
         columns = {name: "bytes" for name in shards.fields if name != KEY}
         return StoredSamples([source], lambda: _numbered_samples(shards), columns, shards)
 
-    def writer(
-        self, where: str, columns: Mapping[str, str], options: WriteOptions
-    ) -> AbstractContextManager[Sink]:
+    def writer(self, where: str, columns: Columns, options: WriteOptions) -> Writer:
         from mpwds.storage.mds.writers import StreamingDatasetWriter
 
         if options.hashes:
@@ -244,9 +241,7 @@ class _RecordFiles(Format):
         urls = expand_urls(source)
         return StoredSamples(urls, lambda: _record_samples(urls, self.name))
 
-    def writer(
-        self, where: str, columns: Mapping[str, str], options: WriteOptions
-    ) -> AbstractContextManager[Sink]:
+    def writer(self, where: str, columns: Columns, options: WriteOptions) -> Writer:
         from mpwds.storage.writing.sinks import record_sink
 
         return record_sink(self.name, where, options)
