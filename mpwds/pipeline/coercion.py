@@ -136,7 +136,7 @@ def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:
     if _makes_a_stage(f):
         return as_stage(f(*args, **keywords))
     check_function("pipe", f, "a stage or a generator function of an iterator")
-    return pipelinefilter(f)(*args, **keywords) if args or keywords else as_stage(f)
+    return PipelineFilter(f)(*args, **keywords) if args or keywords else as_stage(f)
 
 
 def _makes_a_stage(f: Any) -> bool:
@@ -180,7 +180,7 @@ class Generator(Filter):
         return UnseekableStream(lambda: self.function(iter_elements(source)), self, context)
 
 
-def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
+class PipelineFilter:
     """Decorator that turns ``f(source, *args, **kw)`` into a function ``f(*args, **kw)`` that makes a stage.
 
     ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
@@ -198,16 +198,11 @@ def pipelinefilter(f: Callable[..., Iterator[Any]]) -> PipelineFilter:
         >>> list(every(2)("abcde"))
         ['a', 'c', 'e']
     """
-    return PipelineFilter(f)
 
-
-class PipelineFilter:
-    """The function that ``pipelinefilter`` makes; it makes a stage."""
-
-    def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
-        check_function("pipelinefilter", function, "a function of a source")
-        self.function = function
-        functools.update_wrapper(self, function)
+    def __init__(self, f: Callable[..., Iterator[Any]]) -> None:
+        check_function("pipelinefilter", f, "a function of a source")
+        self.function = f
+        functools.update_wrapper(self, f)
 
     def __call__(self, *args: Any, **options: Any) -> Generator:
         name = vars(self).get("__name__", repr(self.function))
@@ -221,6 +216,9 @@ class PipelineFilter:
         except (KeyError, AttributeError):
             by_name = False
         return name if by_name else (PipelineFilter, (self.function,))
+
+
+pipelinefilter = PipelineFilter
 
 
 @dataclass(frozen=True)

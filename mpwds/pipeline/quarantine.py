@@ -20,7 +20,7 @@ from mpwds.suggestions import shown
 T = TypeVar("T")
 
 
-def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quarantine:
+class Quarantine:
     """Error handler that records each bad sample in a file and skips it, up to a budget.
 
     A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample if known, the
@@ -53,17 +53,11 @@ def quarantine(path: str | os.PathLike[str], budget: float | None = 100) -> Quar
         [1, 2]
         invalid literal for int() with base 10: 'one'
     """
-    return Quarantine(path, budget)
 
+    # Workers get copies of it with the dataset. They append whole lines to the file under a lock, and read
+    # the lines of the others.
 
-class Quarantine:
-    """The handler that ``quarantine`` makes.
-
-    Workers get copies of it with the dataset. They append whole lines to the file under a lock, and read the
-    lines of the others.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], budget: float | None) -> None:
+    def __init__(self, path: str | os.PathLike[str], budget: float | None = 100) -> None:
         _check_budget(budget)
         self.path = os.path.abspath(os.fspath(path))
         self.budget = budget
@@ -163,6 +157,9 @@ class Quarantine:
                     f"them: {self.path} lists them",
                     *(self.path, self._bad, seen),
                 ) from error
+
+
+quarantine = Quarantine
 
 
 def _check_budget(budget: float | None) -> None:

@@ -32,34 +32,21 @@ reached_end: Final = object()
 """Default for ``next(stream, reached_end)``: no element is this object."""
 
 
-class Description(str):
-    """The description of an element, ``sample "0017" of x-000003.tar``, with its parts as attributes.
+class Description(NamedTuple):
+    """The description of an element, which prints as ``text``: ``sample "0017" of x-000003.tar``.
 
     ``offset`` is the byte offset of the sample's first header in the shard ``url``. If the element is a
     shard, ``listed`` is how the list of shards was given, and the URLs in it.
     """
 
-    __slots__ = ("key", "listed", "offset", "url")
+    text: str
+    url: str | None = None
+    key: str | None = None
+    offset: int | None = None
+    listed: tuple[str, Sequence[str]] | None = None
 
-    url: str | None
-    key: str | None
-    offset: int | None
-    listed: tuple[str, Sequence[str]] | None
-
-    def __new__(
-        cls,
-        text: str,
-        url: str | None = None,
-        key: str | None = None,
-        offset: int | None = None,
-        listed: tuple[str, Sequence[str]] | None = None,
-    ) -> Description:
-        place = super().__new__(cls, text)
-        place.url = url
-        place.key = key
-        place.offset = offset
-        place.listed = listed
-        return place
+    def __str__(self) -> str:
+        return self.text
 
     def row_of(self, row: str) -> Description:
         """The description of a part of it: ``row 3 of sample "0017" of x.tar``."""

@@ -112,7 +112,7 @@ def test_a_shard_that_the_splitter_brings_itself_has_its_url_for_an_address():
     stream = Splitter(lambda shards: iter([{"url": "other.tar"}])).stream(Source(SHARDS))
     address, shard = next(stream)
     assert stream.fetch(address) == shard == {"url": "other.tar"}
-    assert stream.describe(address) == "shard other.tar"
+    assert str(stream.describe(address)) == "shard other.tar"
 
 
 def test_of_two_shards_of_one_name_each_keeps_its_address():

@@ -427,7 +427,7 @@ def test_a_shard_is_described_by_its_claim_and_an_epoch_has_no_state(folder):
     stream = shards.stream()
     address, shard = next(stream)
     described = stream.describe(address)
-    assert (described, described.url, stream.fetch(address)) == (f"shard {address}", shard["url"], shard)
+    assert (str(described), described.url, stream.fetch(address)) == (f"shard {address}", shard["url"], shard)
     for ask in (
         stream.state_dict,
         lambda: stream.load_state_dict({}),
