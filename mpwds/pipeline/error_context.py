@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -96,6 +98,13 @@ def options(**given: tuple[object, object]) -> dict[str, object]:
     }
 
 
+def given_options(function: Callable[..., object], values: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of ``function``, by name in ``values``, that differ from their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [each for each in parameters if each.name in values and each.default is not each.empty]
+    return options(**{each.name: (values[each.name], each.default) for each in known})
+
+
 def changed(stage: Any, *names: str) -> dict[str, object]:
     """The fields of a dataclass, among ``names``, that differ from their defaults, for :func:`arguments`."""
     defaults = {field.name: field.default for field in dataclasses.fields(stage)}
@@ -128,6 +137,13 @@ def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> 
         raise TypeError(f"{stage}: {name} must be a whole number, got {shown(value)}")
     if least is not None and value < least:
         raise ValueError(f"{stage}: {name} must be at least {least}, got {value}")
+
+
+def check_choice(stage: str, name: str, value: object, *choices: object) -> None:
+    """Raises ``ValueError`` if an argument is none of ``choices``."""
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(f"{stage}: {name} must be one of {expected}, got {shown(value)}")
 
 
 def check_function(stage: str, function: object, expected: str = "a function") -> None:

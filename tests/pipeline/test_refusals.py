@@ -127,7 +127,7 @@ REFUSED = {
         (lambda: AudioDecoder(output="list"), "AudioDecoder: output must be"),
         (
             lambda: AudioDecoder(dtype="uint8"),
-            "AudioDecoder: dtype must be one of float32 float64 int16 int32, got 'uint8'",
+            "AudioDecoder: dtype must be one of 'float32', 'float64', 'int16', 'int32', got 'uint8'",
         ),
         (lambda: AudioDecoder(start=-1), "AudioDecoder: start must be at least 0"),
         (lambda: AudioDecoder(duration=0), "AudioDecoder: duration must be more than 0"),

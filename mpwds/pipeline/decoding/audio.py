@@ -21,7 +21,7 @@ from mpwds.pipeline.decoding.media import (
     mp3_length,
     seeking,
 )
-from mpwds.suggestions import shown
+from mpwds.pipeline.error_context import check_choice
 
 # Samples of all channels that are read at a time: a file can state any length, so memory is allocated for
 # what has been read. Of a damaged file, up to one block before the damage may be lost.
@@ -32,7 +32,6 @@ _SMALL_BLOCK = 1 << 12
 _INEXACT = ("MP3", "OGG")
 _DENSEST = 256
 _UNKNOWN = 1 << 62  # soundfile states this length, or a larger one, for FLAC files that state none
-_DTYPES = ("float32", "float64", "int16", "int32")
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,7 @@ class AudioDecoder(MediaDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dtype not in _DTYPES:
-            raise ValueError(
-                f"AudioDecoder: dtype must be one of {' '.join(_DTYPES)}, got {shown(self.dtype)}"
-            )
+        check_choice("AudioDecoder", "dtype", self.dtype, "float32", "float64", "int16", "int32")
         if self.duration is not None and not self.duration > 0:
             raise ValueError(f"AudioDecoder: duration must be more than 0 seconds, got {self.duration}")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpwds.imports import require
 from mpwds.pipeline.decoding.fields import FieldDecoder, extension_set
-from mpwds.suggestions import shown
+from mpwds.pipeline.error_context import check_choice
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -44,8 +44,7 @@ class MediaDecoder(FieldDecoder):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        if self.output not in ("torch", "numpy"):
-            raise ValueError(f'{kind}: output must be "torch" or "numpy", got {shown(self.output)}')
+        check_choice(kind, "output", self.output, "torch", "numpy")
         if not self.start >= 0:
             raise ValueError(f"{kind}: start must be at least 0 seconds, got {self.start}")
         object.__setattr__(self, "extensions", extension_set(self.extensions))

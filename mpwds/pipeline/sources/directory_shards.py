@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import check_choice
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
@@ -106,12 +107,8 @@ class DirectoryShardList(IterableSource):
         path = os.fspath(path)
         if not path.endswith("/") or not os.path.isdir(path):
             raise ValueError(f"DirectoryShardList: {path!r} must be a directory, and end with a slash")
-        if mode not in ("resample", "unlink", "keep", None):
-            raise ValueError(
-                f"DirectoryShardList: mode must be 'resample', 'unlink' or 'keep', got {shown(mode)}"
-            )
-        if select not in ("random", "oldest"):
-            raise ValueError(f"DirectoryShardList: select must be 'random' or 'oldest', got {shown(select)}")
+        check_choice("DirectoryShardList", "mode", mode, "resample", "unlink", "keep", None)
+        check_choice("DirectoryShardList", "select", select, "random", "oldest")
         if fate is not None and not callable(fate):
             raise ValueError(f"DirectoryShardList: fate is a function of a shard's path, got {shown(fate)}")
         self.path = path

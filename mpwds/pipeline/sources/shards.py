@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
@@ -36,6 +36,10 @@ class _GivenShards(IterableSource):
 
     def __len__(self) -> int:
         return len(self.urls)
+
+    def __str__(self) -> str:
+        given = arguments(**given_options(type(self).__init__, vars(self)))
+        return f"{type(self).__name__}({listed(self.given)}{', ' if given else ''}{given})"
 
     def _ordered(self, rng: random.Random | None) -> Shards:
         """All shards, in random order if ``rng`` is given."""
@@ -91,14 +95,6 @@ class ShardList(_GivenShards):
         self.splitter = split_by_worker if splitter is True else splitter
         self._stages = _as_stage(self.nodesplitter), _as_stage(self.splitter)
 
-    def __str__(self) -> str:
-        given = options(
-            shuffle=(self.shuffle, False),
-            nodesplitter=(self.nodesplitter, split_by_node),
-            splitter=(self.splitter, split_by_worker),
-        )
-        return ", ".join(filter(None, [f"ShardList({listed(self.given)}", arguments(**given)])) + ")"
-
     def count_in(self, context: Context, exact: bool = True) -> Count:
         if self.nsamples is None or exact:
             return super().count_in(context, exact)
@@ -137,10 +133,6 @@ class SimpleShardList(_GivenShards):
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
         super().__init__(urls)
         self.seed = seed
-
-    def __str__(self) -> str:
-        seed = "" if self.seed is None else f", seed={self.seed}"
-        return f"SimpleShardList({listed(self.given)}{seed})"
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         if self.seed is True:

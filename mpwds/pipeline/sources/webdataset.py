@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.samples import TarSamples
@@ -116,6 +116,8 @@ class WebDataset(DataPipeline):
         length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
+        shown = given_options(WebDataset.__init__, locals())
+        shown.pop("length", None)  # it prints as with_length
         self._samples: list[int] | None = None  # in each shard, by a description
         super().__init__(seed=integer_variable("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
@@ -164,21 +166,6 @@ class WebDataset(DataPipeline):
                 shards = ShardList(given, bool(shardshuffle), *splitters)
                 shards.nsamples = self._samples
                 self._begin(shards, reader)
-        shown = options(
-            handler=(handler, reraise_exception),
-            mode=(mode, None),
-            resampled=(resampled and mode is None, False),
-            repeat=(repeat, False),
-            shardshuffle=(shardshuffle, None),
-            cache_dir=(cache_dir, None),
-            nodesplitter=(nodesplitter, split_by_node),
-            workersplitter=(workersplitter, split_by_worker),
-            select_files=(select_files, None),
-            rename_files=(rename_files, None),
-            empty_check=(empty_check, True),
-            seed=(seed, None),
-            max_decompressed_bytes=(max_decompressed_bytes, MAX_DECOMPRESSED_BYTES),
-        )
         if length is not None:
             self.with_length(length, silent=True)
         self._call += f", {arguments(**shown)})" if shown else ")"

@@ -406,8 +406,8 @@ def test_a_cache_takes_no_shard_ahead_of_its_time(filled, tmp_path_factory):
     [
         (lambda: DirectoryShardList("/tmp"), "end with a slash"),
         (lambda: DirectoryShardList("/no/such/place/"), "must be a directory"),
-        (lambda: DirectoryShardList("/tmp/", mode="eat"), "mode must be 'resample', 'unlink' or 'keep'"),
-        (lambda: DirectoryShardList("/tmp/", select="newest"), "select must be 'random' or 'oldest'"),
+        (lambda: DirectoryShardList("/tmp/", mode="eat"), "mode must be one of 'resample', 'unlink', 'keep'"),
+        (lambda: DirectoryShardList("/tmp/", select="newest"), "select must be one of 'random', 'oldest'"),
         (lambda: DirectoryShardList("/tmp/", fate="unlink"), "fate is a function"),
         (lambda: WebDataset("/no/such/place/"), "is not a directory on this machine"),
         (lambda: WebDataset("http://127.0.0.1:1/data/"), "is not a directory on this machine"),
