@@ -24,11 +24,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from loading import contest, images, jpegs, ready_batches, samples, slow_worker
@@ -71,30 +68,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
     rounds, seconds = (1, 0.3) if options.quick else (options.rounds, options.seconds)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {_versions()}")
-    print(f"best of {rounds} alternating runs of {seconds:g} s")
+    # Once here, not in each contestant: a training script has torch before its loader.
+    import torch.utils.data  # noqa: F401  # for contestants
+    import webdataset  # noqa: F401
+
+    machine = contest.machine("torch", "webdataset", "spdl", "grain")
+    print(f"{machine}\nbest of {rounds} alternating runs of {seconds:g} s")
     samples_per_s = {}
     with tempfile.TemporaryDirectory() as folder:
         for one in contests(options.only, Path(folder)):
             best = contest.hold(one, rounds, seconds)
             samples_per_s[one.name] = {name: 1 / result.seconds for name, result in best.items()}
     if options.json:
-        figures = {"machine": f"{os.cpu_count()} cores, {_versions()}", "samples_per_s": samples_per_s}
+        figures = {"machine": machine, "samples_per_s": samples_per_s}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-def _versions() -> str:
-    # Once here, not in each contestant: a training script has torch before its loader.
-    import torch.utils.data
-    import webdataset
-
-    found = [f"torch {torch.__version__}", f"webdataset {webdataset.__version__}"]
-    for package in ("spdl", "grain"):
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"no {package} (pip install 'mpwds[bench]')")
-    return ", ".join(found)
 
 
 if __name__ == "__main__":

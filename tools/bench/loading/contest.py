@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import multiprocessing
 import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +85,7 @@ def hold(contest: Contest, rounds: int, seconds: float) -> dict[str, Result]:
     """Lets all contestants run in turn; prints and returns the best of each."""
     print(f"\n{contest.name}, {contest.workers} workers")
     print(f"{'':46}samples/s  CPU/sample  trainer/batch  first batch   ratio    CPU  goal")
-    present = [one for one in contest.contestants if importlib.util.find_spec(one.package)]
+    present = [one for one in contest.contestants if _is_installed(one.package)]
     best: dict[str, Result] = {}
     for _ in range(rounds):
         for contestant in present:
@@ -95,6 +98,22 @@ def hold(contest: Contest, rounds: int, seconds: float) -> dict[str, Result]:
         else:
             print(f"{contestant.name:46}left out: {contestant.package} is not installed", flush=True)
     return best
+
+
+def machine(*packages: str) -> str:
+    """What the figures were taken on: processors, Python, versions of the packages that are installed."""
+    found = [f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{package} {metadata.version(package)}")
+    return ", ".join(found)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
 
 
 def _show(contestant: Contestant, result: Result, reference: Result) -> None:

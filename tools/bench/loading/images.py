@@ -15,7 +15,6 @@ from loading.bare import BareProcesses
 from loading.contest import Contest, Contestant
 
 BATCH = 64
-WORKERS = 2
 FOR_EVER = 100_000
 """How often the shards are read; no run gets that far."""
 
@@ -27,16 +26,18 @@ class Images:
     Args:
         shards: Their paths, a multiple of the workers.
         decode: Makes an array of an image.
-        decode_in: Writes it into an array.
+        decode_in: Writes it into an array; without it nobody decodes in place.
         shape: The array's.
         dtype: The array's.
+        workers: How many processes do the work.
     """
 
     shards: list[str]
     decode: jpegs.Decode
-    decode_in: Callable[[np.ndarray[Any, Any], bytes], None]
+    decode_in: Callable[[np.ndarray[Any, Any], bytes], None] | None
     shape: tuple[int, ...]
     dtype: str
+    workers: int = 2
 
     @property
     def batch_nbytes(self) -> int:
@@ -60,9 +61,10 @@ def contest(images: Images, goals: dict[str, float], left_out: frozenset[str] = 
         goals: Ratios aimed at, by names of contestants.
         left_out: Names of contestants who do not take part.
     """
+    in_place = [("mpwds.MultiLoader, decoding in place", multi_loader_in_place, "mpwds")]
     ways: list[tuple[str, Callable[[Images], Iterable[Any]], str]] = [
         ("mpwds.MultiLoader", multi_loader, "mpwds"),
-        ("mpwds.MultiLoader, decoding in place", multi_loader_in_place, "mpwds"),
+        *(in_place if images.decode_in else []),
         ("mpwds.WebLoader", our_web_loader, "mpwds"),
         ("mpwds.DataLoader, pipeline", our_data_loader, "mpwds"),
         ("mpwds.DataLoader, map-style", our_map_style, "mpwds"),
@@ -79,32 +81,32 @@ def contest(images: Images, goals: dict[str, float], left_out: frozenset[str] = 
         for name, way, package in ways
         if name not in left_out
     ]
-    return Contest(f"JPEG to {images.dtype} {[BATCH, *images.shape]}", contestants, BATCH, WORKERS)
+    return Contest(f"JPEG to {images.dtype} {[BATCH, *images.shape]}", contestants, BATCH, images.workers)
 
 
 # ------------------------------------------------------------------------------------------------- ours
 
 
 def multi_loader(images: Images) -> Iterable[Any]:
-    return mpwds.MultiLoader(_our_samples(images).batched(BATCH), workers=WORKERS)
+    return mpwds.MultiLoader(_our_samples(images).batched(BATCH), workers=images.workers)
 
 
 def multi_loader_in_place(images: Images) -> Iterable[Any]:
     """Rows are decoded when their place in shared memory is known."""
     encoded = mpwds.WebDataset(images.shards * FOR_EVER, shardshuffle=False).to_tuple("jpg", "cls")
-    return mpwds.MultiLoader(encoded.batched(BATCH, partial(_to_decode, images)), workers=WORKERS)
+    return mpwds.MultiLoader(encoded.batched(BATCH, partial(_to_decode, images)), workers=images.workers)
 
 
 def our_web_loader(images: Images) -> Iterable[Any]:
-    return mpwds.WebLoader(_our_samples(images).batched(BATCH), batch_size=None, num_workers=WORKERS)
+    return mpwds.WebLoader(_our_samples(images).batched(BATCH), batch_size=None, num_workers=images.workers)
 
 
 def our_data_loader(images: Images) -> Iterable[Any]:
-    return mpwds.DataLoader(_our_samples(images), batch_size=BATCH, num_workers=WORKERS)
+    return mpwds.DataLoader(_our_samples(images), batch_size=BATCH, num_workers=images.workers)
 
 
 def our_map_style(images: Images) -> Iterable[Any]:
-    return mpwds.DataLoader(InMemory(images), batch_size=BATCH, num_workers=WORKERS)
+    return mpwds.DataLoader(InMemory(images), batch_size=BATCH, num_workers=images.workers)
 
 
 def _our_samples(images: Images) -> Any:
@@ -122,6 +124,7 @@ class DecodedRows:
         self._rows = rows
 
     def write_into(self, out: np.ndarray[Any, Any]) -> None:
+        assert self._decode_in is not None
         for place, row in zip(out, self._rows, strict=True):
             self._decode_in(place, row)
 
@@ -137,27 +140,27 @@ def _to_decode(images: Images, samples: list[tuple[bytes, bytes]]) -> tuple[Deco
 def their_batches(images: Images) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
-    return DataLoader(_their_samples(images).batched(BATCH), batch_size=None, num_workers=WORKERS)
+    return DataLoader(_their_samples(images).batched(BATCH), batch_size=None, num_workers=images.workers)
 
 
 def their_samples(images: Images) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
-    return DataLoader(_their_samples(images), batch_size=BATCH, num_workers=WORKERS)
+    return DataLoader(_their_samples(images), batch_size=BATCH, num_workers=images.workers)
 
 
 def their_web_loader(images: Images) -> Iterable[Any]:
     import webdataset
 
     dataset = _their_samples(images).batched(BATCH)
-    loader: Iterable[Any] = webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS)
+    loader: Iterable[Any] = webdataset.WebLoader(dataset, batch_size=None, num_workers=images.workers)
     return loader
 
 
 def torch_map_style(images: Images) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
-    return DataLoader(InMemory(images), batch_size=BATCH, num_workers=WORKERS)  # type: ignore[arg-type]  # it is map-style by its methods
+    return DataLoader(InMemory(images), batch_size=BATCH, num_workers=images.workers)  # type: ignore[arg-type]  # it is map-style by its methods
 
 
 def _their_samples(images: Images) -> Any:
@@ -176,14 +179,14 @@ class InMemory:
 
     def __init__(self, images: Images) -> None:
         samples = mpwds.WebDataset(images.shards, shardshuffle=False).to_tuple("jpg", "cls")
-        self._samples = [(jpeg, int(label)) for jpeg, label in samples]
+        self.samples = [(jpeg, int(label)) for jpeg, label in samples]
         self._decode = images.decode
 
     def __len__(self) -> int:
-        return len(self._samples) * FOR_EVER
+        return len(self.samples) * FOR_EVER
 
     def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
-        jpeg, label = self._samples[index % len(self._samples)]
+        jpeg, label = self.samples[index % len(self.samples)]
         return self._decode(jpeg), label
 
 
@@ -192,7 +195,7 @@ class ReusedBatch:
 
     def __init__(self, images: Images, part: int) -> None:
         self._images = images
-        self._shards = images.shards[part::WORKERS]
+        self._shards = images.shards[part :: images.workers]
 
     def __iter__(self) -> Iterator[Any]:
         decode = self._images.decode
@@ -209,7 +212,7 @@ class ReusedBatch:
 def spdl_pool(images: Images) -> Iterator[Any]:
     from loading.spdl_pool import merged
 
-    parts = [partial(ReusedBatch, images, part) for part in range(WORKERS)]
+    parts = [partial(ReusedBatch, images, part) for part in range(images.workers)]
     return merged(parts, images.batch_nbytes + 4096)
 
 
@@ -223,11 +226,11 @@ def grain_prefetch(images: Images) -> Iterator[Any]:
     samples = mpwds.WebDataset(images.shards, shardshuffle=False)
     dataset = grain.MapDataset.source(list(samples)).repeat().map(partial(_to_pair, images.decode))
     batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(BATCH)
-    options = grain.MultiprocessingOptions(num_workers=WORKERS, per_worker_buffer_size=2)
+    options = grain.MultiprocessingOptions(num_workers=images.workers, per_worker_buffer_size=2)
     iterator: Iterator[Any] = iter(batches.mp_prefetch(options))
     return iterator
 
 
 def bare(images: Images) -> Iterable[Any]:
     batch = np.empty((BATCH, *images.shape), images.dtype)
-    return BareProcesses([partial(ReusedBatch, images, part) for part in range(WORKERS)], batch)
+    return BareProcesses([partial(ReusedBatch, images, part) for part in range(images.workers)], batch)

@@ -46,27 +46,35 @@ def _resized(jpeg: bytes) -> Image.Image:
     return image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=square)
 
 
-def write_shards(folder: Path, shards: int, samples: int) -> list[str]:
+def write_shards(
+    folder: Path, shards: int, samples: int, photograph: Callable[[np.random.Generator], bytes] | None = None
+) -> list[str]:
     """Writes shards of so many samples each: a JPEG image and a label."""
     rng = np.random.default_rng(0)
     paths = [str(folder / f"images-{number:03d}.tar") for number in range(shards)]
     for path in paths:
         with mpwds.TarWriter(path, encoder=False) as sink:
             for number in range(samples):
-                jpeg = _photograph(rng)
+                jpeg = (photograph or _of_any_size)(rng)
                 sink.write({"__key__": f"{number:06d}", "jpg": jpeg, "cls": b"%d" % (number % 10)})
     return paths
 
 
-def _photograph(rng: np.random.Generator) -> bytes:
-    """An image with contrast on all scales, as photographs have it, 250x250 to 500x400, 10 to 40 kB."""
-    width, height = int(rng.integers(250, 501)), int(rng.integers(250, 401))
+def _of_any_size(rng: np.random.Generator) -> bytes:
+    """An image of 250x250 to 500x400, 10 to 40 kB."""
+    return photograph(rng, int(rng.integers(250, 501)), int(rng.integers(250, 401)))
+
+
+def photograph(
+    rng: np.random.Generator, width: int, height: int, quality: int = 90, smoothness: float = 0.4
+) -> bytes:
+    """An image with contrast on all scales, as photographs have it."""
     pixels = np.zeros((height, width, 3), np.float32)
     for cells in (2, 4, 8, 16, 32, 64, 128, 256):
         noise = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), np.uint8))
         scale = noise.resize((width, height), Image.Resampling.BICUBIC)
-        pixels += np.asarray(scale, np.float32) / 128 / cells**0.4 - 1 / cells**0.4
+        pixels += np.asarray(scale, np.float32) / 128 / cells**smoothness - 1 / cells**smoothness
     image = Image.fromarray(np.clip(128 + 50 * pixels, 0, 255).astype(np.uint8))
     target = io.BytesIO()
-    image.save(target, "JPEG", quality=90)
+    image.save(target, "JPEG", quality=quality)
     return target.getvalue()
