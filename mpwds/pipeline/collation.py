@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -82,12 +83,33 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
     return column(None, samples)
 
 
+class Row(ABC):
+    """A row of a batch that is made when its place is known: an element's value in place of an array.
+
+    Implements ``mpwds.tenbin.Deferred``. Stages make such values if ``Context.deferred`` allows it.
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def write_into(self, out: npt.NDArray[Any]) -> None:
+        """Writes the row into ``out``, a writable array of this ``shape`` and ``dtype``."""
+
+    def made(self) -> npt.NDArray[Any]:
+        """The row as an array."""
+        out = np.empty(self.shape, self.dtype)
+        self.write_into(out)
+        return out
+
+
 class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
     Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or to be padded to
-    ``padded_shape``; or CPU tensors of one shape and dtype. ``dtype`` holds all of theirs, in the machine's
-    byte order. Must not be a dataclass: those count as records, whose fields are columns.
+    ``padded_shape``; or CPU tensors, or each a ``Row``, of one shape and dtype. ``dtype`` holds all of
+    theirs, in the machine's byte order. Must not be a dataclass: those count as records, whose fields are
+    columns.
     """
 
     def __init__(
@@ -109,6 +131,9 @@ class Stack:
         elif isinstance(self.rows[0], np.ndarray):
             for index, row in enumerate(self.rows):
                 out[index] = row
+        elif isinstance(self.rows[0], Row):
+            for place, row in zip(out, self.rows, strict=True):
+                row.write_into(place)
         else:
             import torch
 
@@ -140,6 +165,11 @@ def stack(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any =
 def defer(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
     """A ``Stack`` of the rows; or what ``stack`` makes, if the transport cannot carry their dtype."""
     first = rows[0]
+    if isinstance(first, Row):
+        if len({row.dtype for row in rows}) == 1:
+            return Stack(rows, first.dtype)
+        rows = [row.made() for row in rows]
+        first = rows[0]
     if isinstance(first, np.ndarray):
         deferred = _of_arrays(rows, padded_shape, padding)
         return deferred if deferred.dtype in FIXED_SIZE else deferred.made()
@@ -203,11 +233,11 @@ def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Se
 
 
 def array_kind(value: Any) -> Any:
-    """``numpy.ndarray`` or ``torch.Tensor`` if ``value`` is one, otherwise ``None``."""
-    if isinstance(value, np.ndarray):
-        return np.ndarray
-    tensor = tensor_class()
-    return tensor if isinstance(value, tensor) else None
+    """``numpy.ndarray``, ``torch.Tensor`` or ``Row`` if ``value`` is one, otherwise ``None``."""
+    for kind in (np.ndarray, tensor_class(), Row):
+        if isinstance(value, kind):
+            return kind
+    return None
 
 
 def in_field(field: Any) -> str:

@@ -311,8 +311,10 @@ def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]
     for position, stage in enumerate(stages, 1):
         last_divider.update(dict.fromkeys(stage.divides_among, position))
 
+    deferring = _first_deferring(stages)
+
     def of_part(position: int) -> Context:
-        part = replace(context.within(position), deferred=context.deferred and position == len(stages))
+        part = replace(context.within(position), deferred=context.deferred and position >= deferring)
         if position and stages[position - 1].alike_before_split:
             if position < last_divider["ranks"]:
                 part = part.alike_on_ranks()
@@ -339,3 +341,13 @@ def _limit(method: str, **counts: int) -> int | None:
         check_whole(method, name, value)
     limit = int(max(counts.values()))
     return limit if limit >= 0 else None
+
+
+def _first_deferring(stages: list[Filter]) -> int:
+    """The position of the first stage after which no stage sees that a value is still to be made."""
+    first = len(stages)
+    if stages and stages[-1].stacks_values:
+        first = max(first - 1, 1)
+        while first > 1 and stages[first - 1].passes_values:
+            first -= 1
+    return first

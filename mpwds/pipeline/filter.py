@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
@@ -35,6 +36,9 @@ class Filter(Part, ABC):
         alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
         divides_among: ``"ranks"``, ``"workers"``, or both, if it divides the elements among these.
         pins_epoch: Whether it and what comes before always run as in epoch 0: a cache holds those elements.
+        passes_values: Whether it leaves the values of a sample's fields as they are, and does not look at
+            them.
+        stacks_values: Whether it stacks them in batches, and does nothing else with them.
         row_step: What it does to rows. Loaders run three stages that unbatch, shuffle and batch as one, for
             whole batches at a time.
 
@@ -50,6 +54,11 @@ class Filter(Part, ABC):
     alike_before_split: bool = False
     divides_among: tuple[str, ...] = ()
     pins_epoch: bool = False
+    passes_values: ClassVar[bool] = False
+
+    @property
+    def stacks_values(self) -> bool:
+        return False
 
     @property
     def row_step(self) -> RowStep | None:
@@ -126,6 +135,7 @@ class ErrorHandlingStream(WrappedStream[Any]):
     """Base of streams that ask an error handler about each element that causes an exception."""
 
     on_skipped: Callable[[Exception], object] | None = None  # called with the exception of a skipped element
+    timed: Callable[[], AbstractContextManager[object]] = nullcontext  # where it makes a value later on
     counts: Any = None  # its attribute ``nbytes`` counts the bytes that are read, if it reads storage
     _counters: ClassVar[tuple[str, ...]] = ("_stopped",)
 

@@ -115,6 +115,15 @@ class StageProfiler:
         return left
 
     @contextlib.contextmanager
+    def _time_of(self, stage: _Stage) -> Iterator[None]:
+        left = self.enter(stage) if self.timing else None
+        try:
+            yield
+        finally:
+            if left is not None:
+                self.enter(left)
+
+    @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """A time in which the worker waits for its trainer."""
         self._write_all_counts()
@@ -145,6 +154,7 @@ class StageProfiler:
         stage = self._stage(context.stage, name, part.reads_shards)
         if isinstance(stream, ErrorHandlingStream):
             stream.on_skipped, stream.counts = functools.partial(self._skipped, name), stage
+            stream.timed = functools.partial(self._time_of, stage)
         watched: Stream[Any] = stage.stream_class(stream, stage, self)
         return watched
 

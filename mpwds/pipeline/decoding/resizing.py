@@ -11,6 +11,7 @@ rounding.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import threading
@@ -77,51 +78,108 @@ class Resizer:
                 raise ValueError(f"{self.called}: {name} must be three numbers, got {values!r}")
 
     def __call__(self, data: Any) -> npt.NDArray[Any]:
-        return self.with_crop(data)[0]
+        return self.image(data).made()
 
-    def with_crop(self, data: Any) -> tuple[npt.NDArray[Any], Crop]:
-        """The array, and the crop of the image of which it was made."""
+    def image(self, data: Any) -> Image:
+        """The image, with its crop chosen. JPEG is decoded when the image is written, all else at once."""
         size = jpeg_size(data)
-        if size is None:
-            pixels = as_rgb(open_image(data))
-            crop, reduction = self.crop(*pixels.shape[:2]), 1
-        else:
-            crop, reduction = _aligned(self.crop(*size), size)
-            height, width = (-(-extent // reduction) for extent in size)
-            found = decode_jpeg(data, "RGB", reduced=(height, width), buffer=_scratch(height * width * 3))
-            pixels = as_rgb(open_image(data)) if found is None else found
-            if pixels.shape[:2] != (height, width):  # Pillow decoded it, or the decoder knows no such factor
-                reduction = 1
-        return self._finished(_resized(pixels, crop, reduction, self.antialias), crop.flipped), crop
+        if size is not None:
+            return Image(self, data, *_aligned(self.crop(*size), size), size)
+        pixels = as_rgb(open_image(data))
+        return Image(self, pixels, self.crop(*pixels.shape[:2]), 1, pixels.shape[:2])
+
+    def box(self, data: Any) -> npt.NDArray[np.int64]:
+        """The crop alone, as ``(top, left, height, width, flipped)``, for decoders elsewhere.
+
+        Of JPEG it reads only the header.
+        """
+        return self.image(data).box()
 
     def crop(self, height: int, width: int) -> Crop:
         """The crop for an image of this size."""
         raise NotImplementedError
 
-    def _finished(self, pixels: npt.NDArray[Any], flipped: bool) -> npt.NDArray[Any]:
-        """uint8 pixels of shape (height, width, 3) as the options say."""
+    def arithmetic(self, pixels: int) -> tuple[Any, Any]:
+        """Factor and summand that make floats of a row of so many pixels; of planes, if 0."""
+        mean = (0.0, 0.0, 0.0) if self.mean is None else tuple(self.mean)
+        std = (1.0, 1.0, 1.0) if self.std is None else tuple(self.std)
+        return _arithmetic(mean, std, pixels)
+
+
+class Image:
+    """An image that is decoded, resized, flipped and scaled as it is written into its place.
+
+    Args:
+        data: JPEG, or uint8 pixels of shape (height, width, 3).
+        reduction: By how much JPEG is reduced while it is decoded.
+        size: Height and width in pixels.
+    """
+
+    def __init__(
+        self, resizer: Resizer, data: Any, crop: Crop, reduction: int, size: tuple[int, int]
+    ) -> None:
+        height, width = crop.size if crop.inner is None else crop.inner[2:]
+        self.shape: tuple[int, ...] = (height, width, 3) if resizer.layout == "HWC" else (3, height, width)
+        self.dtype = np.dtype(resizer.dtype)
+        self.crop = crop
+        self._resizer = resizer
+        self._data = data
+        self._reduction = reduction
+        self._size = size
+
+    def write_into(self, out: npt.NDArray[Any]) -> None:
         import torch
 
-        rows = torch.from_numpy(pixels)
-        if flipped:
+        pixels, reduction = self._pixels()
+        is_plain = self.dtype == np.uint8 and self._resizer.layout == "HWC" and not self.crop.flipped
+        place = out if is_plain and self.crop.inner is None else _resizing.array((*self.crop.size, 3))
+        _resize(pixels, self.crop, reduction, self._resizer.antialias, place)
+        if place is out:
+            return
+        if self.crop.inner is not None:
+            top, left, height, width = self.crop.inner
+            place = place[top : top + height, left : left + width]
+        rows, target = torch.from_numpy(place), torch.from_numpy(out)
+        if self.crop.flipped:
             rows = rows.flip(1)
-        if self.layout == "CHW":
+        is_last = self._resizer.layout == "HWC"
+        if not is_last:
             rows = rows.permute(2, 0, 1)
-        if self.dtype == "uint8":
-            return np.ascontiguousarray(rows.numpy())
-        scale, offset = self._arithmetic()
-        out = torch.empty(rows.shape, dtype=torch.float32).copy_(rows).mul_(scale).add_(offset)
-        result: npt.NDArray[Any] = out.numpy()
-        return result
+        elif self.dtype != np.uint8:  # three numbers a pixel, by which torch calculates slowly
+            rows, target = rows.flatten(1), target.flatten(1)
+        target.copy_(rows)
+        if self.dtype != np.uint8:
+            scale, offset = self._resizer.arithmetic(len(target[0]) // 3 if is_last else 0)
+            target.mul_(scale).add_(offset)
 
-    def _arithmetic(self) -> tuple[Any, Any]:
-        """Factor and summand that make float rows of values from 0 to 255."""
-        import torch
+    def made(self) -> npt.NDArray[Any]:
+        out = np.empty(self.shape, self.dtype)
+        self.write_into(out)
+        return out
 
-        std = torch.tensor([1.0, 1.0, 1.0] if self.std is None else list(self.std))
-        mean = torch.tensor([0.0, 0.0, 0.0] if self.mean is None else list(self.mean))
-        shape = (3, 1, 1) if self.layout == "CHW" else (3,)
-        return (1 / (255 * std)).reshape(shape), (-mean / std).reshape(shape)
+    def box(self) -> npt.NDArray[np.int64]:
+        return np.array([*self.crop[:4], self.crop.flipped])
+
+    def _pixels(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """uint8 pixels, and by how much they are reduced."""
+        if isinstance(self._data, np.ndarray):
+            return self._data, 1
+        reduced = -(-self._size[0] // self._reduction), -(-self._size[1] // self._reduction)
+        found = decode_jpeg(self._data, "RGB", reduced=reduced, buffer=_decoding.array((*reduced, 3)).ravel())
+        pixels = as_rgb(open_image(self._data)) if found is None else found
+        # Pillow decoded it, or the decoder knows no such factor.
+        return pixels, self._reduction if pixels.shape[:2] == reduced else 1
+
+
+@functools.lru_cache(64)
+def _arithmetic(mean: tuple[float, ...], std: tuple[float, ...], pixels: int) -> tuple[Any, Any]:
+    import torch
+
+    means, stds = torch.tensor([mean, std], dtype=torch.float32)
+    scale, offset = 1 / (255 * stds), -means / stds
+    if pixels:
+        return scale.repeat(pixels), offset.repeat(pixels)
+    return scale.reshape(3, 1, 1), offset.reshape(3, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -233,40 +291,37 @@ def _multiples(start: int, extent: int, factor: int, whole: int) -> tuple[int, i
     return first, last - first
 
 
-def _resized(pixels: npt.NDArray[Any], crop: Crop, reduction: int, antialias: bool) -> npt.NDArray[Any]:
-    """The crop of an image that is already reduced, resized: uint8 of shape (height, width, 3)."""
+def _resize(
+    pixels: npt.NDArray[Any], crop: Crop, reduction: int, antialias: bool, out: npt.NDArray[Any]
+) -> None:
+    """Writes the crop of an image that is already reduced into ``out``, uint8 of shape (height, width, 3)."""
     import torch
 
     top, left = crop.top // reduction, crop.left // reduction
     bottom = -(-(crop.top + crop.height) // reduction)
     right = -(-(crop.left + crop.width) // reduction)
-    box = torch.from_numpy(pixels)[top:bottom, left:right]
-    if tuple(box.shape[:2]) == crop.size:
-        resized = box.numpy()
-    else:
-        resized = np.empty((*crop.size, 3), np.uint8)
-        out = torch.from_numpy(resized).permute(2, 0, 1)[None]
-        resize: Callable[..., Any] = (
-            torch.ops.aten._upsample_bilinear2d_aa.out
-            if antialias
-            else torch.ops.aten.upsample_bilinear2d.out
-        )
-        resize(box.permute(2, 0, 1)[None], crop.size, False, None, None, out=out)
-    if crop.inner is not None:
-        top, left, height, width = crop.inner
-        resized = resized[top : top + height, left : left + width]
-    return resized.copy() if resized.base is not None else resized
+    box, target = torch.from_numpy(pixels)[top:bottom, left:right], torch.from_numpy(out)
+    if box.shape == target.shape:
+        target.copy_(box)
+        return
+    aten = torch.ops.aten
+    resize: Callable[..., Any] = (
+        aten._upsample_bilinear2d_aa.out if antialias else aten.upsample_bilinear2d.out
+    )
+    planes = target.permute(2, 0, 1)[None]
+    resize(box.permute(2, 0, 1)[None], crop.size, False, None, None, out=planes)
 
 
 class _Scratch(threading.local):
-    memory: npt.NDArray[Any] = np.empty(0, np.uint8)
-
-
-_own = _Scratch()
-
-
-def _scratch(nbytes: int) -> npt.NDArray[Any]:
     """Memory of this thread, used again: pages of fresh memory would have to be cleared first."""
-    if _own.memory.nbytes < nbytes:
-        _own.memory = np.empty(nbytes, np.uint8)
-    return _own.memory
+
+    _memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        nbytes = math.prod(shape)
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].reshape(shape)
+
+
+_decoding, _resizing = _Scratch(), _Scratch()

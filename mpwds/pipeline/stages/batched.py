@@ -180,8 +180,12 @@ class Batched(Batching, called="batched"):
         return count if keeps_rows else Count(count.elements)
 
     @property
+    def stacks_values(self) -> bool:
+        return self.collation_fn is default_collation_fn
+
+    @property
     def row_step(self) -> RowStep | None:
-        if self.collation_fn is not default_collation_fn or self.handler is not reraise_exception:
+        if not self.stacks_values or self.handler is not reraise_exception:
             return None
         return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
 

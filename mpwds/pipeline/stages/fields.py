@@ -248,6 +248,7 @@ class OfFields(OneToOneStage):
 
     draws = False
     takes = dict
+    passes_values = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
+from mpwds.pipeline.collation import Row
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.fields import decode_error
-from mpwds.pipeline.decoding.resizing import RandomResizedCrop, ResizeCenterCrop, Resized, Resizer, Size
+from mpwds.pipeline.decoding.resizing import (
+    Image,
+    RandomResizedCrop,
+    ResizeCenterCrop,
+    Resized,
+    Resizer,
+    Size,
+)
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.filter import OneToOneStage
+from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.fields import alternatives, missing
+from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import suggest_arguments
 
 
@@ -155,37 +167,17 @@ class ResizeStage(OneToOneStage, called="resized"):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            self._fields()
+            self.fields()
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.resizer.called}: {error}") from None
 
     def __str__(self) -> str:
         return f"{self.resizer.called}({arguments(self.field, self.resizer.size, **self._options())})"
 
-    def prepared(self) -> Callable[[Any], dict[str, Any]]:
-        fields = self._fields()
-        resize, box_field = self.resizer.with_crop, self.box_field
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _ResizedStream(self, source, context)
 
-        def made(sample: Any) -> dict[str, Any]:
-            result = dict(sample)
-            for names in fields:
-                name = next((name for name in names if name in sample), names[0])
-                try:
-                    result[name], crop = resize(_encoded(sample, name, names))
-                except ImportError:
-                    raise
-                except Exception as error:
-                    reason = f"{type(error).__name__}: {error}"
-                    raise decode_error(name, sample, sample.get("__url__"), reason) from error
-                if box_field is not None:
-                    result[box_field if len(fields) == 1 else f"{box_field}.{name}"] = np.array(
-                        [*crop[:4], crop.flipped]
-                    )
-            return result
-
-        return made
-
-    def _fields(self) -> list[tuple[str, ...]]:
+    def fields(self) -> list[tuple[str, ...]]:
         specs = self.field.split() if isinstance(self.field, str) else list(self.field)
         return [alternatives(spec) for spec in specs] or [alternatives("")]
 
@@ -196,6 +188,53 @@ class ResizeStage(OneToOneStage, called="resized"):
             name: (value, fields[name].default) for name, value in vars(resizer).items() if name != "size"
         }
         return options(**changed, box_field=(self.box_field, None), handler=(self.handler, reraise_exception))
+
+
+class _ResizedStream(MapStream):
+    def __init__(self, stage: ResizeStage, source: Stream[Any], context: Context) -> None:
+        draws = isinstance(stage.resizer, RandomResizedCrop)
+        super().__init__(source, stage, self._made, seeded(context) if draws else None)
+        self._fields = stage.fields()
+        self._image = stage.resizer.image
+        self._box_field = stage.box_field
+        # A handler decides about an element before it is part of a batch.
+        self._deferred = context.deferred and stage.handler is reraise_exception
+
+    def _made(self, sample: Any) -> dict[str, Any]:
+        result = dict(sample)
+        for names in self._fields:
+            name = next((name for name in names if name in sample), names[0])
+            with _errors_as_decode_error(name, sample):
+                image = self._image(_encoded(sample, name, names))
+                result[name] = _Deferred(image, self, name, sample) if self._deferred else image.made()
+            if self._box_field is not None:
+                field = self._box_field if len(self._fields) == 1 else f"{self._box_field}.{name}"
+                result[field] = image.box()
+        return result
+
+
+class _Deferred(Row):
+    """An image that is decoded into its row of the batch, in the time and with the errors of its stage."""
+
+    def __init__(self, image: Image, stream: _ResizedStream, name: str, sample: dict[str, Any]) -> None:
+        self.shape, self.dtype = image.shape, image.dtype
+        self._image, self._stream = image, stream
+        self._name, self._sample = name, sample
+
+    def write_into(self, out: npt.NDArray[Any]) -> None:
+        with self._stream.timed(), _errors_as_decode_error(self._name, self._sample):
+            self._image.write_into(out)
+
+
+@contextlib.contextmanager
+def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise decode_error(name, sample, sample.get("__url__"), reason) from error
 
 
 def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:

@@ -79,6 +79,7 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
 
 @dataclass(frozen=True)
 class Shuffle(PassThroughStage, called="shuffle"):
+    passes_values = True
     size: int
     initial: int = 100
     seed: int | None = None
@@ -155,6 +156,7 @@ class _Shuffled(_Buffered):
 
 @dataclass(frozen=True)
 class Detshuffle(PassThroughStage, called="detshuffle"):
+    passes_values = True
     bufsize: int
     initial: int = 100
     seed: int = 0

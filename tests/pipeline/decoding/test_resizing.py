@@ -56,7 +56,8 @@ def either_decoder(request, monkeypatch):
 def test_a_crop_is_what_pillow_makes_of_it(seed):
     data = stored(photo(), quality=90)
     random.seed(seed)
-    found, crop = RandomResizedCrop((190, 260)).with_crop(data)
+    image = RandomResizedCrop((190, 260)).image(data)
+    found, crop = image.made(), image.crop
     assert (found.shape, found.dtype, found.flags.writeable) == ((190, 260, 3), np.uint8, True)
     assert np.abs(found - by_pillow(opened(data), crop)).max() <= 1
 
@@ -70,7 +71,8 @@ def test_a_large_crop_is_decoded_smaller_and_hardly_differs(factor, extent, monk
         lambda *args, **options: sizes.append(options["reduced"]) or decode(*args, **options),
     )
     data = stored(photo(extent + 7, extent), quality=95)
-    found, crop = RandomResizedCrop(224, scale=(1, 1), ratio=(1, 1), flip=0).with_crop(data)
+    image = RandomResizedCrop(224, scale=(1, 1), ratio=(1, 1), flip=0).image(data)
+    found, crop = image.made(), image.crop
     assert sizes == [(-(-extent // factor), -(-(extent + 7) // factor))]
     assert decibels(found, by_pillow(opened(data), crop)) > 38
     assert all(place % factor == 0 for place in (crop.top, crop.left))
