@@ -7,12 +7,19 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-from mpwds.pipeline.collation import PADDED, Padded, default_collation_fn, deferred_collation_fn
+from mpwds.pipeline.collation import (
+    PADDED,
+    Padded,
+    default_collation_fn,
+    deferred_collation_fn,
+    ragged_collation_fn,
+)
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed, check_whole, explain
 from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
@@ -33,6 +40,7 @@ def batched(
     by: Callable[[Any], float] | None = None,
     max_total: float | None = None,
     include_padding: bool = False,
+    ragged: Any = (),
     handler: Handler = reraise_exception,
 ) -> Batched | BatchedBySize:
     """Stage that gathers successive elements into batches of a fixed number or a limited size.
@@ -51,13 +59,16 @@ def batched(
         max_total: The largest sum of the measures of a batch's elements.
         include_padding: Whether each element counts as much as the largest one of its batch, because the
             batch will be padded.
+        ragged: A field of byte strings, or several (indices in tuples), for decoders on the device. Its
+            column is a list of uint8 arrays of one dimension, which are views of one block of memory.
         handler: Called when a batch cannot be made, or an element cannot be measured; the default raises the
             exception. To continue skips the batch, or the element.
 
     Raises:
-        ValueError: ``batchsize`` or a limit is not above 0, or the limits do not go together; or, while
-            iterating, ``by`` returns something other than a size.
-        TypeError: An argument is not a number, or a function is not callable.
+        ValueError: ``batchsize`` or a limit is not above 0, or arguments do not go together; or, while
+            iterating, ``by`` returns something other than a size, or a field of ``ragged`` is missing.
+        TypeError: An argument is not a number, or a function is not callable; or, while iterating, a field
+            of ``ragged`` does not hold bytes.
 
     Source:
         ``webdataset.filters.batched``, without the limits on the size.
@@ -69,7 +80,10 @@ def batched(
         [['ab', 'cd'], ['efg', 'h']]
     """
     if max_bytes is None and by is None and max_total is None and not include_padding:
-        return Batched(20 if batchsize is None else batchsize, collation_fn, partial, handler)
+        fields = (ragged,) if isinstance(ragged, (str, int)) else tuple(ragged)
+        return Batched(20 if batchsize is None else batchsize, collation_fn, partial, fields, handler)
+    if ragged:
+        raise ValueError("batched: ragged takes a fixed number of elements, no limit on their size")
     if max_bytes is not None and by is None and max_total is None:
         by, max_total = size_in_bytes, max_bytes
     elif max_bytes is not None or by is None or max_total is None:
@@ -149,6 +163,7 @@ class Batching(DataclassStage):
     """Base of the stages that make batches."""
 
     collation_fn: CollationFunction | None
+    ragged: tuple[Any, ...] = ()
     handler: Handler
 
     samples_in = staticmethod(rows_in)
@@ -166,11 +181,14 @@ class Batched(Batching, called="batched"):
     batchsize: int
     collation_fn: CollationFunction | None = default_collation_fn
     partial: bool = True
+    ragged: tuple[Any, ...] = ()
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("batched", "batchsize", self.batchsize, least=1)
+        if self.ragged and self.collation_fn is not default_collation_fn:
+            raise ValueError("batched: ragged works with the default collation_fn only")
 
     def count_of(self, incoming: Count) -> Count:
         if self.handler is not reraise_exception:
@@ -185,7 +203,7 @@ class Batched(Batching, called="batched"):
 
     @property
     def row_step(self) -> RowStep | None:
-        if not self.stacks_values or self.handler is not reraise_exception:
+        if not self.stacks_values or self.ragged or self.handler is not reraise_exception:
             return None
         return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
 
@@ -198,7 +216,7 @@ class Batches(Retrying):
 
     def __init__(self, source: Stream[Any], stage: Batching, context: Context) -> None:
         super().__init__(source, stage, stage.handler)
-        self._collate, self._call_collate = _how_to_collate(stage.collation_fn, context)
+        self._collate, self._call_collate = _how_to_collate(stage, context)
 
     def _batch(self, held: Sequence[tuple[Address, Any]]) -> tuple[Address, Any] | None:
         """The batch of some elements; ``None`` if collation failed and the handler skips the batch."""
@@ -254,9 +272,12 @@ class _FixedBatches(Batches):
         self._held = []
 
 
-def _how_to_collate(function: CollationFunction | None, context: Context) -> tuple[CollationFunction, Call]:
+def _how_to_collate(stage: Batching, context: Context) -> tuple[CollationFunction, Call]:
+    function = stage.collation_fn
     if function is None:
         return list, unseeded
+    if stage.ragged:
+        return partial(ragged_collation_fn, stage.ragged, context.deferred), unseeded
     if function is default_collation_fn:
         return (deferred_collation_fn if context.deferred else function), unseeded
     if isinstance(function, Padded):
