@@ -36,6 +36,31 @@ class IndexedShards(Protocol):
         ...
 
 
+class OpenShards:
+    """Base of indexed shards that keeps a bounded number of them open. Pickles and copies have none open.
+
+    An open shard closes its file when nobody refers to it any more: one thread may read it while another one
+    drops it to open the next.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._open: dict[int, Any] = {}
+        self._most_open = most
+
+    def close(self) -> None:
+        """Closes the files that are open; the next ``read`` opens them again."""
+        self._open.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def _make_room(self) -> None:
+        """Closes shards so that one more may be opened."""
+        # The one that was opened first goes, so that a hit changes nothing: other threads may read.
+        for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._most_open)]:
+            self._open.pop(oldest, None)
+
+
 def most_open_files() -> int:
     """The number of shards that a dataset keeps open: 1,000, or a quarter of the descriptors of a process."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

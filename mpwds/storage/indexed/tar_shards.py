@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.indexed.offsets import Offsets, from_text, load_or_find, to_text
+from mpwds.storage.indexed.shards import OpenShards
 from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.gopen import open_at, open_range
 from mpwds.storage.streams.urls import is_local, local_path, url_to_cache_name, without_credentials
@@ -29,7 +30,7 @@ without values: flat, since it is taken apart for each sample."""
 _LARGE_BYTES = 16 * 1024
 
 
-class TarShards:
+class TarShards(OpenShards):
     """Samples of tar shards, by number (an ``IndexedShards``).
 
     Needs the offsets of a shard's samples and fields. The first process that uses a shard reads all its
@@ -81,6 +82,7 @@ class TarShards:
             raise ValueError(f"open_files must be at least 1, got {open_files}")
         if lengths is not None and len(lengths) != len(urls):
             raise ValueError(f"there are {len(urls)} shards and {len(lengths)} lengths")
+        super().__init__(open_files)
         self.urls = urls
         self.accesses = 0
         self.misses = 0
@@ -90,9 +92,7 @@ class TarShards:
         self._offsets: dict[int, tuple[object, str]] = {}  # of versions beside which nothing can be written
         self._cache = cache
         self._remote = remote
-        self._open_files = open_files
         self._more = more
-        self._open: dict[int, _Open] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -197,20 +197,13 @@ class TarShards:
                 members[suffix] = small(bytes(data)) if size < _LARGE_BYTES else large(memoryview(data))
         return {**members, **blank, "__key__": key}
 
-    def close(self) -> None:
-        """Closes the files that are open; the next ``read`` opens them again."""
-        self._open.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+    _open: dict[int, _Open]
 
     def _opened(self, shard: int) -> _Open:
         if shard in self._open:
             return self._open[shard]
         self.misses += 1
-        # The shard that was opened first goes, so that a hit changes nothing: other threads may read.
-        for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
-            self._open.pop(oldest, None)
+        self._make_room()
         url = self.urls[shard]
         file, paths = self._open_file(url)
         known = self._offsets.get(shard)
@@ -275,8 +268,7 @@ class TarShards:
 class MappedShard:
     """A shard's file, mapped into memory: copying 100 kB of it takes half as long as reading them.
 
-    It is closed when nobody refers to it any more: one thread may read it while another drops it to open the
-    next. As with any mapped file, reading what somebody cuts off meanwhile ends the process (SIGBUS).
+    As with any mapped file, reading what somebody cuts off meanwhile ends the process (SIGBUS).
 
     ``version`` differs from that of any other file: times of modification and of change in ns, inode.
     """

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.indexed.shards import most_open_files
+from mpwds.storage.indexed.shards import OpenShards, most_open_files
 from mpwds.storage.mds.location import DatasetLocation
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile, mismatch
 from mpwds.storage.streams.gopen import open_at
@@ -68,8 +68,7 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
 
 
 class LocalFile:
-    """An open shard. It is closed when nobody refers to it any more: one thread may read it while another one
-    drops it to open the next. The caller closes ``stream``.
+    """An open shard (see ``OpenShards``). The caller closes ``stream``.
 
     Attributes:
         end: Its size in bytes.
@@ -96,7 +95,7 @@ class LocalFile:
         os.close(self._descriptor)
 
 
-class FetchedShards:
+class FetchedShards(OpenShards):
     """Base of the readers: opens shards. Fetches each one first, once on a machine, and uncompresses it.
 
     Shards that are in the folder already are read there. Their sizes are compared with the index, and their
@@ -133,6 +132,7 @@ class FetchedShards:
         cache_limit: int | None = None,
         datasets: int = 1,
     ) -> None:
+        super().__init__(max(most_open_files() // datasets, 1))
         if not in_place and any(shard.packed for shard in files):
             location = location.unpacked_elsewhere()
         self.files = files
@@ -140,7 +140,6 @@ class FetchedShards:
         self.folder = location.local
         self.urls: Sequence[str] = [os.path.join(location.local, shard.raw.name) for shard in files]
         self._location = location
-        self._open_files = max(most_open_files() // datasets, 1)
         self._validate_hash = validate_hash
         self._sources = [_SCHEME + location.url(shard.stored.name) for shard in files]
         if validate_hash is not None:
@@ -154,8 +153,9 @@ class FetchedShards:
                 f"cache_limit ({limit} bytes) has no room for the largest shard, {largest} bytes"
             )
         self._cache = ShardCache(location.local, limit, fetcher.name, validator=None, opener=fetcher)
-        self._open: dict[int, LocalFile] = {}
         self._checked: set[int] = set()
+
+    _open: dict[int, LocalFile]
 
     def _file(self, shard: int) -> LocalFile:
         """A shard's file, which stays open for a while.
@@ -166,17 +166,11 @@ class FetchedShards:
         """
         file = self._open.get(shard)
         if file is None:
-            # The one that was opened first goes, so that a hit changes nothing: other threads may read.
-            for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._open_files)]:
-                self._open.pop(oldest, None)
+            self._make_room()
             file = self._open[shard] = self._opened(shard)
             if self._is_fetched(shard) and shard - 1 in self._open and shard + 1 < len(self.files):
                 self._cache.prefetch(self._sources[shard + 1])  # they seem to be read in order
         return file
-
-    def close(self) -> None:
-        """Closes the files that are open; the next ``read`` opens them again."""
-        self._open.clear()
 
     def _is_fetched(self, shard: int) -> bool:
         return self._location.remote is not None or self.files[shard].packed is not None
@@ -204,6 +198,3 @@ class FetchedShards:
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
         return self._cache.open_whole(self._sources[shard])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}

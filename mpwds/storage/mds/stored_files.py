@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
@@ -118,12 +118,16 @@ def _zstandard() -> Any:
 
 
 def _read_all(stream: BinaryIO | Any, limit_bytes: int) -> bytes:
-    pieces, size = [], 0
-    while piece := stream.read(_PIECE_BYTES):
+    return _joined(iter(lambda: stream.read(_PIECE_BYTES), b""), limit_bytes)
+
+
+def _joined(pieces: Iterable[bytes], limit_bytes: int) -> bytes:
+    kept, size = [], 0
+    for piece in pieces:
         size += len(piece)
         _check(size, limit_bytes)
-        pieces.append(piece)
-    return b"".join(pieces)
+        kept.append(piece)
+    return b"".join(kept)
 
 
 def _check(size: int, limit_bytes: int) -> None:
@@ -131,18 +135,14 @@ def _check(size: int, limit_bytes: int) -> None:
         raise ValueError(f"it becomes more than the {limit_bytes} bytes that are expected")
 
 
-def _decompress_brotli(data: bytes, limit_bytes: int) -> bytes:
+def _brotli_pieces(data: bytes) -> Iterator[bytes]:
     decompressor = _brotli().Decompressor()
-    pieces, size = [], 0
     while not decompressor.is_finished():
         piece = decompressor.process(data, output_buffer_limit=_PIECE_BYTES)
         if not piece and not decompressor.is_finished():
             raise ValueError("it is truncated")
         data = b""
-        size += len(piece)
-        _check(size, limit_bytes)
-        pieces.append(piece)
-    return b"".join(pieces)
+        yield piece
 
 
 def _decompress_snappy(data: bytes, limit_bytes: int) -> bytes:
@@ -168,7 +168,7 @@ _CODECS = {
         range(12),
         11,
         lambda data, level: bytes(_brotli().compress(bytes(data), quality=level)),
-        _decompress_brotli,
+        lambda data, limit: _joined(_brotli_pieces(data), limit),
     ),
     "bz2": _Codec(
         range(1, 10), 9, bz2.compress, lambda data, limit: _read_all(bz2.BZ2File(io.BytesIO(data)), limit)
