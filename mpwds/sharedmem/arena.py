@@ -138,8 +138,8 @@ class _Segment:
 class EventFd:
     """An eventfd, new or taken over. Ringing takes no lock and never blocks, so a finalizer may do it.
 
-    Code that may still ring keeps a reference to the bell, and the last reference closes the descriptor. So
-    nothing is written to a descriptor number that the system has given away again.
+    Code that may still ring keeps a reference to this object, and the last reference closes the descriptor.
+    So nothing is written to a descriptor number that the system has given away again.
     """
 
     _descriptor = -1

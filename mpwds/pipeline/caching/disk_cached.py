@@ -29,9 +29,8 @@ def lmdb_cached(
     """Stage that stores its source's elements in a database, and yields these from the second epoch on.
 
     The database outlives the process, and several processes may use it at a time. It is SQLite's: the name is
-    webdataset's, which uses LMDB. Each worker has its own
-    part, so the parts together hold every element once. Another number of workers or ranks, or another seed,
-    makes new parts.
+    webdataset's, which uses LMDB. Each worker has its own part, so the parts together hold every element
+    once. Another number of workers or ranks, or another seed, makes new parts.
 
     The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
     killed, the next one yields what is stored and continues with the source, which makes the elements again

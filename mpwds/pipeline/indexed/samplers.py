@@ -153,11 +153,8 @@ def DistributedChunkedSampler(
             the environment.
         num_samples: How many of the dataset's samples to divide; all by default.
         rank: This process, from 0; by default as ``num_replicas``.
-        shuffle: As for ``ChunkedSampler``.
-        shufflefirst: As for ``ChunkedSampler``.
-        seed: As for ``ChunkedSampler``.
         drop_last: Has no effect.
-        chunksize: As for ``ChunkedSampler``.
+        shuffle, shufflefirst, seed, chunksize: As for ``ChunkedSampler``.
 
     Raises:
         ValueError: ``rank`` is not below ``num_replicas``.

@@ -38,7 +38,7 @@ class IndexedSamples(Origin):
 
     Args:
         shards: Where the samples are.
-        shuffle: In which order an epoch reads them: see ``order_of``.
+        shuffle: As for ``IndexedDataset``.
         chunksize: Samples of a chunk, for ``shuffle="chunked"``.
         chosen: The numbers of the samples that there are, in order; all by default.
         threads: How many samples an epoch reads at a time.
@@ -245,9 +245,7 @@ def order_of(
     """The order of an epoch.
 
     Args:
-        shuffle: ``"global"`` is a permutation of all samples. ``"chunked"`` cuts them into chunks, and reads
-            these in random order, the samples of each in random order. ``"shards"`` reads shards in random
-            order, the samples of each as they are stored. ``False`` reads all as they are stored.
+        shuffle: As for ``IndexedDataset``; ``"shards"`` reads the samples of a shard as they are stored.
         samples: Samples in the dataset.
         shard_starts: Returns the positions at which shards begin, the first being 0.
         chunksize: Samples of a chunk.

@@ -280,7 +280,7 @@ class _RunningCommand(InputStream):
                     os.write(2, said)
 
     def _kill_with_us(self, on: bool) -> None:
-        """True if the kernel sends SIGKILL to the group when this process's end of the lifeline closes."""
+        """Sets whether the kernel sends SIGKILL to the group when our end of the lifeline closes."""
         flags = fcntl.fcntl(self._lifeline, fcntl.F_GETFL)
         fcntl.fcntl(self._lifeline, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
 
