@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from mpwds.loader.launching import forkserver
+from tests.peers import PEERS
 
 # Where a change is judged, the same examples each time; elsewhere, new ones. Timings decide nothing.
 hypothesis.settings.register_profile("judged", derandomize=bool(os.environ.get("CI")), deadline=None)
@@ -88,6 +89,14 @@ def nothing_left():
         gc.collect()
         time.sleep(0.05)
     assert not left
+
+
+@pytest.fixture
+def import_peer(monkeypatch):
+    """Imports a module of the packages that tests compare with; skips the test where there is none."""
+    if PEERS not in sys.path:
+        monkeypatch.setattr(sys, "path", [*sys.path, PEERS])
+    return pytest.importorskip
 
 
 @pytest.fixture(scope="session")

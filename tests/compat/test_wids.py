@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from mpwds import wids
 from mpwds.errors import ShardError
 from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.writing.tar_writer import TarWriter
-
-PEERS = str(Path(sys.prefix) / "peers")
+from tests.peers import PEERS
 
 PROGRAM = """
 import sys

@@ -205,6 +205,14 @@ def quick():
     return Retries(tries=4, first_s=0.0)
 
 
+@pytest.fixture
+def pauses(monkeypatch):
+    """The seconds that the test's pauses would have taken."""
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
+
+
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
     """No settings of the machine's decide how a URL is opened."""

@@ -70,7 +70,8 @@ REFUSED = {
         for pattern in ("x.tar", "x-%d-%d.tar", "x-%z.tar", "x-100%%.tar")
     ],
     "must be positive": [
-        lambda kw=kw: ShardWriter("x-%d.tar", **kw) for kw in ({"maxcount": 0}, {"maxsize": 0})
+        lambda kw=kw: ShardWriter("x-%d.tar", **kw)
+        for kw in ({"maxcount": 0}, {"maxsize": 0}, {"maxsize": -1.0})
     ],
     r"'x.foo'.*not one of cls .*png": [lambda: encode_field("x.foo", 7)],
     "image format 'gif' is not one of jpg": [lambda: imageencoder(None, "gif")],

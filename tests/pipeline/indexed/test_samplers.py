@@ -1,22 +1,15 @@
 """Samplers: the same orders as those of wids, for each seed and epoch."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.indexed.samplers import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
 
-PEERS = str(Path(sys.prefix) / "peers")
-
 
 @pytest.fixture
-def theirs(monkeypatch):
-    if PEERS not in sys.path:
-        monkeypatch.setattr(sys, "path", [*sys.path, PEERS])
-    return pytest.importorskip("wids.wids")
+def theirs(import_peer):
+    return import_peer("wids.wids")
 
 
 same_peer = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import pickle
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import get_args
@@ -20,17 +19,13 @@ from mpwds.pipeline.indexed.samplers import ChunkedSampler
 from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset, default_decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 
-PEERS = str(Path(sys.prefix) / "peers")
-
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
 START_METHODS = pytest.mark.parametrize("start_method", ["fork", *SLOW])
 
 
 @pytest.fixture
-def theirs(monkeypatch):
-    if PEERS not in sys.path:
-        monkeypatch.setattr(sys, "path", [*sys.path, PEERS])
-    return pytest.importorskip("wids")
+def theirs(import_peer):
+    return import_peer("wids")
 
 
 @pytest.fixture

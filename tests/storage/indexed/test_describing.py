@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +21,7 @@ from mpwds.storage.indexed.describing import (
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.writing.tar_writer import TarWriter
-
-PEERS = str(Path(sys.prefix) / "peers")
+from tests.peers import PEERS
 
 
 @pytest.fixture

@@ -3,22 +3,16 @@
 import gzip
 import io
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from mpwds.errors import SecurityError, SpecError
 from mpwds.storage.indexed.descriptions import folder_of, join_url, load_description
 
-PEERS = str(Path(sys.prefix) / "peers")
-
 
 @pytest.fixture
-def theirs(monkeypatch):
-    if PEERS not in sys.path:
-        monkeypatch.setattr(sys, "path", [*sys.path, PEERS])
-    return pytest.importorskip("wids.wids_specs")
+def theirs(import_peer):
+    return import_peer("wids.wids_specs")
 
 
 def shard(url, nsamples=3, **more):

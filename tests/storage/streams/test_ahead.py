@@ -75,13 +75,6 @@ class Step:
         return "done"
 
 
-@pytest.fixture
-def pauses(monkeypatch):
-    pauses = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    return pauses
-
-
 def test_a_step_is_tried_again_after_pauses_that_grow(pauses):
     step = Step(OSError("one"), ConnectionError("two"), StreamError("three", "x"))
     assert retrying(step, Retries(tries=4, first_s=1.0, longest_s=2.0)) == "done"

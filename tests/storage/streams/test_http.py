@@ -32,13 +32,6 @@ def read(web, **options):
         return stream.read()
 
 
-@pytest.fixture
-def pauses(monkeypatch):
-    pauses = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    return pauses
-
-
 def test_reads_in_pieces_of_any_size(web):
     with gopen(web.url()) as stream:
         pieces = [stream.read(size) for size in (1, 511, 70_000)]

@@ -24,6 +24,12 @@ MEMBERS = [("a.txt", b"1234"), ("n" * 150, b"x" * 700), ("é" * 60, b""), ("b.tx
 ARCHIVES = {name: archive_of(MEMBERS, name) for name in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)}
 
 
+def repair_checksums(archive):
+    for block in range(0, len(archive), 512):
+        if archive[block + 257 : block + 262] == b"ustar":
+            archive[block : block + 512] = with_checksum(archive[block : block + 512])
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("damage")
@@ -53,9 +59,7 @@ def test_changed_bytes_give_a_shard_error_or_members(directory, archive_format, 
     for _ in range(data.draw(st.integers(1, 4))):
         mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans(), label="repair the checksums"):
-        for block in range(0, len(mutated), 512):
-            if mutated[block + 257 : block + 262] == b"ustar":
-                mutated[block : block + 512] = with_checksum(mutated[block : block + 512])
+        repair_checksums(mutated)
     try:
         members = read(directory, bytes(mutated))
     except ShardError:
@@ -76,9 +80,7 @@ def test_what_is_read_without_an_error_is_what_tarfile_reads_as_far_as_it_gets(
     mutated = bytearray(ARCHIVES[archive_format])
     for position, byte in changes:
         mutated[position % len(mutated)] = byte
-    for block in range(0, len(mutated), 512):
-        if mutated[block + 257 : block + 262] == b"ustar":
-            mutated[block : block + 512] = with_checksum(mutated[block : block + 512])
+    repair_checksums(mutated)
     try:
         ours = [content for _, content in read(directory, bytes(mutated))]
         with tarfile.open(directory / "x.tar", "r|") as archive:
