@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterable_sources import (
     Indexed,
     Iterated,
+    MapStyle,
     TorchIterable,
     UnseekableStream,
     iter_elements,
@@ -39,7 +40,7 @@ def as_source(source: Any) -> Origin:
         )
     data = sys.modules.get("torch.utils.data")
     iterable = data is not None and isinstance(source, (data.IterableDataset, data.DataLoader))
-    if not iterable and isinstance(source, Sized) and hasattr(source, "__getitem__"):
+    if not iterable and isinstance(source, MapStyle):
         return Indexed(source)
     return Iterated(source)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from mpwds.errors import shorten
 from mpwds.pipeline.context import ALONE, Context
@@ -96,6 +96,15 @@ def iterates_itself(dataset: Any) -> bool:
     return False
 
 
+@runtime_checkable
+class MapStyle(Protocol):
+    """A sequence, or another object with a length and indices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Indexed(Origin):
     """Source of a pipeline: a list, a map-style dataset, or another object with indices.
@@ -105,7 +114,7 @@ class Indexed(Origin):
     element are the same each time it is read in this epoch.
     """
 
-    elements: Any
+    elements: MapStyle
 
     samples_in = staticmethod(one_sample)
 

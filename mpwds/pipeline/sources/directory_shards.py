@@ -21,6 +21,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -44,6 +45,7 @@ SHARDS = "*.{tar,tgz,tar.gz,tar.bz2,tar.xz,tar.zst}"
 """Names of shards in a directory, by default."""
 
 
+@dataclass(eq=False, repr=False)
 class DirectoryShardList(IterableSource):
     """Source of a pipeline: the shards in a directory, also those that appear later, as ``{"url": ...}``.
 
@@ -91,34 +93,28 @@ class DirectoryShardList(IterableSource):
         1
     """
 
+    path: str | os.PathLike[str]
+    pattern: str = SHARDS
+    poll: float | None = 1
+    timeout: float = 1e12
+    mode: Literal["resample", "unlink", "keep"] | None = "resample"
+    select: Literal["random", "oldest"] = "random"
+    fate: Callable[[str], Any] | None = None
+    claim_timeout: float | None = None
+
     in_any_order = True
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        pattern: str = SHARDS,
-        poll: float | None = 1,
-        timeout: float = 1e12,
-        mode: Literal["resample", "unlink", "keep"] | None = "resample",
-        select: Literal["random", "oldest"] = "random",
-        fate: Callable[[str], Any] | None = None,
-        claim_timeout: float | None = None,
-    ) -> None:
-        path = os.fspath(path)
+    def __post_init__(self) -> None:
+        self.path = path = os.fspath(self.path)
         if not path.endswith("/") or not os.path.isdir(path):
             raise ValueError(f"DirectoryShardList: {path!r} must be a directory, and end with a slash")
-        check_choice("DirectoryShardList", "mode", mode, "resample", "unlink", "keep", None)
-        check_choice("DirectoryShardList", "select", select, "random", "oldest")
-        if fate is not None and not callable(fate):
-            raise ValueError(f"DirectoryShardList: fate is a function of a shard's path, got {shown(fate)}")
-        self.path = path
-        self.pattern = pattern
-        self.poll = poll
-        self.timeout = timeout
-        self.mode = mode or "resample"
-        self.select = select
-        self.fate = fate
-        self.claim_timeout = claim_timeout
+        check_choice("DirectoryShardList", "mode", self.mode, "resample", "unlink", "keep", None)
+        check_choice("DirectoryShardList", "select", self.select, "random", "oldest")
+        if self.fate is not None and not callable(self.fate):
+            raise ValueError(
+                f"DirectoryShardList: fate is a function of a shard's path, got {shown(self.fate)}"
+            )
+        self.mode = self.mode or "resample"
 
     def __str__(self) -> str:
         return f"DirectoryShardList({self.path!r}, mode={self.mode!r})"
@@ -144,7 +140,7 @@ class DirectoryShardList(IterableSource):
 
     def cleanup_files_without_processes(self) -> None:
         """Gives shards whose reader has died their names back."""
-        for path in glob.glob(glob.escape(self.path) + "*._*_"):
+        for path in glob.glob(glob.escape(os.fspath(self.path)) + "*._*_"):
             match = _CLAIMED.fullmatch(path)
             if match is None:
                 continue
@@ -325,8 +321,8 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
     return shards
 
 
-def _files(directory: str, pattern: str) -> list[str]:
-    start = os.path.join(glob.escape(directory), "")
+def _files(directory: str | os.PathLike[str], pattern: str) -> list[str]:
+    start = os.path.join(glob.escape(os.fspath(directory)), "")
     return sorted({name for each in expand_braces(pattern) for name in glob.glob(start + each)})
 
 
