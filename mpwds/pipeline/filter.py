@@ -79,6 +79,17 @@ class Filter(Part, ABC):
         return iter_elements(self.stream(IteratorStream(source), Context.current()))
 
 
+class SingletonStage(Filter):
+    """Base of stages without options, which are used without a call. They are pickled by ``name``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __reduce__ = __str__
+
+
 class DataclassStage(Filter):
     """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from mpwds.errors import SecurityError
 from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Filter, SingletonStage
 from mpwds.pipeline.iterable_sources import UnseekableStream, skip
 from mpwds.pipeline.stream import Address, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
@@ -20,8 +20,8 @@ Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SplitStage(Filter):
-    """A stage without options, used without a call: ``DataPipeline(shards, split_by_node, ...)``.
+class SplitStage(SingletonStage):
+    """A stage that takes a share of the elements: ``DataPipeline(shards, split_by_node, ...)``.
 
     ``share`` tells which share of the elements a process takes, and how many shares there are. All processes
     must see the same elements in the same order. Called with an iterable, the stage yields this process's
@@ -37,11 +37,6 @@ class SplitStage(Filter):
     name: str
     share: Callable[[Context], tuple[int, int]]
     divides_among: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
-
-    __repr__ = __reduce__ = __str__  # there is one of each
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _Share(source, *self.share(context))
@@ -69,11 +64,8 @@ def _everything(context: Context) -> tuple[int, int]:
     return 0, 1
 
 
-class NonEmpty(Filter):
-    def __str__(self) -> str:
-        return "non_empty"
-
-    __repr__ = __reduce__ = __str__
+class NonEmpty(SingletonStage):
+    name = "non_empty"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _NonEmpty(source, context)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_note, arguments, changed
+from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import Read, ShardReader, ShardStream, file_of, options_of
 from mpwds.pipeline.splitting import url_of
@@ -142,16 +143,10 @@ class TarSamples(ShardReader):
         return Description(f"the sample at offset {offset} of {url}", url, offset=offset)
 
 
-class TarfileSamples(TarSamples):
+class TarfileSamples(SingletonStage, TarSamples):
     """``tarfile_samples``: the stage that ``tarfile_to_samples()`` makes, used without a call."""
 
-    def __str__(self) -> str:
-        return "tarfile_samples"
-
-    __repr__ = __str__
-
-    def __reduce__(self) -> str:
-        return "tarfile_samples"  # there is one
+    name = "tarfile_samples"
 
     def __call__(
         self,
