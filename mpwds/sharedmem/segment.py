@@ -1,6 +1,6 @@
 """Nameless shared memory: a file descriptor that other processes can be sent and map.
 
-Each function raises ``SharedMemoryError`` where the system has no memory, descriptor or address space left.
+``SharedMemoryError`` says that the system has no memory, descriptor or address space left.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ Mapping = TypeVar("Mapping", bound=mmap.mmap)
 def create(nbytes: int) -> int:
     """A new segment of ``nbytes`` bytes, which takes no memory until :func:`commit`.
 
-    It is a ``memfd`` or, where the system has none, POSIX shared memory whose name is removed at once.
-    Without a name, nothing is left behind when the last process that holds it ends. The size of ``/dev/shm``
-    does not limit a ``memfd``.
-
     Returns:
-        A file descriptor, closed on exec; the caller closes it.
+        The descriptor of :func:`open_nameless`.
     """
     descriptor = -1
     try:
-        descriptor = _open_nameless()
+        descriptor = open_nameless()
         os.ftruncate(descriptor, nbytes)
     except OSError as error:
         if descriptor >= 0:
@@ -84,17 +80,28 @@ def available_nbytes() -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _open_nameless() -> int:
+def open_nameless(label: str = "mpwds") -> int:
+    """A new file in memory, which is gone when the last process that holds it ends.
+
+    It is a ``memfd`` or, where the system has none, POSIX shared memory whose name is removed at once. The
+    size of ``/dev/shm`` does not limit a ``memfd``. ``label`` is in what ``/proc/self/fd`` shows of it.
+
+    Returns:
+        A file descriptor, closed on exec; the caller closes it.
+
+    Raises:
+        OSError: The system refuses it.
+    """
     if hasattr(os, "memfd_create"):
         try:
-            return os.memfd_create("mpwds", os.MFD_CLOEXEC)
+            return os.memfd_create(label, os.MFD_CLOEXEC)
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
     import _posixshmem
     import secrets
 
-    name = f"/mpwds-{os.getpid()}-{secrets.token_hex(8)}"
+    name = f"/{label}-{os.getpid()}-{secrets.token_hex(8)}"
     descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
     _posixshmem.shm_unlink(name)
     return descriptor

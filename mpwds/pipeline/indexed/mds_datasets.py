@@ -22,6 +22,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
 from mpwds.pipeline.indexed.source import IndexedSamples, Numbers, Order, Shuffling
 from mpwds.pipeline.stream import Stream
+from mpwds.sharedmem.segment import open_nameless
 from mpwds.storage.indexed.shards import IndexedShards
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
@@ -347,7 +348,7 @@ def _open(path: str) -> int:
     with contextlib.suppress(OSError):
         if _NAME in os.readlink(path):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    return os.memfd_create(_NAME)
+    return open_nameless(_NAME)
 
 
 class StreamingDataset(PartitionedDataset):

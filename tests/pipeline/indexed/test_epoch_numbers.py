@@ -62,6 +62,11 @@ def test_a_later_epoch_has_another_number(epochs, numbers):
     assert counter.begun(0) == numbers[-1] + 1
 
 
+def test_epochs_are_numbered_where_the_system_has_no_memfd(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    assert found(SharedEpochCounter(), epoch(7), epoch(7, iteration=1)) == [0, 1]
+
+
 def test_a_process_that_asks_again_finds_the_same_number():
     numbers = SharedEpochCounter()
     assert [numbers.number_of(epoch(7, iteration)) for iteration in (0, 1, 0)] == [0, 1, 0]
