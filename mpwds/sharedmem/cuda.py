@@ -98,7 +98,7 @@ class Runtime:
         return CopyStream(device)
 
     def _forget_error(self) -> None:
-        """Clears the error that a direct CUDA call left behind.
+        """Clears the error that a direct CUDA call left.
 
         CUDA keeps the error, and the next kernel launch would report it. When one of torch's own calls fails,
         torch clears the kept error before it raises, so this makes one fail.

@@ -305,7 +305,7 @@ class ResumableIterator(Iterator[Any]):
 
 
 class _Opened(NamedTuple):
-    """Shards, how their source prints, the stages behind them, and what the source chose, if it did."""
+    """Shards, how their source prints, the stages after them, and what the source chose, if it did."""
 
     shards: IndexedShards
     called: str

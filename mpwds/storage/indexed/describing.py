@@ -207,7 +207,7 @@ def write_description(
 
 
 def summarize(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """What ``mpwds index info`` shows of a description, with the shards that it refers to.
+    """The figures of a description, with the shards that it refers to, as ``mpwds index info`` shows them.
 
     ``bytes`` counts shards whose size is known. Raises as ``load_description``.
     """

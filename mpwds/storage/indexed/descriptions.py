@@ -121,7 +121,7 @@ class _Part:
 
 
 class Description:
-    """What :func:`load_description` returns. The URLs of shards are checked, and joined when they are needed.
+    """A description that was read. The URLs of its shards are checked at once, and joined when needed.
 
     Attributes:
         contents: What the file and ``options`` hold.
@@ -237,7 +237,7 @@ class Description:
 
 
 def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """What a description, and the reference to it, say for its shards."""
+    """Name and weight that a description, or else the reference to it, gives its shards."""
     own = {
         "name": contents.get("name", reference.get("name")),
         "weight": reference.get("weight", contents.get("weight")),

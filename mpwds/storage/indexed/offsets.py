@@ -254,7 +254,7 @@ def _little_endian(numbers: array[int]) -> array[int]:
 
 
 def to_text(offsets: Offsets, size: int) -> str:
-    """Where the samples begin, as a description carries it, for a shard of ``size`` bytes.
+    """The starts of samples as text for a description, of a shard of ``size`` bytes.
 
     Base64 of zlib of the size (int64) and the differences between starts (uint32), all little-endian.
     """

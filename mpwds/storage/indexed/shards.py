@@ -1,4 +1,4 @@
-"""What any kind of indexed shards offers: their samples, by number."""
+"""Indexed shards: the protocol of any kind, and a base that keeps few of them open."""
 
 from __future__ import annotations
 

@@ -171,16 +171,16 @@ class TarShards(OpenShards):
         return sample
 
     def _found(self, shard: int, index: int, small: Any, large: Any) -> dict[str, Any]:
-        """What :meth:`members` returns, found by the members' headers."""
+        """The result of :meth:`members`, found by the members' headers."""
         file, starts, *_, blank = self._opened(shard)
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
-        block = file.read(stop - start + BLOCK, start)  # with the header behind it
+        block = file.read(stop - start + BLOCK, start)  # with the header after it
         found = find_members(block[: stop - start], start, file)
         is_sample = bool(found) and found[-1][2] + found[-1][3] <= stop
         if is_sample:
-            behind = find_members(block[stop - start :], stop, file)
+            following = find_members(block[stop - start :], stop, file)
             keys = {split_name(name)[0] for name, *_ in found} - {""}
-            is_sample = len(keys) == 1 and keys.isdisjoint(split_name(name)[0] for name, *_ in behind)
+            is_sample = len(keys) == 1 and keys.isdisjoint(split_name(name)[0] for name, *_ in following)
         if not is_sample:
             raise ShardError(
                 f"the offsets of {file.url} are of another shard: at {start}, there is no sample of "

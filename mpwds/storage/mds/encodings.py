@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a column's values become bytes, and values again.
+    """The conversion of a column's values to bytes, and back.
 
     Attributes:
         name: As in an index: ``"int"``, ``"ndarray:float32:3,4"``.

@@ -1,4 +1,4 @@
-"""Where an MDS dataset is, and the folder in which it is read."""
+"""The place of an MDS dataset, and the folder in which it is read."""
 
 from __future__ import annotations
 

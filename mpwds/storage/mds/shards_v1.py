@@ -28,7 +28,7 @@ _INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Index:
-    """What the index says.
+    """A parsed index.
 
     Attributes:
         samples_per_shard: Number of samples in each shard.
@@ -43,7 +43,7 @@ class Index:
     fields: tuple[str, ...]
 
     def offsets(self, shard: int) -> npt.NDArray[np.int64]:
-        """Where each sample of a shard begins, and where the last one ends, if the samples' sizes differ."""
+        """The starts of a shard's samples, and the end of the last one. The samples' sizes must differ."""
         assert not isinstance(self.sample_sizes, int)
         first = int(self.samples_per_shard[:shard].sum())
         sizes = self.sample_sizes[first : first + int(self.samples_per_shard[shard])]

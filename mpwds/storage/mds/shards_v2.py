@@ -28,7 +28,7 @@ Columns = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """What the index says about a shard."""
+    """A shard as the index describes it."""
 
     files: ShardFiles
     samples: int
@@ -127,7 +127,7 @@ def dump_index(shards: Sequence[Mapping[str, Any]]) -> bytes:
 def describe_columns(
     columns: Columns, compression: str | None, hashes: Sequence[str], size_limit: int | None
 ) -> dict[str, Any]:
-    """What index and shard say about all shards of a writer."""
+    """The part of an index entry, and of a shard's head, that is the same for all shards of a writer."""
     return {
         "version": VERSION,
         "format": "mds",

@@ -169,7 +169,7 @@ def changed(name: str, position: int | None, difference: str) -> StreamError:
 
 
 class Resource(Protocol):
-    """What a URL names at a server. ``name`` is for messages, without credentials."""
+    """A file or object at a server. ``name`` is for messages, without credentials."""
 
     name: str
 
