@@ -71,8 +71,8 @@ def open_cloud(
     ``close``. ``discard``, and a ``with`` block that raises, send nothing.
 
     obstore does not work in a fork of a process that used cloud storage (a worker of
-    ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here, and
-    writing is an error.
+    ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here;
+    writing and ranges (``stop``) are errors.
 
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
@@ -88,7 +88,14 @@ def open_cloud(
     shown = without_credentials(url)
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
-        return _open_by_fresh_interpreter(url, shown, mode, bufsize, offset, config)
+        if mode[0] == "r" and stop is None:
+            return _open_by_fresh_interpreter(url, shown, bufsize, offset, config)
+        raise StreamError(
+            f"{shown}: cannot be {'read by ranges' if mode[0] == 'r' else 'written'} in this process: it was "
+            "forked from one that used cloud storage, and the library's threads do not survive that; start "
+            "processes with 'spawn'",
+            shown,
+        )
     retries = retries or Retries()
     source = _CloudObject(url, shown, config, min(timeout_s, retries.within_s), stop)
     return open_resource(source, mode, bufsize, offset, stop, retries)
@@ -189,21 +196,15 @@ def copy_to_output() -> None:
 
 
 def _open_by_fresh_interpreter(
-    url: str, shown: str, mode: str, bufsize: int, offset: int, config: Mapping[str, Any] | None
+    url: str, shown: str, bufsize: int, offset: int, config: Mapping[str, Any] | None
 ) -> BinaryIO:
-    if mode[0] != "r":
-        raise StreamError(
-            f"{shown}: cannot be written in this process: it was forked from one that used cloud storage, "
-            "and the library's threads do not survive that; start processes with 'spawn'",
-            shown,
-        )
     program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
     environment = {
         _CONFIG_VARIABLE: json.dumps(dict(config or {})),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     arguments = [sys.executable, "-c", program, url, str(offset)]
-    return open_command(arguments, shown, mode, bufsize, environment, detects_truncation=True)
+    return open_command(arguments, shown, "rb", bufsize, environment, detects_truncation=True)
 
 
 def _obstore() -> Any:

@@ -10,7 +10,7 @@ import pytest
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams import cloud
 from mpwds.storage.streams.cloud import profile_settings
-from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.gopen import gopen, open_at, open_range
 from mpwds.storage.streams.resuming import Retries
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -222,10 +222,13 @@ def read_in_child(stream, answers):
         answers.put(str(error))
     with open_at("s3://bucket/a/x.tar", 1000) as own:
         answers.put(own.read() == CONTENT[1000:])
-    for url, mode in (("s3://bucket/no.tar", "rb"), ("s3://bucket/new.tar", "wb")):
+    for fail in (
+        lambda: gopen("s3://bucket/no.tar").read(),
+        lambda: gopen("s3://bucket/new.tar", "wb"),
+        lambda: open_range("s3://bucket/a/x.tar", 0, 100),
+    ):
         try:
-            with gopen(url, mode) as stream:
-                stream.read()
+            fail()
         except StreamError as error:
             answers.put(str(error))
 
@@ -242,4 +245,5 @@ def test_a_fork_reads_by_a_fresh_interpreter_for_the_library_would_hang():
         assert answers.get() is True
         assert "there is no such object" in answers.get()
         assert "cannot be written in this process" in answers.get()
+        assert "cannot be read by ranges in this process" in answers.get()
         assert stream.read() == CONTENT[1:]
