@@ -55,6 +55,7 @@ from mpwds.errors import SecurityError as SecurityError
 from mpwds.errors import ServerLost as ServerLost
 from mpwds.errors import ShardError as ShardError
 from mpwds.errors import SharedMemoryError as SharedMemoryError
+from mpwds.errors import SharedRandomError as SharedRandomError
 from mpwds.errors import SpecError as SpecError
 from mpwds.errors import StreamError as StreamError
 from mpwds.errors import StreamNotFound as StreamNotFound

@@ -144,6 +144,10 @@ class QuarantineFull(MpwdsError, RuntimeError):
         self.seen = seen
 
 
+class SharedRandomError(MpwdsError, RuntimeError):
+    """A function whose calls overlap in threads draws from a random generator that all threads share."""
+
+
 class SpecError(MpwdsError, ValueError):
     """A dataset specification is invalid. The message gives file, line and key.
 

@@ -57,8 +57,8 @@ FURTHER_NAMES = {
     "mpwds.compat.tensorcom.zcom": "Connection",
     "mpwds.compat.dataset": "Dataset Processor all_urls worker_urls",
     "mpwds.errors": (
-        "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SpecError "
-        "StreamError StreamNotFound TenbinError WorkerTraceback"
+        "EnvelopeError EvenEpochError QuarantineFull SecurityError SharedMemoryError SharedRandomError "
+        "SpecError StreamError StreamNotFound TenbinError WorkerTraceback"
     ),
     "mpwds.stats.measures": "StageStats WorkerStats",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",

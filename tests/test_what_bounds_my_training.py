@@ -59,7 +59,7 @@ def top_stage(names):
 
 
 def test_there_is_a_program_for_each_case():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 def test_the_first_program_finds_decoding(folder):
@@ -72,6 +72,11 @@ def test_storage_is_found(folder):
     names, output = run(block_with("pipe:sleep"), folder)
     assert top_stage(names).storage
     assert "storage: WebDataset" in output
+
+
+def test_the_function_that_waits(folder):
+    names, _ = run(block_with("def fetch"), folder)
+    assert sum(map(len, names["dataset"])) == 400
 
 
 def test_a_training_step_that_is_the_bound_is_found(folder):

@@ -589,7 +589,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._statistics.watch)
-        same_order = (loader.in_order and not takes_any_order(loader.dataset)) or loader.workers < 2
+        same_order = (loader.in_order or loader.workers < 2) and not takes_any_order(loader.dataset)
         return StagesStream(self._starter(context), context.epoch, same_order)
 
     def compose(self, *stages: Any) -> LoaderPipeline:
@@ -658,7 +658,9 @@ class LoaderSource:
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         from mpwds.loader.stages import LoaderStream
 
-        return LoaderStream(lambda progress: self._loader._iterate_workers(context.epoch, progress))
+        loader = self._loader
+        remakes = not takes_any_order(loader.dataset)
+        return LoaderStream(lambda progress: loader._iterate_workers(context.epoch, progress), remakes)
 
 
 def make_copy(

@@ -86,11 +86,15 @@ class LoaderStream:
     """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
 
     Batches can be fetched only while a state is loaded, and only those that the state names as held: each
-    worker begins at the earliest of its own.
+    worker begins at the earliest of its own. Workers whose elements come in any order cannot make a batch
+    again: without ``remakes``, a state that names one is refused.
     """
 
-    def __init__(self, iterate: Callable[[EpochProgress | None], EpochIterator]) -> None:
+    def __init__(
+        self, iterate: Callable[[EpochProgress | None], EpochIterator], remakes: bool = True
+    ) -> None:
         self._iterate = iterate
+        self._remakes = remakes
         self._held: Counter[Batch] = Counter()  # how often each batch will be fetched
         self._remade: dict[Batch, Any] = {}
         self._begin(None)
@@ -127,6 +131,8 @@ class LoaderStream:
         loaded = state["loaded"]
         progress = EpochProgress.from_dict(loaded)
         self._held = Counter({(worker, number): count for worker, number, count in loaded.get("held", ())})
+        if self._held and not self._remakes:
+            raise LookupError("stages hold batches of workers whose elements come in any order")
         for worker, number in self._held:
             progress.workers[worker].received = min(progress.workers[worker].received, number)
         self._remade = {}

@@ -152,6 +152,12 @@ def check_function(stage: str, function: object, expected: str = "a function") -
         raise TypeError(f"{stage}: expected {expected}, got {shown(function)}")
 
 
+def is_async(function: object) -> bool:
+    """True for an ``async def`` function, and an object whose ``__call__`` is one."""
+    called = getattr(function, "__call__", None)  # noqa: B004  # not whether it is callable
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
 def _argument(value: object) -> str:
     if isinstance(value, functools.partial):
         value = value.func

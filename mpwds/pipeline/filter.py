@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
+from mpwds.errors import SharedRandomError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments_of, check_function, explain
+from mpwds.pipeline.error_context import arguments_of, check_function, check_whole, explain, is_async
 from mpwds.pipeline.handlers import CountingHandler, Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterable_sources import IteratorStream, iter_elements
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -93,7 +94,7 @@ class SingletonStage(Filter):
 class DataclassStage(Filter):
     """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
 
-    Fields ``handler`` and ``function``, if there are such, must be callable.
+    Fields ``handler`` and ``function``, if there are such, must be callable, and ``threads`` at least 1.
     """
 
     called: ClassVar[str]
@@ -105,6 +106,7 @@ class DataclassStage(Filter):
     def __post_init__(self) -> None:
         check_handler(self.called, vars(self).get("handler", reraise_exception))
         check_function(self.called, vars(self).get("function", callable))
+        check_whole(self.called, "threads", vars(self).get("threads", 1), least=1)
 
     def __str__(self) -> str:
         return f"{self.called}({arguments_of(self)})"
@@ -124,13 +126,28 @@ class MapStage(DataclassStage):
     draws: ClassVar[bool] = True  # whether the function may draw random numbers, as a user's may
     takes: ClassVar[type] = object  # the class of the elements
     keeps_key: ClassVar[bool] = False  # whether a dict without ``__key__`` gets that of its sample
+    threads: int = 1  # how many elements are held while calls for them overlap
+    in_order: bool = True
     apply: Callable[[Any], Any]
+
+    @property
+    def takes_any_order(self) -> bool:
+        return not self.in_order
 
     def prepared(self) -> Callable[[Any], Any]:
         return self.apply
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return MapStream(source, self, self.prepared(), seeded(context) if self.draws else None)
+        return self.mapped(source, self.prepared(), seeded(context) if self.draws else None)
+
+    def mapped(self, source: Stream[Any], function: Callable[[Any], Any], call: Call | None) -> MapStream:
+        """The stream of ``function(element)``, called by ``call`` if it may draw random numbers."""
+        if self.threads > 1 or is_async(function):
+            from mpwds.pipeline.overlap import Overlapped
+
+            source = ahead = Overlapped(source, function, call, self.threads, self.in_order)
+            call = ahead.call
+        return MapStream(source, self, function, call)
 
 
 class OneToOneStage(MapStage):
@@ -169,8 +186,8 @@ class ErrorHandlingStream(WrappedStream[Any]):
 
     def _decide(self, error: Exception) -> None:
         try:
-            if self._handler is reraise_exception or isinstance(error, ImportError):
-                raise error  # a missing package is not the element's fault
+            if self._handler is reraise_exception or isinstance(error, (ImportError, SharedRandomError)):
+                raise error  # it is not the element's fault
             if not self._handler(error):
                 self._stop()
                 raise StopIteration

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from mpwds.errors import SharedRandomError
 from mpwds.imports import after_import
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import Address
@@ -75,6 +76,34 @@ def seeded(context: Context) -> Call:
 def unseeded(function: Callable[[A], R], address: Address, argument: A) -> R:
     """The call without seeding, for functions that draw no random numbers."""
     return function(argument)
+
+
+def without_draws(function: Callable[[A], R]) -> Callable[[A], R]:
+    """``function``; a ``SharedRandomError`` if it draws from the process's random generators."""
+
+    def call(argument: A) -> R:
+        before = _comparable_states()
+        result = function(argument)
+        after = _comparable_states()
+        if any(after[generator] != state for generator, state in before.items()):
+            raise SharedRandomError(
+                "the function draws from random, numpy.random or torch, whose generators all threads share, "
+                "so its numbers would differ from run to run: draw in a stage without threads before or "
+                "after this one, or from a generator of the function's own"
+            )
+        return result
+
+    return call
+
+
+def _comparable_states() -> dict[Callable[[Any], object], Any]:
+    return {set_state: _comparable(state) for set_state, state in generator_states()}
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, tuple):
+        return tuple(map(_comparable, state))
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def seed_generators(seed: int) -> None:

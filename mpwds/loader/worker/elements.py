@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import arguments
@@ -130,9 +131,16 @@ class WorkerIterator(Iterator[Any]):
         self._elements: Iterator[Any]
         state = None if position.state is None else unpack_state(position.state)
         self._due = time.monotonic() + STATE_EVERY_S
-        self._exactly = False
+        self._exactly = self._each = False
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream = dataset.stream(context)
+            # Where results come in any order, only a state right after an element tells which came before.
+            self._each = takes_any_order(dataset)
+            if self._each and position.at < position.first:
+                raise ValueError(
+                    f"this epoch cannot be continued: elements come in any order, and the state of worker "
+                    f"{self._worker} is {position.first - position.at} batches old. Begin the epoch again"
+                )
             if dataset.non_resumable_part is None:
                 self._stream = stream
                 if state is not None:
@@ -158,7 +166,7 @@ class WorkerIterator(Iterator[Any]):
 
     def state(self, now: float) -> bytes | str | None:
         """The packed state after the last element, if it is due at ``now``; once, why there is none."""
-        if now < self._due or self._stream is None:
+        if self._stream is None or (now < self._due and not (self._each and self._due < math.inf)):
             return None
         try:
             packed = pack_state(self._stream.state_dict(), exactly=self._exactly)

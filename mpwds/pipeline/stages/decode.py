@@ -13,7 +13,7 @@ from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
 from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, unpickle_loads
-from mpwds.pipeline.filter import MapStream, OneToOneStage
+from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Stream
@@ -30,6 +30,8 @@ def decode(
     handler: Handler = reraise_exception,
     allow_pickle: bool = False,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    threads: int = 1,
+    in_order: bool = True,
 ) -> Decode:
     """Stage that decodes the fields of dict samples by their extensions.
 
@@ -47,6 +49,8 @@ def decode(
             author of the shards can then run any code here. Without it such fields are an error.
         max_decompressed_bytes: The most bytes that a ``.gz`` or ``.npz`` field may decompress to: 512 MiB by
             default.
+        threads: Samples that are decoded at a time; it and ``in_order`` are as for :func:`mpwds.map`.
+        in_order: Whether samples keep their order.
 
     ===================================  ================================================================
     ``l8 rgb8 rgba8``                    uint8 array of shape (H, W), (H, W, 3), (H, W, 4)
@@ -69,7 +73,8 @@ def decode(
         [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
     """
     lists = (as_tuple(pre), as_tuple(post), as_tuple(only))
-    return Decode(handlers, *lists, partial, handler, allow_pickle, max_decompressed_bytes)
+    limits = (allow_pickle, max_decompressed_bytes)
+    return Decode(handlers, *lists, partial, handler, *limits, threads, in_order)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ class Decode(OneToOneStage, called="decode"):
     handler: Handler = reraise_exception
     allow_pickle: bool = False
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    threads: int = 1
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +99,7 @@ class Decode(OneToOneStage, called="decode"):
         if context.worker:
             decoder.loads.untold.clear()  # the first worker warns for all
         # The built-in handlers draw no random numbers.
-        return MapStream(source, self, decoder, None if decoder.takes_views else seeded(context))
+        return self.mapped(source, decoder, None if decoder.takes_views else seeded(context))
 
     def _decoder(self) -> Decoder:
         return Decoder(

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed, check_function
-from mpwds.pipeline.filter import MapStream, OneToOneStage
+from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stream import Stream
@@ -435,7 +435,7 @@ class Associate(OneToOneStage, called="associate"):
         return f"associate({arguments(associator, **changed(self, 'handler'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return MapStream(source, self, self.apply, seeded(context) if callable(self.associator) else None)
+        return self.mapped(source, self.apply, seeded(context) if callable(self.associator) else None)
 
     def apply(self, sample: Any) -> dict[str, Any]:
         key = getfirst(sample, "__key__")

@@ -13,7 +13,13 @@ from mpwds.suggestions import suggest_arguments
 
 
 @suggest_arguments
-def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
+def map(
+    f: Callable[[Any], Any],
+    handler: Handler = reraise_exception,
+    *,
+    threads: int = 1,
+    in_order: bool = True,
+) -> Map:
     """Stage that yields ``f(element)`` for each element.
 
     Args:
@@ -21,6 +27,16 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
             ``__key__`` from a dict sample, the dict gets the sample's ``__key__``. In one epoch, ``f`` draws
             the same random numbers each time it gets the same element.
         handler: Called when ``f`` raises an exception; the default raises it.
+        threads: Calls of ``f`` that overlap, in threads of each worker, while as many elements are held. For
+            functions that wait (for a network, a disk) or release the interpreter lock. If ``f`` is an
+            ``async def`` function, its calls overlap in one thread.
+        in_order: Whether results keep the order of the elements. Otherwise the first result is next, and a
+            loader takes batches as they come.
+
+    Raises:
+        ValueError: ``threads`` is below 1.
+        SharedRandomError: While iterating, ``f`` draws from ``random``, ``numpy.random`` or torch in threads,
+            which share these generators. Only the first call is checked, which is made alone.
 
     Source:
         ``webdataset.filters.map``.
@@ -29,16 +45,23 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Map:
         >>> list(map(lambda n: n * n if n else None)(range(4)))
         [1, 4, 9]
     """
-    return Map(f, handler)
+    return Map(f, handler, threads, in_order)
 
 
 @suggest_arguments
-def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> MapTuple:
+def map_tuple(
+    *functions: Callable[[Any], Any] | None,
+    handler: Handler = reraise_exception,
+    threads: int = 1,
+    in_order: bool = True,
+) -> MapTuple:
     """Stage that applies a function to each field of tuple samples.
 
     Args:
         functions: One for each field. ``None``, or no function, leaves a field unchanged.
         handler: Called when a function raises an exception; the default raises it.
+        threads: Samples for which calls overlap; it and ``in_order`` are as for :func:`map`.
+        in_order: Whether results keep the order of the samples.
 
     Raises:
         TypeError: While iterating, a sample is not a tuple.
@@ -51,7 +74,7 @@ def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = rerais
         >>> list(map_tuple(None, int)([("a", "7", "x")]))
         [('a', 7, 'x')]
     """
-    return MapTuple(functions, handler)
+    return MapTuple(functions, handler, threads, in_order)
 
 
 def transform_with(
@@ -87,6 +110,8 @@ class Map(MapStage, called="map"):
     keeps_key = True
     function: Callable[[Any], Any]
     handler: Handler = reraise_exception
+    threads: int = 1
+    in_order: bool = True
 
     def prepared(self) -> Callable[[Any], Any]:
         return self.function
@@ -96,6 +121,8 @@ class Map(MapStage, called="map"):
 class MapTuple(OneToOneStage, called="map_tuple"):
     functions: tuple[Callable[[Any], Any] | None, ...]
     handler: Handler = reraise_exception
+    threads: int = 1
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
