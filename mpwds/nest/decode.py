@@ -80,7 +80,7 @@ def unflatten(structure: Structure, arrays: Sequence[Any], *, allow_pickle: bool
     """
     remaining = iter(arrays)
     try:
-        batch = _from_node(structure, remaining, allow_pickle, 0)
+        (batch,) = _from_nodes([structure], remaining, allow_pickle, 0)
     except StopIteration:
         raise EnvelopeError("the structure has more arrays than came with it") from None
     if next(remaining, END) is not END:
@@ -123,20 +123,41 @@ def unpack(data: Buffer, *, trusted: bool = False) -> dict[str, Any]:
     return opened
 
 
-def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
-    """The item of a node that lies ``depth`` containers deep. Its arrays are taken from ``arrays``.
+def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> list[Any]:
+    """The items of nodes that lie ``depth`` containers deep. Their arrays are taken from ``arrays``.
 
     Raises StopIteration if there are too few.
     """
-    if type(node) is not list:
+    if type(nodes) is not list:
+        raise _malformed("it has a container without a list")
+    if depth > MAX_DEPTH:
+        raise _malformed(f"it is nested more than {MAX_DEPTH} levels deep")
+    items: list[Any] = []
+    for node in nodes:
         if type(node) in PLAIN_OR_INT:
-            return node
-        raise _malformed(f"it has a {type(node).__qualname__}")
-    tag = node[0] if node and type(node[0]) is int else -1
-    if _LENGTHS.get(tag) != len(node):
-        raise _malformed("it has a node that mpwds does not know")
-    if tag == ARRAY:
-        return next(arrays)
+            items.append(node)
+            continue
+        if type(node) is not list:
+            raise _malformed(f"it has a {type(node).__qualname__}")
+        tag = node[0] if node and type(node[0]) is int else -1
+        if _LENGTHS.get(tag) != len(node):
+            raise _malformed("it has a node that mpwds does not know")
+        if tag == ARRAY:
+            items.append(next(arrays))
+        elif tag in (PLAIN_LIST, PLAIN_TUPLE):
+            content = node[1]
+            if type(content) is not list or not set(map(type, content)) <= PLAIN_OR_INT:
+                raise _malformed("it has a plain list of other things")
+            items.append(content.copy() if tag == PLAIN_LIST else tuple(content))
+        elif tag == DICT:
+            items.append(_dict(node, arrays, allow_pickle, depth + 1))
+        else:
+            items.append(_from_node(tag, node, arrays, allow_pickle, depth + 1))
+    return items
+
+
+def _from_node(tag: int, node: list[Any], arrays: Iterator[Any], allow_pickle: bool, depth: int) -> Any:
+    """The item of a node that is no array, plain list or dict; its content lies ``depth`` containers deep."""
     if tag == SCALAR:
         array = next(arrays)
         if len(array.shape):
@@ -147,12 +168,6 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
         return tuple(_from_nodes(content, arrays, allow_pickle, depth))
     if tag == LIST:
         return _from_nodes(content, arrays, allow_pickle, depth)
-    if tag == DICT:
-        return _dict(node, arrays, allow_pickle, depth)
-    if tag in (PLAIN_LIST, PLAIN_TUPLE):
-        if type(content) is not list or not set(map(type, content)) <= PLAIN_OR_INT:
-            raise _malformed("it has a plain list of other things")
-        return content.copy() if tag == PLAIN_LIST else tuple(content)
     if tag in (NAMEDTUPLE, DATACLASS):
         return _instance(node, arrays, allow_pickle, depth)
     if tag == ORDERED_DICT:
@@ -175,23 +190,6 @@ def _from_node(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int)
     if not allow_pickle:
         raise TypeError(_IS_PICKLED.format("value"))
     return _unpickle(content)
-
-
-def _from_nodes(nodes: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> list[Any]:
-    if type(nodes) is not list:
-        raise _malformed("it has a container without a list")
-    if depth >= MAX_DEPTH:
-        raise _malformed(f"it is nested more than {MAX_DEPTH} levels deep")
-    depth += 1
-    items: list[Any] = []
-    for node in nodes:
-        if type(node) in PLAIN_OR_INT:
-            items.append(node)
-        elif node == [ARRAY] and type(node[0]) is int:  # most are: without a call
-            items.append(next(arrays))
-        else:
-            items.append(_from_node(node, arrays, allow_pickle, depth))
-    return items
 
 
 def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> dict[Any, Any]:

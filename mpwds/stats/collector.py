@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Since = Literal["epoch", "start"]
 
-_WAITED, _RECEIVED, _ELSEWHERE, _STAGES = range(4)
+WAITED, RECEIVED, _ELSEWHERE, _STAGES = range(4)
+"""What a consumer does: waits for a batch, receives one, does its own work, or runs stages after a loader."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,17 @@ class ConsumerTimer:
         self._batches = self._samples = self._nbytes = 0
         self._running = True
 
-    def asked(self) -> None:
-        """``next()`` begins."""
-        self._now(_WAITED)
-
-    def arrived(self) -> None:
-        """The data of a batch is here."""
-        self._now(_RECEIVED)
+    def enter(self, doing: int) -> None:
+        """The time from now on is ``WAITED`` (``next()`` begins) or ``RECEIVED`` (a batch's data is here)."""
+        if not self._running:
+            return
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self._doing] += now_ns - self._since_ns
+        self._since_ns, self._doing = now_ns, doing
 
     def delivered(self, samples: int, nbytes: int) -> None:
         """``next()`` returns a batch."""
-        self._now(self._outside)
+        self.enter(self._outside)
         self._samples += samples
         self._nbytes += nbytes
         if self._batches == 0:
@@ -86,24 +87,24 @@ class ConsumerTimer:
 
     def left(self) -> None:
         """``next()`` ends without a batch."""
-        self._now(self._outside)
+        self.enter(self._outside)
 
     def stages_began(self) -> None:
         """The stages after the loader begin to make an element, and may ask for batches."""
         self._stages_before_ns = self._spent_ns[_STAGES]
         self._outside = _STAGES
-        self._now(_STAGES)
+        self.enter(_STAGES)
 
     def stages_ended(self, weight: float) -> None:
         """The stages have made an element, which stands for ``weight`` elements, or have ended."""
         self._outside = _ELSEWHERE
-        self._now(_ELSEWHERE)
+        self.enter(_ELSEWHERE)
         timed_ns = max(0, self._spent_ns[_STAGES] - self._stages_before_ns)
         self._untimed_stages_ns += round(timed_ns * (weight - 1))
 
     def end(self) -> None:
         """The epoch is over: the clock stops."""
-        self._now(_ELSEWHERE)
+        self.enter(_ELSEWHERE)
         if self._running and self._batches and not sys.is_finalizing():  # then there is no open()
             self._used_last = _used_s()
         self._running = False
@@ -119,8 +120,8 @@ class ConsumerTimer:
         busy_s, cpu_s = _used_s() if self._running else self._used_last
         return ConsumerSnapshot(
             first_batch_s=first_ns / 1e9,
-            waited_s=spent_ns[_WAITED] / 1e9,
-            received_s=spent_ns[_RECEIVED] / 1e9,
+            waited_s=spent_ns[WAITED] / 1e9,
+            received_s=spent_ns[RECEIVED] / 1e9,
             elsewhere_s=(spent_ns[_ELSEWHERE] - untimed_ns) / 1e9,
             stages_s=(spent_ns[_STAGES] + untimed_ns) / 1e9,
             batches=self._batches,
@@ -132,13 +133,6 @@ class ConsumerTimer:
             busy_s=busy_s - self._used_first[0],
             cpu_s=cpu_s - self._used_first[1],
         )
-
-    def _now(self, doing: int) -> None:
-        if not self._running:
-            return
-        now_ns = time.monotonic_ns()
-        self._spent_ns[self._doing] += now_ns - self._since_ns
-        self._since_ns, self._doing = now_ns, doing
 
 
 def _used_s() -> tuple[float, float]:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-from mpwds.stats.collector import ConsumerTimer
+from mpwds.stats.collector import WAITED, ConsumerTimer
 
 _REDRAW_TERMINAL_S = 0.25
 _REDRAW_FILE_S = 10.0
@@ -38,9 +38,9 @@ class ShownTimer(ConsumerTimer):
         self._next_ns = 0
         self._redraw_ns = int((_REDRAW_TERMINAL_S if sys.stderr.isatty() else _REDRAW_FILE_S) * 1e9)
 
-    def asked(self) -> None:
-        super().asked()
-        if self._bar is None:
+    def enter(self, doing: int) -> None:
+        super().enter(doing)
+        if doing == WAITED and self._bar is None:
             self._bar = _open_bar(self._loader())
             self._next_ns = self._since_ns + self._redraw_ns
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpwds.stats import collector
-from mpwds.stats.collector import ConsumerTimer
+from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def epoch(clock, weight=1.0):
     """Two batches: the first after 5 s, the second with 3 s of waiting, 1 of receiving; 2 s in stages."""
     timer = ConsumerTimer()
     steps = [
-        (1, timer.asked),
-        (3, timer.arrived),
+        (1, lambda: timer.enter(WAITED)),
+        (3, lambda: timer.enter(RECEIVED)),
         (1, lambda: timer.delivered(8, 800)),
-        (2, timer.asked),
-        (3, timer.arrived),
+        (2, lambda: timer.enter(WAITED)),
+        (3, lambda: timer.enter(RECEIVED)),
         (1, lambda: timer.delivered(4, 400)),
         (1, timer.stages_began),
         (2, lambda: timer.stages_ended(weight)),
@@ -48,7 +48,7 @@ def test_time_goes_to_what_the_trainer_did(clock, weight, elsewhere_s, stages_s)
     clock.s += 1
     timer.end()
     clock.s += 50  # after the end
-    timer.asked()
+    timer.enter(WAITED)
     found = timer.read()
     assert (found.first_batch_s, found.waited_s, found.received_s) == (5, 3, 1)
     assert (found.elsewhere_s, found.stages_s) == (elsewhere_s, stages_s)
@@ -60,11 +60,11 @@ def test_time_goes_to_what_the_trainer_did(clock, weight, elsewhere_s, stages_s)
 def test_the_clock_of_an_epoch_that_runs_tells_the_time_so_far(clock):
     timer = ConsumerTimer()
     clock.s += 2
-    timer.asked()
+    timer.enter(WAITED)
     clock.s += 4
     assert timer.read() == collector.ConsumerSnapshot(first_batch_s=6)
     timer = epoch(clock)
-    timer.asked()
+    timer.enter(WAITED)
     clock.s += 7
     assert (timer.read().waited_s, timer.read().elsewhere_s, timer.read().busy_s) == (3 + 7, 3, 32)
 

@@ -35,7 +35,7 @@ from mpwds.pipeline.filter import attribute, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
-from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
+from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer, Since, StatsCollector
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from mpwds.trees import parts
 
@@ -190,7 +190,7 @@ class TaskEpoch(EpochIterator):
         self._turns.remove(worker)
         if fields["kind"] == protocol.FAILED:
             return self._failed(worker, task, _noted(worker.error(message), worker))
-        self._times.arrived()
+        self._times.enter(RECEIVED)
         try:
             batch = worker.batch(message)
         except MpwdsError:
@@ -260,7 +260,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         completed = self._record.completed
-        self._times.asked()
+        self._times.enter(WAITED)
         start_ns = time.monotonic_ns()
         try:
             batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types

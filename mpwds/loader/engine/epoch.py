@@ -17,7 +17,7 @@ from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
-from mpwds.stats.collector import ConsumerTimer
+from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer
 from mpwds.warn import warn
 
 NOT_YET = object()
@@ -106,7 +106,7 @@ class EpochIterator(Iterator[Any]):
     def _next(self, waits: bool) -> Any:
         try:
             if self._running:
-                self._times.asked()
+                self._times.enter(WAITED)
                 while self._turns:
                     candidates = [self._turns[0]] if self._in_order else list(dict.fromkeys(self._turns))
                     arrived = self._received(candidates, waits)
@@ -133,7 +133,7 @@ class EpochIterator(Iterator[Any]):
     def remake(self, worker: int) -> tuple[int, Any]:
         """The number and the batch that ``worker`` makes next, delivered before this iteration."""
         try:
-            self._times.asked()
+            self._times.enter(WAITED)
             arrived = self._received([each for each in self._turns if each.index == worker])
             assert arrived is not None
             handle, message = arrived
@@ -238,7 +238,7 @@ class EpochIterator(Iterator[Any]):
         return batch
 
     def _batch(self, worker: WorkerHandle, message: Message) -> Any:
-        self._times.arrived()
+        self._times.enter(RECEIVED)
         batch = worker.batch(message)
         self._times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
