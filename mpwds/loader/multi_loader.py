@@ -19,8 +19,8 @@ from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
 from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.resume.state import DeliveredCounter, LoaderPosition, beginning, described_stages, seed_of
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
@@ -551,6 +551,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
     """
 
     def __init__(self, loader: MultiLoader) -> None:
+        from mpwds.loader.resume.state import seed_of
+
         super().__init__(LoaderSource(loader), seed=seed_of(loader))
         self.loader = loader
         self._call = loader._as_called()
@@ -618,6 +620,8 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
 
     def _described(self) -> list[str]:
+        from mpwds.loader.resume.state import described_stages
+
         return described_stages(self.stages, self.given_epochs)
 
     def warm_up(self, *, wait: bool = True, timeout: float | None = None) -> None:

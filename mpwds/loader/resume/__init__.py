@@ -1,5 +1,5 @@
 """The position of a loader, and how it resumes.
 
-``progress.py`` counts what an epoch delivered; ``state.py`` holds where the next epoch begins and makes the
-dict that users save.
+``progress.py`` counts what an epoch delivered, ``position.py`` holds where the next one begins. ``state.py``,
+which is imported when a state is saved or loaded, checks the facts that the state depends on.
 """
