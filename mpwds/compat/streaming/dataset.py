@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.compat.streaming.stream import JoinedShards, Stream, samples_of_an_epoch, weigh
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, check_choice, options
 from mpwds.pipeline.indexed.mds_datasets import PartitionedDataset, PartitionedSamples, SharedEpochCounter
 from mpwds.pipeline.indexed.source import IndexedSamples, Shuffling
 from mpwds.storage.mds.shards_v2 import MDSShards
@@ -146,14 +146,10 @@ class StreamingDataset(PartitionedDataset):
             )
         if stream_name != "stream" or stream_config:
             raise ValueError("StreamingDataset: there is no registry of streams here: pass streams=[...]")
-        if sampling_method not in ("balanced", "fixed"):
-            raise ValueError(
-                f'StreamingDataset: sampling_method must be "balanced" or "fixed", got {sampling_method!r}'
-            )
+        check_choice("StreamingDataset", "sampling_method", sampling_method, "balanced", "fixed")
         if shuffle_seed < 0:
             raise ValueError(f"StreamingDataset: shuffle_seed must not be negative, got {shuffle_seed}")
-        if shuffle_algo not in _ORDERS:
-            raise ValueError(f"StreamingDataset: shuffle_algo must be one of {', '.join(_ORDERS)}")
+        check_choice("StreamingDataset", "shuffle_algo", shuffle_algo, *_ORDERS)
         self.streams = list(map(copy.copy, streams or [Stream(remote=remote, local=local)]))
         parts = []
         for stream in self.streams:

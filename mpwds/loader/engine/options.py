@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from mpwds.pipeline.error_context import check_choice
 from mpwds.sharedmem.arena import MOST_BLOCKS
 
 Even = Literal["drop", "pad", "wrap"]
@@ -84,9 +85,7 @@ def boolean(owner: str, name: str, value: Any) -> bool:
 
 def choice(owner: str, name: str, value: Any, choices: Any) -> None:
     """Raises ValueError unless an argument is one of the strings of ``choices``, a ``Literal``."""
-    strings = get_args(choices)
-    if not (isinstance(value, str) and value in strings):
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, strings))}, got {value!r}")
+    check_choice(owner, name, value, *get_args(choices))
 
 
 def timeout(owner: str, value: Any) -> None:
