@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +26,28 @@ from mpwds.cli.reshard.ordering import (
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
+from mpwds.imports import require
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted, size
+
+if TYPE_CHECKING:
+    from mpwds.cli.reshard.proc import Processing
 
 _SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
+
+Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, metavar="N", help="Worker processes.")]
+OnError = Annotated[
+    str,
+    typer.Option(
+        metavar="stop|skip|FILE.jsonl",
+        help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
+    ),
+]
+Journal = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
+]
 
 
 def split(to: Resharding) -> None:
@@ -107,7 +124,7 @@ def proc(
     ],
     shards: TarShards,
     output: Output,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, metavar="N", help="Worker processes.")] = 4,
+    jobs: Jobs = 4,
     repeat: Annotated[
         int,
         typer.Option(
@@ -115,16 +132,8 @@ def proc(
         ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
-    on_error: Annotated[
-        str,
-        typer.Option(
-            metavar="stop|skip|FILE.jsonl",
-            help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
-        ),
-    ] = "stop",
-    journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
-    ] = None,
+    on_error: OnError = "stop",
+    journal: Journal = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -137,22 +146,80 @@ def proc(
     A run that was killed continues: write the same command again, and shards that are complete stay, unless
     SHARDS or your code have changed. The same command writes the same bytes, whatever the number of workers.
     """
-    from mpwds.cli.reshard.proc import Processing, make_handler, own_code, run
+    from mpwds.cli.reshard.proc import Processing, make_handler, own_code
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, make_handler(on_error))
-    names = [job.output for job in processing.jobs]
     where = stages.rpartition(":")[0]
     code = own_code(Path(where).stem if where.endswith(".py") else where)
+    _process(processing, code, jobs, on_error, journal, force, as_json)
+
+
+def repack(
+    shards: TarShards,
+    output: Output,
+    short_side: Annotated[
+        int, typer.Option(min=1, metavar="PIXELS", help="The shorter side of images.")
+    ] = 256,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of the new JPEG images.")] = 90,
+    fields: Annotated[str, typer.Option(help="Fields with JPEG images, with commas between.")] = "jpg,jpeg",
+    restart_markers: Annotated[
+        bool, typer.Option("--restart-markers", help="One a row, for decoders that begin anywhere.")
+    ] = False,
+    jobs: Jobs = 4,
+    on_error: OnError = "stop",
+    journal: Journal = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Make the JPEG images in shards smaller, so that they take less room and time.
+
+    Write `mpwds repack in-{000..099}.tar out-%06d.tar --short-side 256 --quality 90`. Each shard becomes one
+    of the series OUTPUT. Other fields stay as they are, and so do images that would not become smaller. A
+    table compares the bytes, and tells what the new compression costs (PSNR). A run that was killed
+    continues, as one of proc does.
+    """
+    pillow = require("PIL", "images are made smaller with Pillow: pip install 'mpwds[images]'")
+
+    from mpwds.cli.reshard.proc import Processing, make_handler
+    from mpwds.cli.reshard.repack import Repack, figures_of, show
+    from mpwds.pipeline.stages.map import map as map_stage
+
+    smaller = Repack(tuple(fields.split(",")), short_side, quality, restart_markers)
+    urls, handler = shard_urls(shards), make_handler(on_error)
+    processing = Processing([map_stage(smaller)], urls, output, 1, 0, handler, smaller.counts)
+    code = [repr(smaller), pillow.__version__]
+    _process(processing, code, jobs, on_error, journal, force, as_json, figures_of, show)
+
+
+def _process(
+    processing: Processing,
+    code: list[str],
+    jobs: int,
+    on_error: str,
+    journal: Path | None,
+    force: bool,
+    as_json: bool,
+    figures_of: Callable[[Counter[str]], dict[str, Any]] = dict,
+    show: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Writes the shards, prints how much that was, and shows further figures."""
+    from mpwds.cli.reshard.proc import run
+
+    output, names = processing.output, [job.output for job in processing.jobs]
     with resume_or_start(output, names, processing.describe(code), force, journal, keep=True) as done:
-        figures = run(processing, jobs, done)
-    written = len(processing.jobs) - len(done)
+        counts = run(processing, jobs, done)
+    figures = {name: counts.pop(name) for name in ("samples", "bytes", "skipped")}
+    more = figures_of(counts)
+    written = len(names) - len(done)
+    if show is not None and written and not as_json and output != "-":
+        show(more)
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
     before = f"; {len(done)} were complete before" if done else ""
     text = (
         f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: "
         f"{counted(written, 'shard')} written{before}{skipped}"
     )
-    values = {**figures, "shards": written, "complete_before": len(done)}
+    values = {**figures, **more, "shards": written, "complete_before": len(done)}
     report(as_json, values, text, to_stderr=output == "-")
 
 

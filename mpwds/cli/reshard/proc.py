@@ -48,16 +48,25 @@ class Processing:
     """All jobs of a command. Called with a job, it writes the shard.
 
     A job is a worker of a dataset of all inputs that has as many workers as inputs. So its random numbers
-    depend on seed, input and round alone. ``stages`` are the user's: stages, or a function of a dataset.
+    depend on seed, input and round alone. ``stages`` are the user's: stages, or a function of a dataset. What
+    they add to ``counts`` is part of the figures.
     """
 
     def __init__(
-        self, stages: Any, urls: list[str], output: str, repeat: int, seed: int, handler: Handler
+        self,
+        stages: Any,
+        urls: list[str],
+        output: str,
+        repeat: int,
+        seed: int,
+        handler: Handler,
+        counts: Counter[str] | None = None,
     ) -> None:
         self.urls = urls
         self.output = output
         self.rounds = repeat
         self.seed = seed
+        self._counts = Counter[str]() if counts is None else counts
         self._handler = handler if handler is reraise_exception else _CountingHandler(handler)
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, urls, self._handler)
@@ -83,7 +92,7 @@ class Processing:
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
-        before = self._skipped()
+        skipped, before = self._skipped(), dict(self._counts)
         with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
             for sample in iter_elements(self.dataset.stream(context)):
                 try:
@@ -93,7 +102,8 @@ class Processing:
                     add_note(error, f"in writing {job.output} from {self.urls[job.shard]}")
                     if sink.discarded or not self._handler(error):
                         raise
-        yield {"samples": samples, "bytes": size, "skipped": self._skipped() - before}
+        more = {name: count - before.get(name, 0) for name, count in self._counts.items()}
+        yield {"samples": samples, "bytes": size, "skipped": self._skipped() - skipped, **more}
 
     def _skipped(self) -> int:
         return self._handler.count if isinstance(self._handler, _CountingHandler) else 0

@@ -1,0 +1,82 @@
+"""The work of ``mpwds repack``: JPEG images of a smaller size and quality."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mpwds.cli.console import console, table
+from mpwds.pipeline.decoding.fields import decode_error
+from mpwds.viewing.wording import size
+
+
+@dataclass(frozen=True)
+class Repack:
+    """Makes the images in some fields of a sample smaller, and counts what comes of it in ``counts``.
+
+    An image stays as it is if its shorter side is ``short_side`` pixels at most, or if it would not take
+    fewer bytes. Colours (also grey and CMYK), EXIF data and ICC profiles stay.
+    """
+
+    fields: tuple[str, ...]
+    short_side: int
+    quality: int
+    restart_markers: bool = False
+    counts: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._field(sample, name) if name in self.fields else sample[name] for name in sample}
+
+    def _field(self, sample: dict[str, Any], name: str) -> bytes:
+        try:
+            return self._repacked(sample[name])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise decode_error(name, sample, sample.get("__url__"), reason) from error
+
+    def _repacked(self, data: bytes) -> bytes:
+        image = Image.open(io.BytesIO(data), formats=["JPEG"])
+        image.load()
+        self.counts.update(images=1, before=len(data), after=len(data))
+        factor = self.short_side / min(image.size)
+        if factor >= 1:
+            return data
+        width, height = (max(round(extent * factor), self.short_side) for extent in image.size)
+        resized = image.resize((width, height), Image.Resampling.LANCZOS)
+        kept = {key: image.info[key] for key in ("exif", "icc_profile") if key in image.info}
+        restart = {"restart_marker_rows": 1} if self.restart_markers else {}
+        with io.BytesIO() as stream:
+            resized.save(stream, "JPEG", quality=self.quality, optimize=True, **kept, **restart)
+            repacked = stream.getvalue()
+        if len(repacked) >= len(data):
+            return data
+        with Image.open(io.BytesIO(repacked)) as again:
+            error = np.asarray(again, np.int64) - np.asarray(resized)
+        squared = {"squared_error": int((error**2).sum()), "values": error.size}
+        self.counts.update(smaller=1, after=len(repacked) - len(data), **squared)
+        return repacked
+
+
+def figures_of(counts: Counter[str]) -> dict[str, Any]:
+    """The figures for programs; PSNR in dB, of the new images against theirs before compression."""
+    psnr = None
+    if counts["squared_error"]:
+        psnr = round(10 * math.log10(255**2 * counts["values"] / counts["squared_error"]), 2)
+    names = ("images", "smaller", "before", "after")
+    return {**{name: counts[name] for name in names}, "psnr": psnr}
+
+
+def show(figures: dict[str, Any]) -> None:
+    images, psnr = max(figures["images"], 1), figures["psnr"]
+    rows = [
+        ["before", size(figures["before"]), size(figures["before"] / images), ""],
+        ["after", size(figures["after"]), size(figures["after"] / images), f"{psnr} dB" if psnr else ""],
+    ]
+    title = f"{figures['smaller']:,} of {figures['images']:,} images became smaller"
+    console().print(table(title, ["images", "bytes", "each", "PSNR"], rows, left=["images"]))
