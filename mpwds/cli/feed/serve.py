@@ -111,7 +111,7 @@ def serve(
             )
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: server.stop())
+            ends.callback(signal.signal, number, signal.signal(number, lambda *_: server.stop()))
         if metrics is not None:
             from mpwds.feed.metrics import serve_server_metrics
 
