@@ -13,15 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 import mpwds
 from mpwds.cli.console import progress
 from mpwds.cli.outputs import exists
 from mpwds.errors import ShardError
-from mpwds.pipeline.decoding.decoders import handle_extension
-from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.sources.samples import read_samples
 from mpwds.storage.streams.urls import local_path
 
@@ -98,11 +93,11 @@ def image_task(
     classes = {label: number for number, label in enumerate(sorted(train_labels.keys() | held_out_labels))}
 
     def batches(dataset: mpwds.WebDataset) -> mpwds.WebDataset:
-        decode = handle_extension(" ".join(_IMAGES), partial(fit, size=size))
         return (
-            dataset.decode(decode, only=(*_IMAGES, "cls"))
+            dataset.decode(only="cls")
+            .map_dict(cls=classes.__getitem__)
+            .resize_center_crop(";".join(_IMAGES), size, size, layout="CHW")
             .to_tuple(";".join(_IMAGES), "cls")
-            .map_tuple(None, classes.__getitem__)
             .batched(batch_size)
         )
 
@@ -182,30 +177,6 @@ def _label(sample: dict[str, Any], is_held_out: Callable[[dict[str, Any]], bool]
 def _is_held_out(sample: dict[str, Any]) -> bool:
     key = sample["__key__"].encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % _HELD_OUT_ONE_IN == 0
-
-
-def fit(data: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """Decodes an image to a square of RGB pixels: scaled until its shorter side fits, the middle cut out.
-
-    Returns:
-        uint8 of shape (3, size, size).
-
-    Example:
-        >>> fit(b"P5 4 2 255 " + bytes([9, 0, 255, 9] * 2), size=2)[0].tolist()
-        [[0, 255], [0, 255]]
-    """
-    with open_image(data) as image:
-        import PIL.Image
-        import PIL.ImageOps
-
-        image.draft("RGB", (size, size))  # a large JPEG is decoded at a fraction of its resolution
-        upright = PIL.ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits: convert() would clip at 255 instead of scaling
-            high_bytes: npt.NDArray[Any] = np.clip(np.asarray(upright) >> 8, 0, 255)
-            upright = PIL.Image.fromarray(high_bytes.astype(np.uint8))
-        square = PIL.ImageOps.fit(upright.convert("RGB"), (size, size), PIL.Image.Resampling.BILINEAR)
-    pixels: npt.NDArray[np.uint8] = np.asarray(square).transpose(2, 0, 1)
-    return pixels
 
 
 def default_cache_dir() -> Path:
