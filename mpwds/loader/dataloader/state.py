@@ -256,9 +256,11 @@ def _depends_on_workers(dataset: Any) -> bool:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    """The object that gives the order: the sampler, or the user's batch sampler."""
+    """The object that gives the order: the sampler, also a batch sampler's own, or the batch sampler."""
+    if loader.batch_sampler is None:
+        return loader.sampler
     inner = getattr(loader.batch_sampler, "sampler", None)
-    return loader.batch_sampler if loader.batch_sampler is not None and inner is None else loader.sampler
+    return loader.batch_sampler if inner is None else inner
 
 
 def _stateful_samplers(loader: DataLoader[Any]) -> list[Any]:

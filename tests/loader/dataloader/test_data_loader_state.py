@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, get_worker_info
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import MpwdsError
@@ -269,18 +269,26 @@ def test_a_pipeline_goes_on_in_the_same_epoch(options):
     assert [plain(other), plain(other)] == [epochs[1][3:], epochs[2]]
 
 
-def test_a_sampler_that_counts_epochs_is_told_which_one_it_was():
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda sampler: {"batch_size": 2, "sampler": sampler},
+        lambda sampler: {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)},
+    ],
+    ids=["sampler", "in a batch sampler"],
+)
+def test_a_sampler_that_counts_epochs_is_told_which_one_it_was(wrapped):
     def make():
         sampler = DistributedSampler(range(40), num_replicas=2, rank=1, seed=4)
-        return DataLoader(range(40), batch_size=2, sampler=sampler)
+        return DataLoader(range(40), **wrapped(sampler)), sampler
 
-    loader = make()
-    loader.sampler.set_epoch(3)
+    loader, sampler = make()
+    sampler.set_epoch(3)
     whole = plain(loader)
     _, state = first_and_state(loader, 4)
-    other = make()
+    other, sampler = make()
     other.load_state_dict(state)
-    assert other.sampler.epoch == 3
+    assert sampler.epoch == 3
     assert plain(other) == whole[4:]
 
 
