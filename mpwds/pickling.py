@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
@@ -33,16 +34,26 @@ def _dumped(pickler: type[Pickler], item: Any) -> bytes:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, which sends imported modules by name only if their class is Python's own.
+    """cloudpickle's, for two cases that it sends in a form that cannot be loaded.
 
     With a function, cloudpickle sends submodules whose names it uses as attributes: ``torch.classes``, of
-    another class, where it uses torch and ``dataset.classes``.
+    another class than Python's own, where it uses torch and ``dataset.classes``. And it sends what
+    ``functools.cache`` makes by name, also of functions of ``__main__``.
     """
 
     def reducer_override(self, item: Any) -> Any:
         if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item:
             return importlib.import_module, (item.__name__,)
+        if isinstance(item, _CACHED) and item.__module__ == "__main__":
+            return _cached, (item.__wrapped__, item.cache_parameters())
         return super().reducer_override(item)
+
+
+_CACHED: Any = type(functools.cache(len))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 class OwnClassPickler(Pickler):

@@ -1,6 +1,8 @@
 """What arrives in another process is what was sent."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -49,3 +51,23 @@ def test_functions_that_share_a_variable_still_share_it():
     there, back = pickle.loads(dumps((put, get)))
     there()
     assert (back(), shared) == ([1], [])
+
+
+CACHED = """
+import functools
+import mpwds
+
+@functools.lru_cache(maxsize=3, typed=True)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+dataset = mpwds.DataPipeline(range(12)).map(lambda n: (fib(n), *fib.cache_parameters().values()))
+print(list(mpwds.MultiLoader(dataset, workers=1)))
+"""
+
+
+def test_functions_of_a_program_that_keep_results_travel_with_their_options(tmp_path):
+    (tmp_path / "program.py").write_text(CACHED)
+    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path)
+    numbers = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
+    assert (done.stdout.strip(), done.stderr) == (str([(number, 3, True) for number in numbers]), "")
