@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -16,8 +17,8 @@ def picture(number):
 
 
 def main():
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    ended = []  # an event could not be set while it is waited for, as its lock is held then
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     size = 8 if "small" in sys.argv else 16
     dataset = mpwds.DataPipeline(range(10_000_000)).map(picture).batched(size)
     with mpwds.Server(dataset, "tcp://127.0.0.1:0", workers=2) as server:
@@ -28,11 +29,13 @@ def main():
                 for number, _ in enumerate(loader):
                     if number == 10:
                         print(server.url, flush=True)
-                    if ended.wait(0.001):
+                    time.sleep(0.001)
+                    if ended:
                         break
         else:
             print(server.url, flush=True)
-            ended.wait()
+            while not ended:
+                time.sleep(0.02)
         server.stop()
         serving.join()
 
