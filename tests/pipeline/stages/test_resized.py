@@ -1,6 +1,8 @@
 """The stages that make images of one size."""
 
 import io
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -171,6 +173,23 @@ def test_the_time_that_decoding_into_the_batch_takes_counts_as_the_stages():
         assert len(list(loader)) == 1
         (spent,) = [stage for stage in loader.stats().stages if stage.name.startswith("resized(")]
     assert spent.seconds >= 8 * 0.02
+
+
+def test_without_simplejpeg_a_warning_says_what_that_costs(tmp_path):
+    program = """if True:
+        import sys
+        sys.modules["simplejpeg"] = None
+        from mpwds.pipeline.stages.resized import resized
+        resized("png", 8)
+        print("png", file=sys.stderr)
+        resized("jpg;png", 8)
+        resized("jpg", 9)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr.startswith(
+        "png\n<string>:7: RuntimeWarning: JPEG is decoded with Pillow, at full size"
+    )
+    assert done.stderr.count("pip install 'mpwds[turbojpeg]'") == 1
 
 
 def test_the_function_alone_serves_other_loaders():
