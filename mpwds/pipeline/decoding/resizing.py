@@ -107,10 +107,10 @@ class Resizer:
 
 
 class Image:
-    """An image that is decoded, resized, flipped and scaled as it is written into its place.
+    """An image that is resized, flipped and scaled: JPEG as it is written into its place, pixels at once.
 
     Args:
-        data: JPEG, or uint8 pixels of shape (height, width, 3).
+        data: JPEG, or uint8 pixels of shape (height, width, 3), which are not kept.
         reduction: By how much JPEG is reduced while it is decoded.
         size: Height and width in pixels.
     """
@@ -126,10 +126,16 @@ class Image:
         self._data = data
         self._reduction = reduction
         self._size = size
+        self._result: npt.NDArray[Any] | None = None
+        if isinstance(data, np.ndarray):  # a batch of these would take the memory of whole images
+            self._result, self._data = self.made(), None
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
         import torch
 
+        if self._result is not None:
+            out[...] = self._result
+            return
         pixels, reduction = self._pixels()
         is_plain = self.dtype == np.uint8 and self._resizer.layout == "HWC" and not self.crop.flipped
         place = out if is_plain and self.crop.inner is None else _resizing.array((*self.crop.size, 3))
@@ -146,7 +152,7 @@ class Image:
         if not is_last:
             rows = rows.permute(2, 0, 1)
         elif self.dtype != np.uint8:  # three numbers a pixel, by which torch calculates slowly
-            rows, target = rows.flatten(1), target.flatten(1)
+            rows, target = rows.flatten(1), target.view(len(target), -1)
         target.copy_(rows)
         if self.dtype != np.uint8:
             scale, offset = self._resizer.arithmetic(len(target[0]) // 3 if is_last else 0)

@@ -1,6 +1,7 @@
 """Images of one size: the pixels that Pillow and torchvision would make, from every kind of image."""
 
 import io
+import pickle
 import random
 
 import numpy as np
@@ -241,3 +242,12 @@ def test_images_that_are_damaged_cut_off_or_too_large_are_errors(monkeypatch):
 def test_what_cannot_be_made_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.usefixtures("either_decoder")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image_that_waits_for_its_batch_holds_no_pixels_of_the_whole(kind):
+    data = stored(photo(1200, 900), kind)
+    image = Resized((8, 8)).image(data)
+    assert len(pickle.dumps(image)) < len(data) + 10_000 < 1200 * 900
+    assert np.array_equal(image.made(), Resized((8, 8))(data))
