@@ -70,6 +70,7 @@ from mpwds.loader.dataloader.data_loader import DataLoader as DataLoader
 from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_accelerate
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
+from mpwds.loader.resume.streams import merge_states as merge_states
 from mpwds.pipeline.caching.disk_cached import DBCache as DBCache
 from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.disk_cached import lmdb_cached as lmdb_cached
@@ -211,6 +212,7 @@ __all__ = [
     "handle_extension",
     "ignore_and_continue",
     "load_spec",
+    "merge_states",
     "nest",
     "padded",
     "quarantine",

@@ -22,6 +22,7 @@ NAMES = {
     "mpwds.feed.client.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
+    "mpwds.loader.resume.streams": "merge_states",
     "mpwds.stats.report": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",
     "mpwds.pipeline.collation": "padded",

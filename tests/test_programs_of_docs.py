@@ -1,4 +1,4 @@
-"""The programs of docs/distributed.md, indexed-access.md and mds.md, run as those pages say."""
+"""The programs of docs/distributed.md, elastic.md, indexed-access.md and mds.md, run as those pages say."""
 
 import io
 import re
@@ -72,3 +72,10 @@ def test_programs_about_mds_print_what_they_should_without_a_warning(run):
         "100",
         "100 {'uid': '000007', 'data': 7}",
     ]
+
+
+def test_programs_about_elastic_runs_lose_nothing(run):
+    programs = re.findall(r"```python\n(.*?)```", (DOCS / "elastic.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        assert run(program, options=["-W", "error"]) == ""

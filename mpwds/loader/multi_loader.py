@@ -21,6 +21,7 @@ from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
 from mpwds.loader.resume.progress import EpochProgress
+from mpwds.loader.resume.streams import check_streams, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
@@ -163,7 +164,12 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             ``output="jax"`` apply to the elements of the last one.
         progress: Show a line with the batches delivered, samples per second and the bottleneck that
             :meth:`stats` finds. Needs tqdm (``pip install 'mpwds[progress]'``).
-
+        streams: Deal the dataset, which must be a pipeline of this package, to so many streams for all ranks
+            together. A stream has its own shards, ``shuffle`` buffer, random numbers and state, and workers
+            only carry them. So the order does not depend on the numbers of workers and ranks, and a state can
+            be loaded under others: see ``docs/elastic.md``. The number of ranks must divide it, and a rank
+            has at most as many workers as streams. With ``in_order=False``, a worker that is free takes the
+            next stream. ``None`` makes one for each worker.
         remote: URLs of servers (``mpwds serve``) of the same dataset, whose workers make parts of the epoch
             beside this machine's ``workers``: see ``RemoteLoader``.
         keys: Folder with the keys for them.
@@ -199,6 +205,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     pin_memory: bool
     device: Any
     progress: bool
+    streams: int | None
     _cuda: ClassVar[CudaAccess | None] = None  # torch's
     _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
     _remote: WorkerSource | None = None  # of its workers that are elsewhere
@@ -221,6 +228,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         pin_memory: bool = False,
         device: Any = None,
         progress: bool = False,
+        streams: int | None = None,
         remote: str | list[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -238,11 +246,14 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             pin_memory,
             device,
             progress,
+            streams,
             remote,
             keys,
         )
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
+        if self.streams is not None:
+            check_streams(self.dataset, self._options)
         if self._options.remote is not None:
             connect = service("workers_of_servers")
             self._remote = self._remote or connect(self.dataset, self._options)  # a copy has it
@@ -273,15 +284,15 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+        options = replace(self._options, workers=max(self.workers, 1))
+        make = functools.partial(make_setup, self.dataset, options, self._setup_class)
         if self.workers == 0:
             from mpwds.loader.engine.in_process import InProcessGroup
 
-            return InProcessGroup(self.dataset, self.seed, output, pinning)
+            return InProcessGroup(make, output, pinning)
         make_group = WorkerGroup if self._remote is None else self._remote.group
         return make_group(
-            functools.partial(
-                make_setup, self.dataset, replace(self._options, workers=self.workers), self._setup_class
-            ),
+            make,
             launcher_of(self._options.start_method),
             output,
             warn_of_copies=self.even is None,
@@ -514,7 +525,15 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             return evened(self.even, here, begin, count, position.delivered_before(epoch), self.timeout)
 
     def _count(self, context: Context, exact: bool) -> int:
-        return count_delivered(self.dataset, self.workers, context, exact).elements
+        return count_delivered(self.dataset, self._contexts(context), exact).elements
+
+    def _contexts(self, context: Context) -> list[Context]:
+        """The contexts of a rank's streams."""
+        streams = own_streams(self.streams, self.workers, context)
+        if self.streams is None:
+            return [replace(context, worker=stream, workers=len(streams)) for stream in streams]
+        alike = context.alike_on_ranks()
+        return [replace(alike, worker=stream, workers=self.streams) for stream in streams]
 
     def _length_of(self, count: CountOf) -> int:
         if self.even is None:
@@ -645,7 +664,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         epochs = self.given_epochs
         if epochs.repetitions is None and epochs.limit is not None:
             return epochs.limit
-        count = count_delivered(self.loader.dataset, self.loader.workers, context, exact)
+        count = count_delivered(self.loader.dataset, self.loader._contexts(context), exact)
         return epochs.count_of(self.stages, count).elements
 
 
@@ -688,4 +707,5 @@ def make_setup(
 
         blocks += -(-MOST_AHEAD // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
-    return setup_class(dataset, options.workers, blocks, here.rank, here.world_size, options.seed)
+    place = here.rank, here.world_size, options.seed, options.streams
+    return setup_class(dataset, options.workers, blocks, *place)

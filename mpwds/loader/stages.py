@@ -73,20 +73,20 @@ class StagesIterator(Iterator[Any]):
 
 
 STATES_KEPT = 32
-"""States kept of each worker. Stages may hold rows of old batches, which are made again from an old state."""
+"""States kept of each stream. Stages may hold rows of old batches, which are made again from an old state."""
 
 Batch: TypeAlias = "tuple[int, int]"
-"""The worker, and the batch's number among that worker's."""
+"""The stream, and the batch's number among that stream's."""
 
 _BATCH = "batch"
-"""Begins the address of a loader's batch, ``("batch", worker, number)``, which stages put into theirs."""
+"""Begins the address of a loader's batch, ``("batch", stream, number)``, which stages put into theirs."""
 
 
 class LoaderStream:
     """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
 
     Batches can be fetched only while a state is loaded, and only those that the state names as held: each
-    worker begins at the earliest of its own. Workers whose elements come in any order cannot make a batch
+    stream begins at the earliest of its own. Workers whose elements come in any order cannot make a batch
     again: without ``remakes``, a state that names one is refused.
     """
 
@@ -109,20 +109,20 @@ class LoaderStream:
         return (_BATCH, *self._iterator.place), element
 
     def fetch(self, address: Any) -> Any:
-        _, worker, number = address
-        batch = worker, number
+        _, stream, number = address
+        batch = stream, number
         if not self._held[batch]:
             raise LookupError(f"a stage holds {self.describe(address)}, and its state does not name it")
         while batch not in self._remade:
-            made, element = self._iterator.remake(worker)
-            if self._held[worker, made]:
-                self._remade[worker, made] = element
+            made, made_number, element = self._iterator.remake(stream)
+            if self._held[made, made_number]:
+                self._remade[made, made_number] = element
         self._held[batch] -= 1
         return self._remade[batch] if self._held[batch] else self._remade.pop(batch)
 
     def describe(self, address: Any, element: object = None) -> Description:
-        _, worker, number = address
-        return Description.of_sample(element, Description(f"element {number} that worker {worker} delivered"))
+        _, stream, number = address
+        return Description.of_sample(element, Description(f"element {number} that stream {stream} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
         return {"loaded": self._iterator.progress.state_dict()}
@@ -130,18 +130,19 @@ class LoaderStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         loaded = state["loaded"]
         progress = EpochProgress.from_dict(loaded)
-        self._held = Counter({(worker, number): count for worker, number, count in loaded.get("held", ())})
+        self._held = Counter({(stream, number): count for stream, number, count in loaded.get("held", ())})
         if self._held and not self._remakes:
             raise LookupError("stages hold batches of workers whose elements come in any order")
-        for worker, number in self._held:
-            progress.workers[worker].received = min(progress.workers[worker].received, number)
+        for number, batch in self._held:
+            stream = progress.streams[number]
+            stream.received = min(stream.received, batch)
         self._remade = {}
         self._begin(progress)
 
     def _begin(self, progress: EpochProgress | None) -> None:
         self._iterator = self._iterate(progress)
-        for worker in self._iterator.progress.workers:
-            worker.keeps = STATES_KEPT
+        for stream in self._iterator.progress.streams:
+            stream.keeps = STATES_KEPT
 
 
 class StagesStream(Replayed):
@@ -233,7 +234,7 @@ class StagesStream(Replayed):
 def _reduced_to_needed(state: Any) -> Any:
     """The state of the last stage after a loader, reduced to what resuming needs.
 
-    For each worker, only the last state before all batches that stages hold parts of is kept. Those batches
+    For each stream, only the last state before all batches that stages hold parts of is kept. Those batches
     are named, so that they can be fetched while the state is loaded.
     """
     held: Counter[Batch] = Counter()
@@ -242,10 +243,10 @@ def _reduced_to_needed(state: Any) -> Any:
         held.update(_batches_in(stage.get("held", ())))
         stage = stage["source"]
     if loaded := stage.get("loaded"):
-        for index, worker in enumerate(loaded["workers"]):
+        for index, stream in enumerate(loaded["streams"]):
             own = [number for other, number in held if other == index]
-            first = min(own, default=worker["delivered"])
-            worker["states"] = [entry for entry in worker["states"] if entry[0] <= first][-1:]
+            first = min(own, default=stream["delivered"])
+            stream["states"] = [entry for entry in stream["states"] if entry[0] <= first][-1:]
         loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
     return state
 

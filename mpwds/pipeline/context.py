@@ -11,11 +11,11 @@ from typing import Any, Final
 from mpwds.warn import warn
 
 
-def warn_of_idle() -> None:
-    """Warns that workers have nothing to read."""
+def warn_of_idle(readers: str = "workers") -> None:
+    """Warns that workers, or streams, have nothing to read."""
     warn(
-        "there are fewer shards than workers, so workers without a shard are idle: use fewer workers, or "
-        "more and smaller shards (mpwds split)"
+        f"there are fewer shards than {readers}, so {readers} without a shard are idle: use fewer {readers}, "
+        "or more and smaller shards (mpwds split)"
     )
 
 

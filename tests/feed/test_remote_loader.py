@@ -160,7 +160,7 @@ def test_a_dataset_with_a_state_of_its_own_is_continued_without_a_warning():
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:
             begun = list(itertools.islice(loader, 5))
             state = loader.state_dict()
-        assert state["workers"][0]["states"]
+        assert state["streams"][0]["states"]
         with mpwds.RemoteLoader(server.url, output="numpy") as loader, warnings.catch_warnings():
             warnings.simplefilter("error")
             loader.load_state_dict(state)

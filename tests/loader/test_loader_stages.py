@@ -214,7 +214,7 @@ def test_rows_of_another_shape_are_an_error_that_tells_what_to_do():
         ) as caught,
     ):
         list(loader)
-    assert caught.value.__notes__ == ["in rebatched(3), on element 1 that worker 0 delivered"]
+    assert caught.value.__notes__ == ["in rebatched(3), on element 1 that stream 0 delivered"]
 
 
 def test_an_exception_in_a_worker_arrives_with_its_type():

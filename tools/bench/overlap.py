@@ -1,12 +1,13 @@
-"""Measures calls that wait, overlapped by threads or as coroutines, in one process.
+"""Measures calls that wait: overlapped by threads or as coroutines, and dealt to workers.
 
     python tools/bench/overlap.py                    # a minute
     python tools/bench/overlap.py --rounds 1
 
 100 items wait 20 ms each, 16 at a time: ``map(f, threads=16)`` with a function and with a coroutine function,
 ``torchdata.nodes.ParallelMapper`` and SPDL's pipeline, where these are installed (``pip install torchdata
-spdl``). Then a step of 10 ms takes elements that a stage behind a loader makes in 10 ms. A figure is the best
-of the rounds.
+spdl``). Then a step of 10 ms takes elements that a stage behind a loader makes in 10 ms. Then four workers
+make elements of which every fourth waits 50 ms, in any order, with ``streams=`` and without. A figure is the
+best of the rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 import mpwds
 
 ITEMS, WAIT_S, THREADS, STEP_S = 100, 0.02, 16, 0.01
+WORKERS, UNEVEN_S = 4, 0.05
 
 
 def wait(item: int) -> int:
@@ -29,6 +31,11 @@ def wait(item: int) -> int:
 
 async def wait_as_coroutine(item: int) -> int:
     await asyncio.sleep(WAIT_S)
+    return item
+
+
+def wait_sometimes(item: int) -> int:
+    time.sleep(UNEVEN_S if item % WORKERS == 0 else 0)
     return item
 
 
@@ -86,6 +93,19 @@ def main() -> None:
         for threads in (1, 2):
             each = best(rounds, lambda t=threads: loader.map(work, threads=t), STEP_S) / ITEMS
             print(f"  {f'mpwds map(f, threads={threads})':48} {1000 * each:6.1f} ms a step")
+    uneven = mpwds.DataPipeline(range(4 * ITEMS)).map(wait_sometimes)
+    ideal_s = ITEMS * UNEVEN_S / WORKERS
+    print(
+        f"{4 * ITEMS} items, every fourth waits {1000 * UNEVEN_S:.0f} ms; {WORKERS} workers, "
+        f"at best {ideal_s:.2f} s"
+    )
+    for streams in (None, 16 * WORKERS):
+        with mpwds.MultiLoader(
+            uneven, workers=WORKERS, streams=streams, in_order=False, output="numpy"
+        ) as loader:
+            loader.warm_up()
+            took_s = best(rounds, lambda each=loader: each)
+        print(f"  {f'mpwds streams={streams}':48} {took_s:6.2f} s, {ideal_s / took_s:.2f} of the best")
 
 
 if __name__ == "__main__":

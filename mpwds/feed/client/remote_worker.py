@@ -9,7 +9,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +81,8 @@ class RemoteWorker(WorkerHandle):
         """The process id on the server; 0 before it is known."""
         return self._queue.counters.pid
 
-    def start(self, epoch: int, generation: int, position: Position) -> None:
+    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+        [position] = positions.values()
         self._runs = False
         while self._has_frames():  # of an epoch that was left
             self._next_message()
@@ -205,7 +206,9 @@ class RemoteWorker(WorkerHandle):
             place=list(self._place),
             window=self._window,
             shared_memory=connection.fd_receiver is not None,
-            **vars(position),
+            first=position.first,
+            state=position.state,
+            at=position.at,
         )
 
     def _set_window(self) -> None:

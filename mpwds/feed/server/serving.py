@@ -36,13 +36,16 @@ class ServingWorker(Worker):
             seed=place.seed,
         )
         export_place(self.index, self.setup)
-        super()._run_epoch(start)
+        super()._run_epoch({**start, "streams": [[self.index, start["first"], start["state"], start["at"]]]})
 
-    def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
+    def _numbered(self, stream: int) -> dict[str, int]:
+        return {}  # its trainer knows what it asked for
+
+    def _send(self, element: Any, fields: dict[str, Any], state: bytes | str | None) -> None:
         if isinstance(state, bytes) and state[:1] != b"m":
             state = "the pipeline's state holds objects that only pickle can send"
         try:
-            super()._send(element, generation, sequence, state)
+            super()._send(element, fields, state)
         except TypeError as error:
             add_note(error, "a server sends nothing pickled: convert such values in the pipeline")
             raise

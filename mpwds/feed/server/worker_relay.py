@@ -115,7 +115,8 @@ class _ServedWorker(LocalWorker):
     def begin(self, epoch: int, place: list[Any], generation: int, position: Position) -> None:
         self.index = WorkerAssignment(*place).worker
         start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
-        self._replace_command({**start, **vars(position)})
+        at = {"first": position.first, "state": position.state, "at": position.at}
+        self._replace_command({**start, **at})
 
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)

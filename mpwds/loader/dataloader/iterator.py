@@ -146,13 +146,14 @@ class TaskEpoch(EpochIterator):
             None, completed, times, group, in_order=loader.in_order, timeout=timeout, persistent=persistent
         )
         indices = record.drawn(loader, indices)
-        workers, self._turns = list(self._turns), deque()  # from now on, a turn is a task without an answer
+        workers = list(self._workers)
+        self._turns.clear()  # from now on, a turn is a task without an answer
         self._most = (loader.prefetch_factor or 1) * len(workers)
         self._iterable = isinstance(loader.dataset, IterableDataset)
         self._indices = enumerate(indices) if self._iterable else completed.left(indices)
         # As if it had gone on without a break.
         if self._iterable:
-            workers.sort(key=lambda worker: completed.workers[worker.index].delivered)
+            workers.sort(key=lambda worker: completed.streams[worker.index].delivered)
         else:
             first = completed.delivered % len(workers)
             workers = workers[first:] + workers[:first]
@@ -187,7 +188,7 @@ class TaskEpoch(EpochIterator):
 
     def _delivered(self, worker: WorkerHandle, message: Message) -> Any:
         fields, task = message.fields, self._tasks[worker.index].popleft()
-        self._turns.remove(worker)
+        self._turns.remove(worker.index)
         if fields["kind"] == protocol.FAILED:
             return self._failed(worker, task, _noted(worker.error(message), worker))
         self._times.enter(RECEIVED)
@@ -228,7 +229,7 @@ class TaskEpoch(EpochIterator):
                     number, index = task
                     tasks.append(number)
                     worker.give(pickling.dumps(index), self._generation)
-                    self._turns.append(worker)
+                    self._turns.append(worker.index)
                 return
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader, Rebatching
 from mpwds.loader.resume.progress import (
     EpochProgress,
-    WorkerProgress,
+    StreamProgress,
     field_of,
     pack_state,
     unpack_state,
@@ -40,7 +40,7 @@ class TaskProgress(EpochProgress):
     """
 
     def __init__(self, workers: int, below: int = 0, above: Iterable[int] = ()) -> None:
-        super().__init__(0, [WorkerProgress() for _ in range(max(workers, 1))])
+        super().__init__(0, [StreamProgress() for _ in range(max(workers, 1))])
         self.below, self.above, self.first = below, set(above), 0
 
     @property
@@ -48,7 +48,7 @@ class TaskProgress(EpochProgress):
         return self.below + len(self.above)
 
     def complete(self, task: int, worker: int = 0, state: bytes | str | None = None) -> None:
-        self.count(worker, state=state)
+        self.count(worker, state)
         self.above.add(task)
         while self.below in self.above:
             self.above.remove(self.below)
@@ -87,7 +87,7 @@ class EpochRecord:
         """The number of batches that an iterable dataset makes again from its start, to be dropped."""
         if self.dataset_state is not None or self.own_state is not None:
             return 0
-        return sum(worker.delivered for worker in self.completed.workers if not worker.states)
+        return sum(worker.delivered for worker in self.completed.streams if not worker.states)
 
     def continue_iterator(self) -> None:
         """Brings torch's fetcher of an iterable dataset, without workers, to where the loaded state was."""
@@ -186,10 +186,10 @@ class EpochRecord:
             "yielded": completed.delivered,
             "below": completed.below,
             "above": sorted(completed.above),
-            "workers": [worker.delivered for worker in completed.workers],
+            "workers": [worker.delivered for worker in completed.streams],
             "states": [
                 [index, at, unpack_state(state)]
-                for index, worker in enumerate(completed.workers)
+                for index, worker in enumerate(completed.streams)
                 for at, state in worker.states
             ],
             "own": self._state_of_dataset(loader),
@@ -208,10 +208,10 @@ class EpochRecord:
         below, above = field_of(state, "below", int), field_of(state, "above", list)
         completed = TaskProgress(loader.num_workers, below, above)
         # There may be other workers than of a map-style dataset before.
-        for worker, delivered in zip(completed.workers, field_of(state, "workers", list), strict=False):
+        for worker, delivered in zip(completed.streams, field_of(state, "workers", list), strict=False):
             worker.delivered = worker.received = delivered
         for index, at, unpacked in field_of(state, "states", list):
-            completed.workers[index].states.append((at, pack_state(unpacked, exactly=True)))
+            completed.streams[index].states.append((at, pack_state(unpacked, exactly=True)))
         if state.get("dataset") is None:  # a loader warns itself of an epoch in which nothing is left
             completed.loaded = completed.delivered
         samplers = state.get("samplers")

@@ -124,7 +124,8 @@ class TaskWorker(Worker):
             self._failure = error
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
-        generation, sent = start["generation"], start["first"]
+        generation, [[_, *position]] = start["generation"], start["streams"]
+        sent = position[0]
         self._samples = None
         fetch: Callable[[Any], Any] | None = None
         with self.meter.epoch():
@@ -133,7 +134,7 @@ class TaskWorker(Worker):
                 try:
                     index = pickle.loads(task)
                     if fetch is None:  # inside, because each task fails if it cannot be made
-                        fetch = self._make_fetch(start, index)
+                        fetch = self._make_fetch(start["epoch"], Position(*position), index)
                     self._send_batch(fetch(index), index, generation, sent)
                 except (Exhausted, EpochStopped):
                     break
@@ -155,17 +156,17 @@ class TaskWorker(Worker):
             samples = operator.length_hint(index, 1) if self.setup.batches or isinstance(index, list) else 1
             if is_stateful(self.setup.dataset):
                 state = pack_state(self.setup.dataset.state_dict(), exactly=True)
-        self.sender.send(batch, generation, sequence, state, samples)
+        fields = {"generation": generation, "sequence": sequence}
+        self.sender.send(batch, fields, state, samples)
 
-    def _make_fetch(self, start: dict[str, Any], index: Any) -> Callable[[Any], Any]:
+    def _make_fetch(self, epoch: int, position: Position, index: Any) -> Callable[[Any], Any]:
         if self._failure is not None:
             raise self._failure
         if not self.setup.iterable:
-            if start["state"] is not None:
-                self.setup.dataset.load_state_dict(unpack_state(start["state"]))
+            if position.state is not None:
+                self.setup.dataset.load_state_dict(unpack_state(position.state))
             return self.setup.fetcher(iter(()))
-        position = Position(start["first"], start["state"], start["at"])
-        self._samples = samples = self.setup.samples(self._context(start["epoch"]), position)
+        self._samples = samples = self.setup.samples(self._context(epoch), position)
         fetch = self.setup.fetcher(samples)
         make_again(lambda: fetch(index), self.index, position.at, position.first)
         return fetch
@@ -178,7 +179,7 @@ def make_again(make: Callable[[], Any], worker: int, made: int, delivered: int) 
         try:
             make()
         except (Exhausted, StopIteration):
-            raise made_fewer(worker, made, delivered) from failure
+            raise made_fewer(f"worker {worker}", made, delivered) from failure
         except Exception as error:
             if failure is not None:
                 raise

@@ -32,17 +32,20 @@ TAKE_TURNS = "another thread is in the middle of next() of this iteration: take 
 class EpochIterator(Iterator[Any]):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
-    With ``in_order``, which is false for datasets that have no order, workers take turns, and one that has
-    ended is left out. Otherwise the first batch to arrive is next. The iteration ends with its last batch,
-    with an error (KeyboardInterrupt among them), by :meth:`close`, or when it is dropped. When it is closed,
-    the workers stop, and what they have sent is discarded. The workers end with it unless they are
-    ``persistent`` and there was no error. With ``restarts``, another worker takes the place of one that died.
+    Each worker carries streams of the dataset, by default one. With ``in_order``, which is false for datasets
+    that have no order, streams take turns, and one that has ended is left out. Otherwise the first batch to
+    arrive is next, and a worker whose stream has ended gets one that no worker has begun.
+
+    The iteration ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or
+    when it is dropped. When it is closed, the workers stop, and what they have sent is discarded. The workers
+    end with it unless they are ``persistent`` and there was no error. With ``restarts``, another worker takes
+    the place of one that died.
 
     ``dataloader.iterator.TaskEpoch`` is an epoch whose workers do tasks.
 
     Attributes:
         progress: Where the epoch begins, and then how far it is delivered.
-        place: Worker and number of the batch that was delivered last.
+        place: Stream and number of the batch that was delivered last.
         closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
@@ -69,12 +72,21 @@ class EpochIterator(Iterator[Any]):
         self._lock = threading.Lock()
         self._process = os.getpid()
         try:
-            workers, self._generation = group.begin_epoch(progress.epoch, progress.positions())
+            self._generation = group.begin_epoch()
+            self._workers = group.workers
+            self._turns = progress.turns()
+            self._carriers = {stream: stream % len(self._workers) for stream in self._turns}
+            self._waiting: deque[int] = deque()  # streams that no worker has begun
+            makes_again = any(stream.received < stream.delivered for stream in progress.streams)
+            if not (in_order or makes_again):
+                self._waiting = deque(stream for stream in self._turns if stream >= len(self._workers))
+                self._turns = deque(stream for stream in self._turns if stream < len(self._workers))
+            with interrupts_deferred():
+                for worker in self._workers:
+                    self._start(worker)
         except BaseException:
             times.end()
             raise
-        self._turns = deque(workers)
-        self._turns.rotate(-progress.turn)
         self._in_order = in_order
         self._timeout = timeout
         self._persistent = persistent
@@ -108,14 +120,16 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._times.enter(WAITED)
                 while self._turns:
-                    candidates = [self._turns[0]] if self._in_order else list(dict.fromkeys(self._turns))
+                    turns = (self._turns[0],) if self._in_order else self._turns
+                    carriers = dict.fromkeys(map(self._carriers.__getitem__, turns))
+                    candidates = [self._workers[index] for index in carriers]
                     arrived = self._received(candidates, waits)
                     if arrived is None:
                         self._times.left()
                         return NOT_YET
                     worker, message = arrived
                     if self._is_batch(worker, message):
-                        progress = self.progress.workers[worker.index]
+                        progress = self.progress.streams[message.fields.get("stream", worker.index)]
                         if progress.received > progress.delivered:
                             return self._delivered(worker, message)
                         worker.discard(message)
@@ -130,15 +144,16 @@ class EpochIterator(Iterator[Any]):
             raise RuntimeError(self.closed)
         raise StopIteration
 
-    def remake(self, worker: int) -> tuple[int, Any]:
-        """The number and the batch that ``worker`` makes next, delivered before this iteration."""
+    def remake(self, stream: int) -> tuple[int, int, Any]:
+        """The next batch that the worker of ``stream`` makes again, after its stream and its number."""
         try:
             self._times.enter(WAITED)
-            arrived = self._received([each for each in self._turns if each.index == worker])
+            arrived = self._received([self._workers[self._carriers[stream]]])
             assert arrived is not None
-            handle, message = arrived
-            self._is_batch(handle, message)  # or an error is raised: it has delivered more
-            return self.progress.workers[worker].received - 1, self._batch(handle, message)
+            worker, message = arrived
+            self._is_batch(worker, message)  # or an error is raised: it has delivered more
+            made = message.fields.get("stream", worker.index)
+            return made, self.progress.streams[made].received - 1, self._batch(worker, message)
         except BaseException:
             self._leave(failed=True)
             raise
@@ -147,8 +162,8 @@ class EpochIterator(Iterator[Any]):
         """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
         if self._running and self._group.is_owner():
             self.closed = because
-            for worker in tuple(self._turns):
-                worker.stop(self._generation)
+            for index in {self._carriers[stream] for stream in self._turns}:
+                self._workers[index].stop(self._generation)
             self._leave()
 
     def __del__(self) -> None:
@@ -173,33 +188,32 @@ class EpochIterator(Iterator[Any]):
                         return worker, message
                 if not waits:
                     return None
-                return next_message(candidates, self._generation, self._timeout, self._turns)
+                return next_message(candidates, self._generation, self._timeout, self._workers)
             except WorkerDied as death:
                 if not self._restarts:
                     raise
                 new = self._restarted(death)
                 candidates = [new if worker.index == new.index else worker for worker in candidates]
-                self._turns = deque(new if worker.index == new.index else worker for worker in self._turns)
 
     def _restarted(self, death: WorkerDied) -> WorkerHandle:
         """Starts a new process for a worker, with a warning, unless it died too often.
 
         A death is reported only after everything that the worker had sent was received. So the new process
-        starts from the worker's last state, and drops the batches that were received since.
+        starts its streams from their last states, and drops the batches that were received since.
         """
         index = death.worker
-        progress = self.progress.workers[index]
-        self._deaths[index, progress.received] += 1
-        if (deaths := self._deaths[index, progress.received]) >= MOST_DEATHS:
+        received = sum(self.progress.streams[stream].received for stream in self._carried(index))
+        self._deaths[index, received] += 1
+        if (deaths := self._deaths[index, received]) >= MOST_DEATHS:
             raise WorkerDied(
-                f"{death}. It died {deaths} times in a row before batch {progress.received} of the epoch, so "
+                f"{death}. It died {deaths} times in a row before batch {received} of the epoch, so "
                 "it is not started again: leave out the sample that kills it, or give it more memory",
                 index,
                 death.pid,
                 death.exitcode,
             ) from None
-        worker = self._group.restart(index)
-        worker.start(self.progress.epoch, self._generation, progress.position(progress.received))
+        worker = self._workers[index] = self._group.restart(index)
+        self._start(worker)
         order = " and the order is unchanged" if self._in_order else ""
         restarts = self._group.snapshots()[index].restarts
         warn(
@@ -208,9 +222,19 @@ class EpochIterator(Iterator[Any]):
         )
         return worker
 
+    def _carried(self, worker: int) -> list[int]:
+        """The streams that a worker has to make, in the order of their turns."""
+        return [stream for stream in self._turns if self._carriers[stream] == worker]
+
+    def _start(self, worker: WorkerHandle) -> None:
+        positions = {stream: self.progress.position(stream) for stream in self._carried(worker.index)}
+        worker.start(self.progress.epoch, self._generation, positions)
+
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
-        """Counts a batch, or a task's error, as received; false if the message is its worker's end."""
-        fields, progress = message.fields, self.progress.workers[worker.index]
+        """Counts a batch, or a task's error, as received; false if the message is its stream's end."""
+        fields = message.fields
+        stream = fields.get("stream", worker.index)  # by default a worker has one, of its own number
+        progress = self.progress.streams[stream]
         kind = fields["kind"]
         if kind == protocol.ERROR:
             raise worker.error(message)
@@ -223,18 +247,24 @@ class EpochIterator(Iterator[Any]):
             progress.received += 1
             return True
         if progress.received < progress.delivered:
-            raise made_fewer(worker.index, progress.received, progress.delivered)
-        self._turns = deque(other for other in self._turns if other is not worker)
+            raise made_fewer(f"worker {worker.index}", progress.received, progress.delivered)
+        progress.total = progress.received
+        self._turns = deque(other for other in self._turns if other != stream)
         self._group.check_end(message)
+        if self._waiting and not self._carried(worker.index):
+            self._turns.append(waiting := self._waiting.popleft())
+            self._carriers[waiting] = worker.index
+            self._start(worker)
         return False
 
     def _delivered(self, worker: WorkerHandle, message: Message) -> Any:
-        while self._turns[0] is not worker:
+        stream = message.fields.get("stream", worker.index)
+        while self._turns[0] != stream:
             self._turns.rotate(-1)
         self._turns.rotate(-1)
         batch = self._batch(worker, message)
-        self.place = worker.index, self.progress.workers[worker.index].received - 1
-        self.progress.count(worker.index, self._turns[0].index, message.fields.get("state"))
+        self.place = stream, self.progress.streams[stream].received - 1
+        self.progress.count(stream, message.fields.get("state"))
         return batch
 
     def _batch(self, worker: WorkerHandle, message: Message) -> Any:

@@ -19,7 +19,6 @@ from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.resume.progress import Position
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
@@ -103,20 +102,17 @@ class WorkerGroup:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
         return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
 
-    def begin_epoch(self, epoch: int, positions: Sequence[Position]) -> tuple[list[WorkerHandle], int]:
-        """Starts an epoch in all workers, each at its position; returns them, and the epoch's generation.
+    def begin_epoch(self) -> int:
+        """Returns the generation of a new epoch, for which all workers run.
 
-        Starts the workers before, if they are not running or, in an interactive session, if the dataset or
-        its code has changed since.
+        Starts them if they are not running or, in an interactive session, if the dataset or its code has
+        changed since.
         """
         if self._workers and environment.is_interactive():
             self._end_outdated()
         self.start()
-        with interrupts_deferred():
-            self._generation += 1
-            for worker in self._workers:
-                worker.start(epoch, self._generation, positions[worker.index])
-        return self._workers, self._generation
+        self._generation += 1
+        return self._generation
 
     def restart(self, index: int) -> WorkerHandle:
         """Starts a worker in the place of one that has died. What the consumer holds of that stays valid."""
@@ -180,7 +176,7 @@ class WorkerGroup:
         """Warns, once, if a worker's ``end`` tells that it was idle."""
         if message.fields.get("idle") and not self._warned_of_idle:
             self._warned_of_idle = True
-            warn_of_idle()
+            warn_of_idle("workers" if self._make_setup().streams is None else "streams")
 
     def close(self) -> None:
         """Ends all workers, within about ``protocol.GRACE_S``. In a fork of the owner, does nothing."""

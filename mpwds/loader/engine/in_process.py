@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpwds import nest, tenbin
@@ -19,11 +19,9 @@ from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.elements import WorkerIterator, process_seed
+from mpwds.loader.worker.elements import ENDED, CarriedStreams, carried_streams
 from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
 from mpwds.stats.snapshot import CounterSnapshot
 
 if TYPE_CHECKING:
@@ -35,8 +33,10 @@ class InProcessGroup(WorkerGroup):
 
     in_process = True
 
-    def __init__(self, dataset: Any, seed: int | None, output: Output, pinning: Pinning | None) -> None:
-        super().__init__(lambda: WorkerSetup(dataset, 1, 1, seed=seed), lambda _: Launcher(), output)
+    def __init__(
+        self, make_setup: Callable[[], WorkerSetup], output: Output, pinning: Pinning | None
+    ) -> None:
+        super().__init__(make_setup, lambda _: Launcher(), output)
         self._pinning = pinning
 
     @property
@@ -61,41 +61,38 @@ class InProcessWorker(WorkerHandle):
     """
 
     index = 0
+    _idle = False  # a stream had no shard
     pid = property(lambda self: os.getpid())
 
     def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
         self._setup, self._output, self._pinning = setup, output, pinning
         self._counters = Counters()
         self._meter = StageProfiler(self._counters, setup.dataset, counts_cpu=False)
-        self._run: tuple[WorkerIterator, Generator[Any, None, None]] | None = None
-        self._first = 0
+        self._run: tuple[CarriedStreams, Generator[Any, None, None]] | None = None
 
-    def start(self, epoch: int, generation: int, position: Position) -> None:
+    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
         self.disconnect()
-        context = replace(
-            Context.current(epoch),
-            seed=self._setup.seed,
-            worker=0,
-            workers=1,
-            owns_process=False,
-            watch=self._meter.watch,
-        )
-        around = None if isinstance(self._setup.dataset, DataPipeline) else _with_own_generators
-        iterator = WorkerIterator(self._setup.dataset, context, position, around=around)
-        self._run = iterator, self._meter.elements(iterator)
-        self._first = position.first
+        setup, here = self._setup, Context.current(epoch)
+        setup.rank, setup.world_size = here.rank, here.world_size
+        facts = {
+            "run": here.run,
+            "on_idle": partial(setattr, self, "_idle", True),
+            "watch": self._meter.watch,
+        }
+        streams = carried_streams(setup, epoch, positions, **facts)
+        self._run = streams, self._meter.elements(streams)
 
     def receive(self, generation: int) -> Message:
         assert self._run is not None
-        iterator, elements = self._run
-        fields: dict[str, Any] = {"kind": protocol.END, "generation": generation, "sent": self._first}
+        _, elements = self._run
         with self._meter.active():
-            for element in elements:
-                if iterator.number >= self._first:
-                    fields = {"kind": protocol.BATCH, "sequence": self._first, **self._copied(element)}
-                    break
-        if fields["kind"] == protocol.BATCH:
-            self._first += 1
+            stream, iterator, element = next(each for each in elements if not each[1].is_replaying)
+            fields: dict[str, Any] = {"stream": stream, "generation": generation}
+            if element is ENDED:
+                fields |= {"kind": protocol.END, "sent": iterator.number + 1, "idle": self._idle}
+            else:
+                fields |= {"kind": protocol.BATCH, "sequence": iterator.number, **self._copied(element)}
+        if element is not ENDED:
             fields["state"] = iterator.state(time.monotonic())
             self._meter.sending(fields["samples"], fields["nbytes"])
         return Message(fields, memoryview(b""))
@@ -130,22 +127,3 @@ class InProcessWorker(WorkerHandle):
         tenbin.write_array(memory if pinned is None else pinned.numpy(), 0, array)
         (copy,) = views(memory, [0], self._output)
         return copy
-
-
-def _with_own_generators(source: Iterator[Any], context: Context) -> Iterator[Any]:
-    """The elements of a dataset that appears to have random generators of its own."""
-    own: States | None = None
-    while True:
-        users = generator_states()
-        if own is None:
-            seed_generators(process_seed(context))
-        else:
-            restore_rng(own)
-        try:
-            element = next(source)
-        except StopIteration:
-            return
-        finally:
-            own = generator_states()
-            restore_rng(users)
-        yield element

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,8 +94,9 @@ class LocalWorker(WorkerHandle):
             self.pid = self._process.pid
             self._ours = ours.pop_all()
 
-    def start(self, epoch: int, generation: int, position: Position) -> None:
-        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, **vars(position)}
+    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+        streams = [[stream, *vars(position).values()] for stream, position in positions.items()]
+        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, "streams": streams}
         self._replace_command(command)
 
     def stop(self, generation: int) -> None:

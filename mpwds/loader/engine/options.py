@@ -38,6 +38,7 @@ class LoaderOptions:
     pin_memory: bool
     device: Any
     progress: bool
+    streams: int | None = None
     remote: str | list[str] | None = None
     keys: Any = None
 
@@ -53,6 +54,8 @@ class LoaderOptions:
         choice(name, "on_worker_death", self.on_worker_death, OnWorkerDeath)
         if self.seed is not None:
             checked["seed"] = integer(name, "seed", self.seed)
+        if self.streams is not None:
+            checked["streams"] = integer(name, "streams", self.streams, at_least=1)
         if self.even is not None:
             choice(name, "even", self.even, Even)
         for switch in ("in_order", "persistent", "pin_memory", "progress"):

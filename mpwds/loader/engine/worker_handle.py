@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpwds.errors import MpwdsError, WorkerTimeout
@@ -37,8 +37,8 @@ class WorkerHandle:
         """The process id, for messages and statistics."""
         raise NotImplementedError
 
-    def start(self, epoch: int, generation: int, position: Position) -> None:
-        """Tells the worker to begin an epoch at a position."""
+    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+        """Tells the worker to begin an epoch: which streams it carries, in the order of their turns."""
         raise NotImplementedError
 
     def stop(self, generation: int) -> None:

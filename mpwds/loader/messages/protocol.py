@@ -25,11 +25,15 @@ that batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): abou
 1 % of its time. A string in that field says, once, why there is none. The trainer keeps for each worker the
 last state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
 
-*Resume.* ``start`` says where in the epoch a worker begins: ``state``, the number of batches before that
-(``at``; the epoch's start is 0 and no state), and the number of the first batch to send (``first``). The
-worker makes the batches from ``at`` to ``first`` and drops them. ``end`` counts all batches of the epoch.
-Where stages in the trainer held parts of batches, ``first`` is the earliest of these: the trainer keeps
-those it needs and drops the others that were delivered before (``loader.stages``).
+*Streams.* ``start`` names the streams that the worker carries, in the order of their turns: by default one,
+of the worker's own number. Batches count by stream, and each stream has its ``end``. Where a worker has one
+stream at a time, the next ``start`` of the same generation gives it another.
+
+*Resume.* ``start`` says where each stream begins: its state, the number of batches before that (``at``; the
+epoch's start is 0 and no state), and the number of the first batch to send (``first``). The worker makes the
+batches from ``at`` to ``first`` and drops them. ``end`` counts all batches of the stream. Where stages in the
+trainer held parts of batches, ``first`` is the earliest of these: the trainer keeps those it needs and drops
+the others that were ``delivered`` before (``loader.stages``). Streams send these before they take turns.
 
 *Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
 always. Then it starts a new process, with another channel, arena and status page. That gets a ``start`` of
@@ -47,8 +51,8 @@ can be, sends ``end`` in place of an answer, and does not answer later tasks.
 was ``idle``, without a shard, of which the trainer warns once. The worker keeps its arena.
 
 *Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
-milliseconds between batches (or tasks) and while it waits for a block, and answers with ``end``. The trainer
-does not wait for that: the next epoch discards messages of older generations and hands their blocks back.
+milliseconds between batches (or tasks) and while it waits for a block. The trainer does not wait for that:
+the next epoch discards messages of older generations and hands their blocks back.
 Only the newest command counts: one that does not fit into the channel, because its worker waits for the
 trainer to read, is replaced by the next one, and sent when it fits.
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from mpwds.loader.processes import environment
 from mpwds.pickling import Pickler, reduced_tensor
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.share import Mappings, Region, map_privately, map_region
@@ -48,6 +49,13 @@ class WorkerSetup:
     rank: int = 0
     world_size: int = 1
     seed: int | None = None
+    streams: int | None = None  # of all ranks; None is one for each worker
+
+    def context(self, stream: int, epoch: int) -> Context:
+        """The context of one of this rank's streams. With ``streams`` no rank or worker is in it."""
+        if self.streams is None:
+            return Context(epoch, self.seed, self.rank, self.world_size, stream, self.workers)
+        return Context(epoch, self.seed, worker=self.rank + stream * self.world_size, workers=self.streams)
 
     def serving_class(self) -> Any:
         module, _, name = self.serves.partition(":")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from mpwds.loader.resume.progress import EpochProgress, field_of, wrong
+from mpwds.loader.resume.streams import numbered, of_rank, own_streams
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.iterable_sources import iterates_itself
@@ -20,6 +22,7 @@ class Resumable(Protocol):
     workers: int
     in_order: bool
     seed: int | None
+    streams: int | None
     _epoch: int
 
 
@@ -74,7 +77,7 @@ class LoaderPosition:
     def state_dict(self, loader: Resumable, stages: list[str] | None = None) -> dict[str, Any]:
         """The state after the last element that the program got, or at the start of the next epoch."""
         if self._loaded is not None and self._loaded["epoch"] == loader._epoch:
-            return dict(self._loaded)
+            return _named(loader, stages, self._loaded)
         last, epoch = self.last, loader._epoch
         if not last.finished:
             epoch = last.epoch
@@ -86,7 +89,8 @@ class LoaderPosition:
         from mpwds.loader.resume.state import VERSION, facts_of
 
         kind = "MultiLoader" if stages is None else "LoaderPipeline"
-        return {"version": VERSION, "kind": kind, "facts": facts_of(loader, stages), **state, "epoch": epoch}
+        state = {"version": VERSION, "kind": kind, "facts": facts_of(loader, stages), **state, "epoch": epoch}
+        return _named(loader, stages, state)
 
     def load(self, loader: Resumable, state: Any, stages: list[str] | None = None) -> int:
         """Loads a state, and returns the number of the epoch that it continues."""
@@ -95,12 +99,18 @@ class LoaderPosition:
         facts = facts_of(loader, stages)
         # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
         lasting = {name: fact for name, fact in facts.items() if name != "rank"}
+        if stages is None and loader.streams is not None:
+            del lasting["world_size"], lasting["in_order"]
         check(state, "MultiLoader" if stages is None else "LoaderPipeline", lasting)
+        if stages is None and loader.streams is not None:
+            own = of_rank(state, loader.streams, Context.current())
+            delivered = sum(stream["delivered"] for stream in own)
+            state = {**state, "facts": facts, "streams": own, "delivered": delivered}
         epoch: int = field_of(state, "epoch", int)
         delivered, repeated = field_of(state, "delivered", int), field_of(state, "repeated", int)
-        workers = [] if stages is not None else EpochProgress.from_dict(state).workers
-        if stages is None and len(workers) != facts["workers"]:
-            raise wrong("workers", f"the progress of {facts['workers']} workers", len(workers))
+        streams = [] if stages is not None else EpochProgress.from_dict(state).streams
+        if stages is None and loader.streams is None and len(streams) != facts["workers"]:
+            raise wrong("streams", f"the progress of {facts['workers']} workers", len(streams))
         saved, here = state["facts"].get("rank"), facts["rank"]
         if saved != here:  # its counts are of use
             because = f"the state is that of rank {saved}, this is rank {here}"
@@ -110,8 +120,8 @@ class LoaderPosition:
             elif delivered and not loader.in_order and facts["workers"] > 1:
                 raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
             else:
-                state["workers"] = [
-                    {"delivered": worker.delivered, "states": [], "stateless": because} for worker in workers
+                state["streams"] = [
+                    {"delivered": stream.delivered, "states": [], "stateless": because} for stream in streams
                 ]
         self._loaded, self.last = dict(state), _nothing_begun()
         return epoch
@@ -169,7 +179,18 @@ def _nothing_begun() -> EpochProgress:
 
 
 def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
-    return EpochProgress.at_start(epoch, max(loader.workers, 1))
+    return EpochProgress.at_start(epoch, len(_streams(loader)))
+
+
+def _named(loader: Resumable, stages: list[str] | None, state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it is saved: streams of the job have names."""
+    if stages is not None or loader.streams is None:
+        return dict(state)
+    return {**state, "streams": numbered(state["streams"], _streams(loader))}
+
+
+def _streams(loader: Resumable) -> range:
+    return own_streams(loader.streams, loader.workers, Context.current())
 
 
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
@@ -179,8 +200,8 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
     pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
     if pipeline and (unaddressed := dataset.non_resumable_part):
         reason = f"{unaddressed} gives elements without addresses"
-    for worker in progress.workers:
-        reason = reason or worker.stateless
+    for stream in progress.streams:
+        reason = reason or stream.stateless
     if reason:
         warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "

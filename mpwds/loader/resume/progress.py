@@ -18,25 +18,27 @@ NEWEST_ONLY = 1
 
 @dataclass(frozen=True)
 class Position:
-    """Start position of a worker. The worker makes batches ``at`` to ``first - 1`` and discards them."""
+    """Start position of a stream. Its worker makes batches ``at`` to ``first - 1`` and discards them."""
 
-    first: int = 0  # the number of the first batch that it sends
-    state: bytes | None = None  # of its stream before batch ``at``, packed; None is the epoch's start
+    first: int = 0  # the number of the first batch that is sent
+    state: bytes | None = None  # of the stream before batch ``at``, packed; None is the epoch's start
     at: int = 0
+    delivered: int = 0  # batches before this one are sent again, before streams take turns
 
 
 START = Position()
 
 
 @dataclass(eq=False)
-class WorkerProgress:
+class StreamProgress:
     delivered: int = 0  # batches of this epoch that the program got
     states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
     stateless: str = ""  # why the stream has no state
+    total: int | None = None  # batches in the epoch, once the stream has ended
     keeps: int = NEWEST_ONLY  # how many states to keep
 
     def __post_init__(self) -> None:
-        # Batches that arrived, or came before the worker's position: fewer while some are made again.
+        # Batches that arrived, or came before the stream's position: fewer while some are made again.
         self.received = self.delivered
 
     def keep(self, state: bytes | str) -> None:
@@ -57,23 +59,25 @@ class WorkerProgress:
             del self.states[min(range(1, len(numbers) - 1), key=gap)]
 
     def position(self, first: int | None = None) -> Position:
-        """The position of a worker that sends batch ``first`` next, by default the next one to deliver."""
+        """The position from which batch ``first`` is sent next, by default the next one to deliver."""
         first = self.delivered if first is None else first
         for at, state in reversed(self.states):
             if at <= first:
-                return Position(first, state, at)
-        return Position(first)
+                return Position(first, state, at, self.delivered)
+        return Position(first, delivered=self.delivered)
 
     def to_dict(self) -> dict[str, Any]:
         states = [[at, unpack_state(state)] for at, state in self.states]
-        return {"delivered": self.delivered, "states": states, "stateless": self.stateless}
+        total = {} if self.total is None else {"total": self.total}
+        return {"delivered": self.delivered, "states": states, "stateless": self.stateless, **total}
 
     @classmethod
-    def from_dict(cls, state: Any) -> WorkerProgress:
+    def from_dict(cls, state: Any) -> StreamProgress:
         delivered, stateless = field_of(state, "delivered", int), field_of(state, "stateless", str)
         states = field_of(state, "states", list)
         packed = sorted((at, pack_state(unpacked, exactly=True)) for at, unpacked in states)
-        return cls(delivered, packed, stateless)
+        total = field_of(state, "total", int) if "total" in state else None
+        return cls(delivered, packed, stateless, total)
 
 
 @dataclass(eq=False)
@@ -81,17 +85,16 @@ class EpochProgress:
     """The progress of an epoch: what the program got of it."""
 
     epoch: int
-    workers: list[WorkerProgress]
-    turn: int = 0  # index of the worker whose batch is next, where workers take turns
-    repeated: int = 0  # batches that the program got beyond those of the workers, to make the epoch even
+    streams: list[StreamProgress]
+    repeated: int = 0  # batches that the program got beyond those of the streams, to make the epoch even
     running: bool = False  # an iterator delivers it
     finished: bool = False  # it has been delivered to its end
     loaded: int = 0  # batches that were delivered before a state was loaded
-    _ahead: deque[tuple[int, int, bytes | str | None]] | None = field(default=None, init=False)
+    _ahead: deque[tuple[int, bytes | str | None]] | None = field(default=None, init=False)
 
     @classmethod
-    def at_start(cls, epoch: int, workers: int) -> EpochProgress:
-        return cls(epoch, [WorkerProgress() for _ in range(workers)])
+    def at_start(cls, epoch: int, streams: int) -> EpochProgress:
+        return cls(epoch, [StreamProgress() for _ in range(streams)])
 
     def finish(self) -> None:
         """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
@@ -104,13 +107,12 @@ class EpochProgress:
         """Makes :meth:`mark_delivered` count batches, because steps after the workers hold some."""
         self._ahead = deque()
 
-    def count(self, worker: int, turn: int = 0, state: bytes | str | None = None) -> None:
-        """Counts a batch of a worker, and its state if it sent one. Worker ``turn`` is next."""
+    def count(self, stream: int, state: bytes | str | None = None) -> None:
+        """Counts a batch of a stream, and the stream's state if it came with one."""
         if self._ahead is not None:
-            self._ahead.append((worker, turn, state))
+            self._ahead.append((stream, state))
             return
-        self.turn = turn
-        progress = self.workers[worker]
+        progress = self.streams[stream]
         progress.delivered += 1
         if state is not None:
             progress.keep(state)
@@ -129,31 +131,45 @@ class EpochProgress:
         return {
             "epoch": self.epoch,
             "delivered": self.delivered,
-            "turn": self.turn,
             "repeated": self.repeated,
-            "workers": [worker.to_dict() for worker in self.workers],
+            "streams": [stream.to_dict() for stream in self.streams],
         }
 
     @classmethod
     def from_dict(cls, state: Any) -> EpochProgress:
         """Undoes :meth:`state_dict`; ValueError names a field that is wrong."""
-        workers, turn = field_of(state, "workers", list), field_of(state, "turn", int)
-        if turn >= max(len(workers), 1):
-            raise wrong("turn", "the index of a worker", turn)
+        streams = field_of(state, "streams", list)
         epoch, repeated = field_of(state, "epoch", int), field_of(state, "repeated", int)
-        return cls(epoch, list(map(WorkerProgress.from_dict, workers)), turn, repeated)
+        return cls(epoch, list(map(StreamProgress.from_dict, streams)), repeated)
 
     @property
     def delivered(self) -> int:
-        return sum(worker.delivered for worker in self.workers)
+        return sum(stream.delivered for stream in self.streams)
 
     @property
     def replayed(self) -> int:
         """Delivered batches that a resumed run has to recompute."""
-        return sum(worker.delivered - worker.position().at for worker in self.workers)
+        return sum(stream.delivered - stream.position().at for stream in self.streams)
 
-    def positions(self) -> list[Position]:
-        return [worker.position(worker.received) for worker in self.workers]
+    def turns(self) -> deque[int]:
+        """The streams in the order of their turns.
+
+        Streams that have not ended have delivered the same number, or one more if they had their turn in this
+        round already. So the first with the fewest is next.
+        """
+        live = [
+            (stream.delivered, number)
+            for number, stream in enumerate(self.streams)
+            if stream.total is None or stream.delivered < stream.total
+        ]
+        turns = deque(range(len(self.streams)))
+        turns.rotate(-min(live, default=(0, 0))[1])
+        return turns
+
+    def position(self, stream: int) -> Position:
+        """Where a stream is to go on."""
+        progress = self.streams[stream]
+        return progress.position(progress.received)
 
 
 def warn_of_empty_epoch() -> None:
@@ -165,10 +181,10 @@ def warn_of_empty_epoch() -> None:
     )
 
 
-def made_fewer(worker: int, made: int, delivered: int) -> MpwdsError:
+def made_fewer(stream: str, made: int, delivered: int) -> MpwdsError:
     """The error for a dataset that ends before the position where it has to continue."""
     return MpwdsError(
-        f"worker {worker} made {made} batches, {delivered} were delivered before: the dataset has changed, "
+        f"{stream} made {made} batches, {delivered} were delivered before: the dataset has changed, "
         "or gives other elements each time it runs, so the epoch cannot be continued"
     )
 

@@ -16,7 +16,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.iterable_sources import iterates_itself
 
-VERSION = 4
+VERSION = 5
 
 _DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
 
@@ -27,8 +27,10 @@ _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     """The facts that a state depends on: under others, samples would be lost or repeated."""
     here = Context.current()
+    # No worker delivers the same as one, and streams the same on any workers.
+    carriers = {"workers": max(loader.workers, 1)} if loader.streams is None else {"streams": loader.streams}
     return {
-        "workers": max(loader.workers, 1),  # no worker delivers the same as one
+        **carriers,
         "in_order": loader.in_order or loader.workers < 2,
         "rank": here.rank,
         "world_size": here.world_size,

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.pipeline.coercion import takes_any_order
-from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.iterable_sources import iter_elements, iterates_itself
+from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
 from mpwds.pipeline.stream import Count, LengthUnknown, Stream
+
+if TYPE_CHECKING:
+    from mpwds.loader.processes.setup import WorkerSetup
 
 STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
 STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
@@ -56,6 +62,60 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
         dataset.set_epoch(context.epoch)
     is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
     return iter(_made_by(dataset) if is_factory else dataset)
+
+
+ENDED = object()
+"""Stands for the end of a stream."""
+
+
+class CarriedStreams(Iterator["tuple[int, WorkerIterator, Any]"]):
+    """The streams that one process makes in an epoch. They take turns, an element each.
+
+    Yields a stream's number, its iterator, and its next element or, once, ``ENDED``. Streams whose elements
+    are sent again come first, each until it is where it was. So turns go on as if there had been no break.
+
+    Args:
+        streams: Number and iterator of each stream, in the order of their turns.
+    """
+
+    def __init__(self, streams: Iterable[tuple[int, WorkerIterator]]) -> None:
+        self._all = tuple(streams)
+        self._turns = deque(self._all)
+        self._late = deque(turn for turn in self._all if turn[1].position.first < turn[1].position.delivered)
+
+    def __next__(self) -> tuple[int, WorkerIterator, Any]:
+        if not self._turns:
+            raise StopIteration
+        number, stream = turn = (self._late or self._turns)[0]
+        try:
+            element = next(stream)
+        except StopIteration:
+            self._turns.remove(turn)
+            element = ENDED
+        position = stream.position
+        if self._late:
+            if element is ENDED or stream.number + 1 >= position.delivered:
+                self._late.popleft()
+        elif element is not ENDED and stream.number >= position.first:
+            self._turns.rotate(-1)
+        return number, stream, element
+
+    def close(self) -> None:
+        """Closes all iterators, and the files that they read."""
+        with contextlib.ExitStack() as parts:
+            for _, stream in self._all:
+                parts.callback(stream.close)
+
+
+def carried_streams(
+    setup: WorkerSetup, epoch: int, positions: Mapping[int, Position], **facts: Any
+) -> CarriedStreams:
+    """Begins the streams that a process makes in an epoch; ``facts`` are those of the process' contexts."""
+    contexts = {stream: replace(setup.context(stream, epoch), **facts) for stream in positions}
+    own_process = facts.get("owns_process", False) or isinstance(setup.dataset, DataPipeline)
+    around = None if own_process and setup.streams is None else with_own_generators
+    begin = functools.partial(WorkerIterator, setup.dataset, around=around, streams=len(contexts))
+    return CarriedStreams((stream, begin(context, positions[stream])) for stream, context in contexts.items())
 
 
 class OwnElements(Iterator[Any]):
@@ -114,7 +174,8 @@ class WorkerIterator(Iterator[Any]):
 
     It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
     before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
-    iterator, and ``around`` may put another one around it.
+    iterator. ``around`` may put another one around what gives elements without addresses. The process makes
+    so many ``streams``.
     """
 
     def __init__(
@@ -124,9 +185,11 @@ class WorkerIterator(Iterator[Any]):
         position: Position = START,
         start: Callable[[Any, Context], Iterator[Any]] = elements,
         around: Callable[[Iterator[Any], Context], Iterator[Any]] | None = None,
+        streams: int = 1,
     ) -> None:
-        self._worker = context.worker
-        self._first = position.first
+        self._streams = streams
+        self._name = f"worker {context.worker}"
+        self.position = position
         self._stream: Stream[Any] | OwnElements | None = None
         self._elements: Iterator[Any]
         state = None if position.state is None else unpack_state(position.state)
@@ -138,31 +201,40 @@ class WorkerIterator(Iterator[Any]):
             self._each = takes_any_order(dataset)
             if self._each and position.at < position.first:
                 raise ValueError(
-                    f"this epoch cannot be continued: elements come in any order, and the state of worker "
-                    f"{self._worker} is {position.first - position.at} batches old. Begin the epoch again"
+                    f"this epoch cannot be continued: elements come in any order, and the state of "
+                    f"{self._name} is {position.first - position.at} batches old. Begin the epoch again"
                 )
             if dataset.non_resumable_part is None:
                 self._stream = stream
                 if state is not None:
                     stream.load_state_dict(state)
             self._elements = iter_elements(stream)
+            if self._stream is None and around is not None:
+                self._elements = around(self._elements, context)
         else:
             own = OwnElements(dataset, lambda: start(dataset, context), state or {})
             self._stream, self._elements = own, own if around is None else around(own, context)
             self._due = 0.0  # the dataset may be in another state when it begins again from its start
             self._exactly = True
         self.number = position.at - 1
+        self._ended = False
 
     def __next__(self) -> Any:
         try:
             element = next(self._elements)
         except StopIteration:
-            if self.number + 1 < self._first:
-                raise made_fewer(self._worker, self.number + 1, self._first) from None
+            if self.number + 1 < self.position.first:
+                raise made_fewer(self._name, self.number + 1, self.position.first) from None
+            self._ended = True
             self._due = math.inf  # a dataset's own state may be that of its next epoch
             raise
         self.number += 1
         return element
+
+    @property
+    def is_replaying(self) -> bool:
+        """True if the last element came before those that the caller wants."""
+        return self.number < self.position.first and not self._ended
 
     def state(self, now: float) -> bytes | str | None:
         """The packed state after the last element, if it is due at ``now``; once, why there is none."""
@@ -176,7 +248,7 @@ class WorkerIterator(Iterator[Any]):
                 return str(error)
             return f"{type(error).__name__}: {error}"
         done = time.monotonic()
-        self._due = done + max(STATE_EVERY_S, (done - now) / STATE_SHARE)
+        self._due = done + max(STATE_EVERY_S, (done - now) * self._streams / STATE_SHARE)
         return packed
 
     def close(self) -> None:
@@ -205,8 +277,8 @@ CountOf: TypeAlias = Callable[[Context, bool], int]
 """Counts the elements of an epoch; the arguments are ``context`` and ``exact`` of ``count_delivered``."""
 
 
-def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact: bool = False) -> Count:
-    """Counts the elements that a loader of a dataset, from ``as_dataset``, delivers to a rank.
+def count_delivered(dataset: Any, contexts: Sequence[Context], exact: bool = False) -> Count:
+    """Counts the elements that streams in these contexts give of a dataset from ``as_dataset``.
 
     Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of a
     dataset that is not a pipeline.
@@ -217,14 +289,32 @@ def count_delivered(dataset: Any, workers: int, context: Context = ALONE, exact:
         return Count(len(dataset))
     if dataset.given_length is not None and not exact:
         return Count(dataset.given_length)
-    each = [replace(context, worker=worker, workers=workers or 1) for worker in range(workers or 1)]
-    return sum((dataset.count_in(context, exact) for context in each), Count(0, 0))
+    return sum((dataset.count_in(context, exact) for context in contexts), Count(0, 0))
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:
     if isinstance(dataset, DataPipeline) and dataset.pipeline and not iterates_itself(dataset):
         return dataset.samples_in
     return rows_in
+
+
+def with_own_generators(source: Iterator[Any], context: Context) -> Iterator[Any]:
+    """The elements of a dataset or stream that appears to have random generators of its own."""
+    own: States | None = None
+    while True:
+        users = generator_states()
+        if own is None:
+            seed_generators(process_seed(context))
+        else:
+            restore_rng(own)
+        try:
+            element = next(source)
+        except StopIteration:
+            return
+        finally:
+            own = generator_states()
+            restore_rng(users)
+        yield element
 
 
 def process_seed(context: Context) -> int:

@@ -107,17 +107,16 @@ class BatchSender:
     def send(
         self,
         batch: Any,
-        generation: int,
-        sequence: int,
+        about: dict[str, Any],
         state: bytes | str | None = None,
         samples: int | None = None,
     ) -> None:
-        """Sends a batch, and the worker's state after it; waits while all blocks are in use.
+        """Sends a batch, with fields about it and the state after it; waits while all blocks are in use.
 
         Raises ``EpochStopped`` if the trainer stops the epoch meanwhile. By default, the meter counts the
         samples.
         """
-        fields: dict[str, Any] = {"kind": protocol.BATCH, "generation": generation, "sequence": sequence}
+        fields: dict[str, Any] = {"kind": protocol.BATCH, **about}
         if state is not None:
             fields["state"] = state
         if self.arrays_as_they_are:
@@ -136,7 +135,7 @@ class BatchSender:
         fields["offsets"] = offsets
         fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
         fields["nbytes"] = end
-        block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, generation)
+        block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, about["generation"])
         payload = bytearray(end if block is None else 0)
         try:
             memory = payload if block is None else block.memory

@@ -24,7 +24,7 @@ from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.counters import STACK_SIGNAL, StatusPage
-from mpwds.loader.worker.elements import WorkerIterator, process_seed
+from mpwds.loader.worker.elements import ENDED, carried_streams, process_seed
 from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
@@ -107,64 +107,67 @@ class Worker:
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
         epoch, generation = start["epoch"], start["generation"]
-        context = replace(self._context(epoch), deferred=True)
-        seed = process_seed(context)
+        seed = process_seed(self._context(epoch))
         announce_to_torch(self.index, self.setup.workers, seed, self.setup.dataset)
         seed_late_imports()
         seed_generators(seed)
-        end: dict[str, Any] = {"kind": protocol.END, "generation": generation}
         try:
-            position = Position(start["first"], start["state"], start["at"])
+            positions = {stream: Position(*position) for stream, *position in start["streams"]}
             with self.meter.epoch():
-                end["sent"] = self._send_elements(context, generation, position)
+                end = self._send_streams(epoch, generation, positions)
         except (ChannelClosed, SystemExit):
             raise
         except BaseException as error:
-            end.update(kind=protocol.ERROR, **protocol.describe_error(error))
-        self.channel.send({**end, "idle": self.idle})
+            end = {"kind": protocol.ERROR, **protocol.describe_error(error)}
+        if end is not None:
+            self.channel.send({**end, "generation": generation, "idle": self.idle})
 
     def _context(self, epoch: int) -> Context:
-        return Context(
-            epoch=epoch,
-            seed=self.setup.seed,
-            rank=self.setup.rank,
-            world_size=self.setup.world_size,
-            worker=self.index,
-            workers=self.setup.workers,
-            owns_process=True,
-            on_shard=self.status.write_shard,
-            on_idle=partial(setattr, self, "idle", True),
-            watch=self.meter.watch,
-        )
+        return replace(self.setup.context(self.index, epoch), **self._facts())
 
-    def _send_elements(self, context: Context, generation: int, position: Position) -> int:
-        """Sends the elements from a position on; returns how many there are up to the end, or to ``stop``."""
-        iterator = WorkerIterator(self.setup.dataset, context, position)
-        sent = position.first
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "owns_process": True,
+            "on_shard": self.status.write_shard,
+            "on_idle": partial(setattr, self, "idle", True),
+            "watch": self.meter.watch,
+        }
+
+    def _send_streams(
+        self, epoch: int, generation: int, positions: dict[int, Position]
+    ) -> dict[str, Any] | None:
+        """Sends the elements of streams from their positions on; returns the last end, if not stopped."""
+        streams = carried_streams(self.setup, epoch, positions, deferred=True, **self._facts())
         checked = time.monotonic()
-        try:
-            for element in self.meter.elements(iterator):
+        end: dict[str, Any] | None = None
+        with contextlib.closing(streams), contextlib.suppress(EpochStopped):
+            for stream, iterator, element in self.meter.elements(streams):
                 now = time.monotonic()
                 if now - checked > _STOP_CHECK_S:
                     if self.commands.stopped(generation):
-                        break
+                        return None
                     checked = now
-                if iterator.number >= sent:
-                    self._send(element, generation, sent, iterator.state(now))
-                    sent += 1
-        except EpochStopped:
-            pass
-        finally:
-            iterator.close()
-        return sent
+                if end is not None:
+                    self.channel.send({**end, "generation": generation, "idle": self.idle})
+                    end = None
+                if element is ENDED:
+                    end = {"kind": protocol.END, **self._numbered(stream), "sent": iterator.number + 1}
+                elif not iterator.is_replaying:
+                    fields = {"generation": generation, "sequence": iterator.number, **self._numbered(stream)}
+                    self._send(element, fields, iterator.state(now))
+            return end
+        return None
 
-    def _send(self, element: Any, generation: int, sequence: int, state: bytes | str | None) -> None:
+    def _numbered(self, stream: int) -> dict[str, int]:
+        return {"stream": stream}
+
+    def _send(self, element: Any, fields: dict[str, Any], state: bytes | str | None) -> None:
         try:
-            self.sender.send(element, generation, sequence, state)
+            self.sender.send(element, fields, state)
         except (EpochStopped, ChannelClosed):
             raise
         except Exception as error:
-            place = Description.of_sample(element, Description(f"element {sequence}"))
+            place = Description.of_sample(element, Description(f"element {fields['sequence']}"))
             add_note(error, f"in {WRITING_BATCHES}, on {place} that worker {self.index} made")
             raise
 

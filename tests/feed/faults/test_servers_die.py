@@ -193,7 +193,7 @@ def test_a_loss_is_an_error_if_that_is_wanted():
         state = loader.state_dict()
         server.start_again()
         loader.load_state_dict(state)
-        got = sum(worker["delivered"] for worker in state["workers"])
+        got = sum(worker["delivered"] for worker in state["streams"])
         assert delivered(loader) == undisturbed(2)[0][got:]
 
 

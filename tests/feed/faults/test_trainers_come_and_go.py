@@ -202,6 +202,6 @@ def test_a_state_is_the_same_whether_a_server_died_or_not(memory):
                     if disturb and number == 8:
                         server.start_again()
                 found = loader.state_dict()
-        return found["turn"], [worker["delivered"] for worker in found["workers"]]
+        return [stream["delivered"] for stream in found["streams"]]
 
     assert state(True) == state(False)

@@ -205,7 +205,7 @@ def test_the_state_is_the_same_whether_a_worker_died_or_not():
                 if number == 10 and disturb:
                     kill(loader.worker_pids[0])
             found = loader.state_dict()
-        return found["turn"], [worker["delivered"] for worker in found["workers"]]
+        return [stream["delivered"] for stream in found["streams"]]
 
     assert state(True) == state(False)
 

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.loader.resume.progress import EpochProgress, Position, WorkerProgress
+from mpwds.loader.resume.progress import EpochProgress, Position, StreamProgress
 
 
 def counted(batches, keeps, every=1):
-    worker = WorkerProgress()
+    worker = StreamProgress()
     worker.keeps = keeps
     for number in range(1, batches + 1):
         worker.received = worker.delivered = number
@@ -20,7 +20,7 @@ def counted(batches, keeps, every=1):
 def test_a_new_worker_begins_behind_the_last_batch_from_the_newest_state(batches, every):
     newest = batches - batches % every
     state = b"%d" % newest if newest else None
-    assert counted(batches, 1, every).position() == Position(batches, state, newest)
+    assert counted(batches, 1, every).position() == Position(batches, state, newest, batches)
 
 
 @settings(deadline=None, max_examples=30)
@@ -36,4 +36,4 @@ def test_what_is_older_is_made_again_from_a_state_not_long_before(batches, first
 def test_progress_of_an_epoch_says_what_is_to_be_made_again():
     progress = EpochProgress(3, [counted(5, 1, 4), counted(5, 1, 9)])
     assert (progress.delivered, progress.replayed) == (10, 1 + 5)
-    assert progress.positions() == [Position(5, b"4", 4), Position(5, None, 0)]
+    assert [progress.position(0), progress.position(1)] == [Position(5, b"4", 4, 5), Position(5, None, 0, 5)]

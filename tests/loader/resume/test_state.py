@@ -154,7 +154,7 @@ def test_behind_an_epoch_it_is_the_start_of_the_next(make):
     plain(loader)
     end = loader.state_dict()
     assert (start["epoch"], end["epoch"]) == (0, 1)
-    assert {worker["delivered"] for worker in end["workers"]} == {0}
+    assert {worker["delivered"] for worker in end["streams"]} == {0}
 
 
 def test_behind_the_last_element_nothing_is_left_of_the_epoch(make):
@@ -220,7 +220,7 @@ def test_an_error_leaves_the_state_behind_the_last_element(make):
     with pytest.raises(ZeroDivisionError):
         for element in loader:
             got.append(element)
-    delivered = sum(worker["delivered"] for worker in loader.state_dict()["workers"])
+    delivered = sum(worker["delivered"] for worker in loader.state_dict()["streams"])
     assert delivered == len(got) == 11
 
 
@@ -437,11 +437,10 @@ def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
         (lambda state: {**state, "version": 7}, f"version 7, but this mpwds reads version {VERSION}"),
         (lambda state: {**state, "kind": "DataLoader"}, "state of a DataLoader, loaded into a MultiLoader"),
         (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
-        (lambda state: {**state, "turn": 2}, "turn=2, expected the index of a worker"),
-        (lambda state: {**state, "workers": [{}]}, "delivered=None, expected a whole number"),
+        (lambda state: {**state, "streams": [{}]}, "delivered=None, expected a whole number"),
         (lambda state: {**state, "facts": None}, "facts=None, expected a dict"),
-        (lambda state: {**state, "workers": [{"delivered": 0}]}, "stateless=None, expected a str"),
-        (lambda state: {**state, "workers": state["workers"][:1]}, "expected the progress of 2 workers"),
+        (lambda state: {**state, "streams": [{"delivered": 0}]}, "stateless=None, expected a str"),
+        (lambda state: {**state, "streams": state["streams"][:1]}, "expected the progress of 2 workers"),
         (lambda state: {**state, "facts": {**state["facts"], "dataset": 3}}, "it was 3, is "),
     ],
 )
@@ -490,4 +489,4 @@ def test_a_state_is_small(shards, states_everywhere):
     with MultiLoader(dataset, workers=2, start_method="fork") as loader:
         state = first_and_state(loader, 5)
     assert len(msgpack.packb(state)) < 2 * 5000
-    assert mpwds.MultiLoader(dataset, workers=2).state_dict()["workers"][0]["states"] == []
+    assert mpwds.MultiLoader(dataset, workers=2).state_dict()["streams"][0]["states"] == []

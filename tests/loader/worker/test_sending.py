@@ -33,7 +33,7 @@ class Wire:
 
     def send(self, samples):
         """The batch of some samples, as it arrives."""
-        self.sender.send(deferred_collation_fn(samples), 1, 0)
+        self.sender.send(deferred_collation_fn(samples), {"generation": 1, "sequence": 0})
         while (message := self.trainer.receive()).fields["kind"] == protocol.SEGMENT:
             self.receiver.map_segment(message, take_descriptor(self.fetched))
         return self.receiver.batch(message)

@@ -1,0 +1,175 @@
+"""Logical streams: which of them a rank carries, and states that other ranks go on with.
+
+With ``streams=K`` a dataset is dealt to K streams. What a stream gives depends on the dataset, the seed, the
+epoch, its number and K. Rank r of W carries the streams r, r + W, ..., and batch n of the job comes from
+stream n mod K, so the job's order is the same for every W that divides K. A state names its streams by their
+numbers. Any ranks can go on with the states of others, and a stream whose state is missing is made again.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpwds.loader.resume.progress import StreamProgress, field_of, pack_state, unpack_state, wrong
+from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.iterable_sources import iterates_itself
+
+if TYPE_CHECKING:
+    from mpwds.loader.engine.options import LoaderOptions
+
+
+def own_streams(streams: int | None, workers: int, here: Context) -> range:
+    """The numbers of the streams that a rank carries; by default, one for each worker.
+
+    Raises ValueError if the ranks cannot share them equally, or if there are more workers than streams.
+    """
+    if streams is None:
+        return range(max(workers, 1))
+    if streams % here.world_size:
+        raise ValueError(
+            f"streams={streams} cannot be dealt to {here.world_size} ranks equally: use a number of streams "
+            "that all numbers of ranks divide which the run may have, such as 96"
+        )
+    if workers > streams // here.world_size:
+        raise ValueError(
+            f"{workers} workers for {streams // here.world_size} streams of this rank (streams={streams}, "
+            f"{here.world_size} ranks): use fewer workers, or begin a run with more streams"
+        )
+    return range(here.rank, streams, here.world_size)
+
+
+def check_streams(dataset: Any, options: LoaderOptions) -> None:
+    """Raises TypeError or ValueError if a dataset cannot be dealt to streams, or other options forbid it."""
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        raise TypeError(
+            f"streams={options.streams} needs a pipeline of mpwds, which can be dealt to streams, got "
+            f"{dataset!r}"
+        )
+    if options.remote is not None:
+        raise ValueError("streams= does not work with remote= yet: use this machine's workers")
+    if options.even is not None:
+        raise ValueError("streams= does not work with even= yet: use one of them")
+    own_streams(options.streams, options.workers, Context.current())
+
+
+def numbered(streams: Sequence[dict[str, Any]], numbers: Sequence[int]) -> dict[str, str]:
+    """The progress of streams by their names, each as text: tools that save states by key keep it whole."""
+    return {
+        f"stream{number}": base64.b64encode(pack_state(stream, exactly=True)).decode()
+        for number, stream in zip(numbers, streams, strict=True)
+    }
+
+
+def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> list[dict[str, Any]]:
+    """The progress of a rank's streams in a state, possibly of other ranks.
+
+    Raises ValueError if these ranks cannot go on at this batch, or a stream cannot be made again.
+    """
+    saved = {number: _progress(state, number) for number in range(streams)}
+    batches, ranks_then, ranks = _batches(state), _ranks(state), here.world_size
+    in_turn = _is_in_turn(state)
+    if in_turn and batches % ranks:
+        step = math.lcm(ranks_then, ranks)
+        raise ValueError(
+            f"the state was saved after {batches} batches of all ranks, and {ranks} ranks deliver so many "
+            f"only in unequal parts: use as many ranks as then ({ranks_then}), or a state after "
+            f"{-(-batches // step) * step} batches"
+        )
+    progress = []
+    for number in own_streams(streams, 0, here):
+        found = saved[number]
+        if found is None and not in_turn:
+            raise ValueError(
+                f"the state holds nothing of stream {number}, and how far it was cannot be told, because "
+                "streams are not in step: load the states of all ranks (mpwds.merge_states)"
+            )
+        missing = f"the state of stream {number} is missing"
+        found = found or StreamProgress(_turns_of(number, batches, streams), stateless=missing)
+        progress.append(found.to_dict())
+    return progress
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Makes one state of those that ranks saved after the same step, for loaders with ``streams``.
+
+    Any number of ranks that divides the number of streams can load it, each all of it.
+
+    Args:
+        states: What ``state_dict()`` of the ranks' loaders returned, in any order. Some may be missing: the
+            streams of those ranks are made again from the start of the epoch.
+
+    Raises:
+        ValueError: The states are of different loaders, epochs or steps, or of a loader without ``streams``.
+
+    Example:
+        >>> import mpwds
+        >>> loader = mpwds.MultiLoader(mpwds.DataPipeline(range(8)), workers=0, streams=4)
+        >>> merged = mpwds.merge_states([loader.state_dict()])
+        >>> sorted(merged["streams"])
+        ['stream0', 'stream1', 'stream2', 'stream3']
+    """
+    if not states:
+        raise ValueError("merge_states: no states")
+    first, streams = states[0], dict[str, str]()
+    for state in states:
+        if not (isinstance(state, Mapping) and isinstance(state.get("streams"), Mapping)):
+            raise ValueError("merge_states: a state is not that of a loader with streams=")
+        for name in ("version", "kind", "epoch", "facts"):
+            if _compared(state, name) != _compared(first, name):
+                raise ValueError(f"merge_states: {name} differs from state to state")
+        streams.update(state["streams"])
+    counts = {field_of(state, "delivered", int) for state in states}
+    if len(counts) > 1 and all(map(_is_in_turn, states)):
+        raise ValueError(f"merge_states: the ranks saved at different steps, after {sorted(counts)} batches")
+    merged = {**first, "streams": dict(sorted(streams.items()))}
+    if len(streams) == first["facts"]["streams"]:
+        found = [_progress(merged, number) for number in range(len(streams))]
+        merged["delivered"] = sum(stream.delivered for stream in found if stream is not None)
+    else:
+        merged["delivered"] = _batches(first)
+    return {**merged, "facts": {**first["facts"], "rank": 0, "world_size": 1}}
+
+
+def _compared(state: Mapping[str, Any], name: str) -> Any:
+    value = state.get(name)
+    return {**value, "rank": None} if isinstance(value, Mapping) else value
+
+
+def _ranks(state: Mapping[str, Any]) -> int:
+    ranks: int = field_of(field_of(state, "facts", dict), "world_size", int)
+    return ranks
+
+
+def _batches(state: Mapping[str, Any]) -> int:
+    """The batches of all ranks, which go in step, before the state."""
+    delivered: int = field_of(state, "delivered", int)
+    return delivered * _ranks(state)
+
+
+def _turns_of(stream: int, batches: int, streams: int) -> int:
+    """How many of the job's first batches come from a stream, if none has ended."""
+    return (batches - stream + streams - 1) // streams
+
+
+def _is_in_turn(state: Mapping[str, Any]) -> bool:
+    """True if no stream is ahead of its turn or behind, as one that has ended."""
+    streams, batches = field_of(state["facts"], "streams", int), _batches(state)
+    found = {number: _progress(state, number) for number in range(streams)}
+    return all(
+        stream is None or stream.delivered == _turns_of(number, batches, streams)
+        for number, stream in found.items()
+    )
+
+
+def _progress(state: Mapping[str, Any], number: int) -> StreamProgress | None:
+    text = field_of(state, "streams", Mapping).get(f"stream{number}")
+    if text is None:
+        return None
+    try:
+        return StreamProgress.from_dict(unpack_state(base64.b64decode(text, validate=True)))
+    except Exception as error:
+        raise wrong(f"stream{number}", "what state_dict() gave", text) from error

@@ -1,0 +1,273 @@
+"""Streams of a job: its order, and its states, are those of any number of ranks and workers."""
+
+import json
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, MultiLoader
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
+STREAMS = 12
+
+
+def noisy(number):
+    return number + random.random() + float(np.random.random())
+
+
+def left_out_at_random(numbers):
+    return (number for number in numbers if random.random() < 0.9)
+
+
+def shuffled(*stages):
+    return DataPipeline(range(300)).shuffle(20).compose(*stages).batched(3)
+
+
+DATASETS = {
+    "shuffle": shuffled(),
+    "filter and map": shuffled().unbatched().select(lambda number: number % 7 != 3).map(noisy).batched(2),
+    "flatmap": DataPipeline(range(240)).flatmap(lambda n: [n] * (1 + n // 12 % 2)).shuffle(9).batched(4),
+    "drawn again": DataPipeline(range(50)).repeat(2).shuffle(30).map(noisy).batched(2),
+    "generator": shuffled(left_out_at_random),
+}
+
+
+@pytest.fixture
+def loader_of(monkeypatch):
+    loaders = []
+
+    def loader_of(dataset, rank=0, ranks=1, workers=0, **options):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
+        loaders.append(MultiLoader(dataset, workers=workers, **options))
+        return loaders[-1]
+
+    yield loader_of
+    for loader in loaders:
+        loader.close()
+
+
+def in_turn(parts):
+    """The batches of a job, of those of its ranks."""
+    return [part[number] for number in range(max(map(len, parts))) for part in parts if number < len(part)]
+
+
+def batches_of(loader, most=None):
+    batches = iter(loader)
+    return (
+        [next(batches).tolist() for _ in range(most)] if most is not None else [b.tolist() for b in batches]
+    )
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 0), (3, 2), (12, 0), (12, 1)])
+def test_the_order_does_not_depend_on_ranks_and_workers(name, ranks, workers, loader_of):
+    dataset = DATASETS[name]
+    whole = batches_of(loader_of(dataset))
+    job = in_turn([batches_of(loader_of(dataset, rank, ranks, workers)) for rank in range(ranks)])
+    assert job[: 4 * STREAMS] == whole[: 4 * STREAMS]
+    assert sorted(map(str, job)) == sorted(map(str, whole))
+
+
+def test_without_streams_it_does(loader_of):
+    first, second = (
+        batches_of(loader_of(DATASETS["shuffle"], workers=workers, streams=None)) for workers in (1, 3)
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_goes_on_with_other_ranks_and_workers_also_where_states_are_missing(name, seed, loader_of):
+    dataset, draw = DATASETS[name], random.Random(f"{name} {seed}")
+    whole = batches_of(loader_of(dataset))
+    job, state = [], None
+    for _ in range(3):
+        ranks = draw.choice([ranks for ranks in (1, 2, 3, 4, 6, 12) if len(job) % ranks == 0])
+        steps = draw.randrange(1, 1 + STREAMS // ranks)
+        parts, states = [], []
+        for rank in range(ranks):
+            loader = loader_of(dataset, rank, ranks, draw.choice([0, 1, 12 // ranks if ranks > 3 else 3]))
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+                assert json.dumps(loader.state_dict())  # also before it is iterated
+            parts.append(batches_of(loader, steps))
+            states.append(loader.state_dict())
+            loader.close()
+        job += in_turn(parts)
+        if ranks > 1 and draw.random() < 0.3:
+            states.pop(draw.randrange(ranks))
+        state = mpwds.merge_states(states)
+        assert state["delivered"] == len(job)
+    loader = loader_of(dataset, workers=2)
+    loader.load_state_dict(state)
+    job += batches_of(loader)
+    assert job[: 4 * STREAMS] == whole[: 4 * STREAMS]
+    assert sorted(map(str, job)) == sorted(map(str, whole))
+
+
+def test_a_stream_whose_state_is_missing_is_made_again_with_one_warning(loader_of):
+    whole = batches_of(loader_of(DATASETS["shuffle"]))
+    first = loader_of(DATASETS["shuffle"], rank=0, ranks=2)
+    batches_of(first, 9)
+    state = first.state_dict()
+    loader = loader_of(DATASETS["shuffle"])
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="the state of stream 1 is missing") as warnings:
+        assert batches_of(loader) == whole[18:]
+    assert len(warnings) == 1
+
+
+def test_ranks_that_cannot_go_on_at_a_batch_are_told_the_next_one(loader_of):
+    loader = loader_of(DATASETS["shuffle"], rank=0, ranks=2)
+    batches_of(loader, 5)
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=r"after 10 batches .* as then \(2\), or a state after 12 batches"):
+        loader_of(DATASETS["shuffle"], rank=0, ranks=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_in_any_order_all_samples_come_once_also_after_a_change(workers, loader_of):
+    dataset = DATASETS["filter and map"]
+    whole = sorted(map(str, batches_of(loader_of(dataset))))
+    first = loader_of(dataset, workers=workers, in_order=False)
+    job = batches_of(first, 30)
+    second = loader_of(dataset, workers=2)
+    second.load_state_dict(first.state_dict())
+    assert sorted(map(str, job + batches_of(second))) == whole
+
+
+def test_in_any_order_the_worker_that_is_free_takes_the_next_stream(loader_of):
+    """Stream 0 waits until the others are done, which one worker makes then."""
+    release, held = os.pipe()
+
+    def wait_in_stream_0(number):
+        if number == 0:
+            os.read(release, 1)
+        return number
+
+    dataset = DataPipeline(range(24)).map(wait_in_stream_0)
+    batches = iter(loader_of(dataset, workers=2, in_order=False, start_method="fork"))
+    got = [int(next(batches)) for _ in range(22)]
+    assert set(got) == set(range(24)) - {0, 12}
+    os.write(held, b"x")
+    assert [int(batch) for batch in batches] == [0, 12]
+    os.close(release)
+    os.close(held)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_that_dies_is_replaced_with_all_its_streams(in_order, loader_of):
+    dataset = DataPipeline(range(300)).map(lambda n: np.full(9000, noisy(n))).shuffle(20).batched(3)
+    whole = batches_of(loader_of(dataset))
+    loader = loader_of(dataset, workers=2, in_order=in_order, on_worker_death="restart")
+    job = []
+    with pytest.warns(match="took its place"):
+        for number, batch in enumerate(loader):
+            job.append(batch.tolist())
+            if number == 20:
+                os.kill(loader.worker_pids[0], signal.SIGKILL)
+    assert job == whole if in_order else sorted(map(str, job)) == sorted(map(str, whole))
+
+
+def test_rows_that_stages_after_the_loader_hold_are_made_again_by_other_workers(loader_of):
+    def loader(workers):
+        return loader_of(DATASETS["filter and map"], workers=workers).rebatched(4, shuffle=40)
+
+    whole = batches_of(loader(3))
+    first = loader(3)
+    job = batches_of(first, 15)
+    second = loader(2)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert job + batches_of(second) == whole
+
+
+def test_torchs_distributed_checkpoint_keeps_the_streams_by_their_names(tmp_path, loader_of):
+    import torch.distributed.checkpoint as dcp
+
+    whole = batches_of(loader_of(DATASETS["shuffle"]))
+    loader = loader_of(DATASETS["shuffle"])
+    batches_of(loader, 14)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    halves = []
+    for rank in range(2):
+        half = loader_of(DATASETS["shuffle"], rank, 2)
+        dcp.load({"loader": half}, checkpoint_id=tmp_path, no_dist=True)
+        halves.append(batches_of(half))
+    assert in_turn(halves) == whole[14:]
+
+
+def test_the_length_is_that_of_the_ranks_streams(loader_of):
+    dataset = DataPipeline(range(100)).batched(3)
+    assert [len(loader_of(dataset, rank, 3)) for rank in range(3)] == [
+        len(batches_of(loader_of(dataset, rank, 3))) for rank in range(3)
+    ]
+
+
+def test_indexed_samples_take_every_kth_place_of_their_order(loader_of):
+    loader = loader_of(DataPipeline(list(range(48))), workers=3)
+    assert list(map(int, loader)) == list(range(48))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"streams": 0}, ValueError, "streams must be at least 1, got 0"),
+        ({"streams": "many"}, ValueError, "streams must be an integer"),
+        ({"streams": 5, "ranks": 2}, ValueError, "streams=5 cannot be dealt to 2 ranks equally"),
+        ({"streams": 4, "ranks": 2, "workers": 3}, ValueError, "3 workers for 2 streams of this rank"),
+        ({"even": "drop"}, ValueError, "does not work with even="),
+        ({"dataset": lambda: iter([1])}, TypeError, "streams=12 needs a pipeline of mpwds"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, error, message, loader_of):
+    with pytest.raises(error, match=message):
+        loader_of(**{"dataset": DataPipeline(range(9)), **options})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda first, second: [], "no states"),
+        (lambda first, second: [{"streams": []}], "not that of a loader with streams="),
+        (lambda first, second: [first, {**second, "epoch": 7}], "epoch differs from state to state"),
+    ],
+)
+def test_states_that_do_not_belong_together_are_not_merged(change, message, loader_of):
+    states = []
+    for rank in range(2):
+        loader = loader_of(DATASETS["shuffle"], rank, 2)
+        batches_of(loader, 3)
+        states.append(loader.state_dict())
+    with pytest.raises(ValueError, match=message):
+        mpwds.merge_states(change(*states))
+
+
+def test_states_of_different_steps_are_not_merged(loader_of):
+    states = []
+    for rank in range(2):
+        loader = loader_of(DATASETS["shuffle"], rank, 2)
+        batches_of(loader, 3 + rank)
+        states.append(loader.state_dict())
+    with pytest.raises(ValueError, match=r"saved at different steps, after \[3, 4\] batches"):
+        mpwds.merge_states(states)
+
+
+def test_a_damaged_stream_is_an_error_that_names_it(loader_of):
+    loader = loader_of(DATASETS["shuffle"])
+    state = loader.state_dict()
+    state["streams"]["stream4"] = "not base64!"
+    with pytest.raises(ValueError, match="stream4='not base64!'"):
+        loader.load_state_dict(state)
+
+
+def test_another_number_of_streams_is_an_error(loader_of):
+    state = loader_of(DATASETS["shuffle"]).state_dict()
+    with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is 6"):
+        loader_of(DATASETS["shuffle"], streams=6).load_state_dict(state)
