@@ -212,7 +212,6 @@ __all__ = [
     "handle_extension",
     "ignore_and_continue",
     "load_spec",
-    "merge_states",
     "nest",
     "padded",
     "quarantine",

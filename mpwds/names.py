@@ -22,7 +22,6 @@ NAMES = {
     "mpwds.feed.client.remote_loader": "RemoteLoader",
     "mpwds.loader.dataloader.data_loader": "DataLoader use_in_accelerate",
     "mpwds.loader.multi_loader": "MultiLoader",
-    "mpwds.loader.resume.streams": "merge_states",
     "mpwds.stats.report": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",
     "mpwds.pipeline.collation": "padded",
@@ -62,6 +61,7 @@ FURTHER_NAMES = {
         "SpecError StreamError StreamNotFound TenbinError WorkerTraceback"
     ),
     "mpwds.stats.measures": "StageStats WorkerStats",
+    "mpwds.loader.resume.streams": "merge_states",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.stored": "Cached mcached",
     "mpwds.pipeline.collation": "default_collation_fn",

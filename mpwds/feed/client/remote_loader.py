@@ -155,7 +155,7 @@ class RemoteLoader(MultiLoader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {**vars(self._options), **vars(self._remote.options)}
-        unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local"
+        unused = "start_method", "persistent", "on_worker_death", "streams", "remote", "fingerprint", "local"
         for name in unused:
             del own[name]
         return make_copy, (type(self), copy.copy(self._remote), (), own)

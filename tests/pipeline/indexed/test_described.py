@@ -5,6 +5,7 @@ import pytest
 from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.worker.elements import count_delivered
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import warn_and_continue
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import LengthUnknown
@@ -42,7 +43,7 @@ def test_loaders_know_the_length(description, monkeypatch, world_size):
     with MultiLoader(batches, workers=2, start_method="fork") as loader:
         assert len(loader) == len(list(loader))
     with pytest.raises(LengthUnknown):  # even epochs count batches, as a description may be wrong
-        count_delivered(batches, 2, exact=True)
+        count_delivered(batches, [Context(worker=n, workers=2) for n in range(2)], exact=True)
 
 
 @pytest.mark.parametrize(
