@@ -253,7 +253,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
         if self.streams is not None:
-            check_streams(self.dataset, self._options)
+            check_streams(self.dataset, self.streams, self.workers)
         if self._options.remote is not None:
             connect = service("workers_of_servers")
             self._remote = self._remote or connect(self.dataset, self._options)  # a copy has it

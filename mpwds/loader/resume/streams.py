@@ -11,15 +11,12 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds.loader.resume.progress import StreamProgress, field_of, pack_state, unpack_state, wrong
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import iterates_itself
-
-if TYPE_CHECKING:
-    from mpwds.loader.engine.options import LoaderOptions
 
 
 def own_streams(streams: int | None, workers: int, here: Context) -> range:
@@ -42,18 +39,13 @@ def own_streams(streams: int | None, workers: int, here: Context) -> range:
     return range(here.rank, streams, here.world_size)
 
 
-def check_streams(dataset: Any, options: LoaderOptions) -> None:
-    """Raises TypeError or ValueError if a dataset cannot be dealt to streams, or other options forbid it."""
+def check_streams(dataset: Any, streams: int, workers: int) -> None:
+    """Raises TypeError or ValueError if a dataset cannot be dealt to streams, or not on this rank."""
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         raise TypeError(
-            f"streams={options.streams} needs a pipeline of mpwds, which can be dealt to streams, got "
-            f"{dataset!r}"
+            f"streams={streams} needs a pipeline of mpwds, which can be dealt to streams, got {dataset!r}"
         )
-    if options.remote is not None:
-        raise ValueError("streams= does not work with remote= yet: use this machine's workers")
-    if options.even is not None:
-        raise ValueError("streams= does not work with even= yet: use one of them")
-    own_streams(options.streams, options.workers, Context.current())
+    own_streams(streams, workers, Context.current())
 
 
 def numbered(streams: Sequence[dict[str, Any]], numbers: Sequence[int]) -> dict[str, str]:
