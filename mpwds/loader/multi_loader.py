@@ -605,12 +605,13 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> StagesStream:
+        from mpwds.loader.resume.state import keeps_order
         from mpwds.loader.stages import StagesStream
 
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._statistics.watch)
-        same_order = (loader.in_order or loader.workers < 2) and not takes_any_order(loader.dataset)
+        same_order = keeps_order(loader) and not takes_any_order(loader.dataset)
         return StagesStream(self._starter(context), context.epoch, same_order)
 
     def compose(self, *stages: Any) -> LoaderPipeline:

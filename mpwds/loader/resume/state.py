@@ -24,6 +24,11 @@ _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 
 
+def keeps_order(loader: Any) -> bool:
+    """True if the loader delivers in the same order each time: one worker does, if it has one stream."""
+    return bool(loader.in_order) or (loader.workers < 2 and loader.streams is None)
+
+
 def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     """The facts that a state depends on: under others, samples would be lost or repeated."""
     here = Context.current()
@@ -31,7 +36,7 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     carriers = {"workers": max(loader.workers, 1)} if loader.streams is None else {"streams": loader.streams}
     return {
         **carriers,
-        "in_order": loader.in_order or loader.workers < 2,
+        "in_order": keeps_order(loader),
         "rank": here.rank,
         "world_size": here.world_size,
         "seed": seed_of(loader),

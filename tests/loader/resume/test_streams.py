@@ -188,6 +188,17 @@ def test_rows_that_stages_after_the_loader_hold_are_made_again_by_other_workers(
     assert job + batches_of(second) == whole
 
 
+def test_stages_after_a_loader_in_any_order_do_not_run_again_in_another_one(loader_of):
+    def loader(in_order):
+        return loader_of(DATASETS["shuffle"], workers=1, in_order=in_order).compose(left_out_at_random)
+
+    first = loader(in_order=False)
+    batches_of(first, 5)
+    state = first.state_dict()
+    with pytest.raises(ValueError, match="in_order of the loader changed"):
+        loader(in_order=True).load_state_dict(state)
+
+
 def test_torchs_distributed_checkpoint_keeps_the_streams_by_their_names(tmp_path, loader_of):
     import torch.distributed.checkpoint as dcp
 
