@@ -20,8 +20,7 @@ from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, L
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
-from mpwds.loader.resume.progress import EpochProgress
-from mpwds.loader.resume.streams import check_streams, own_streams
+from mpwds.loader.resume.progress import EpochProgress, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
@@ -253,6 +252,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
         if self.streams is not None:
+            from mpwds.loader.resume.streams import check_streams
+
             check_streams(self.dataset, self.streams, self.workers)
         if self._options.remote is not None:
             connect = service("workers_of_servers")

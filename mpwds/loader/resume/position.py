@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from mpwds.loader.resume.progress import EpochProgress, field_of, wrong
-from mpwds.loader.resume.streams import numbered, of_rank, own_streams
+from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, wrong
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
@@ -103,6 +102,8 @@ class LoaderPosition:
             del lasting["world_size"], lasting["in_order"]
         check(state, "MultiLoader" if stages is None else "LoaderPipeline", lasting)
         if stages is None and loader.streams is not None:
+            from mpwds.loader.resume.streams import of_rank
+
             own = of_rank(state, loader.streams, Context.current())
             delivered = sum(stream["delivered"] for stream in own)
             state = {**state, "facts": facts, "streams": own, "delivered": delivered}
@@ -186,6 +187,8 @@ def _named(loader: Resumable, stages: list[str] | None, state: dict[str, Any]) -
     """A state as it is saved: streams of the job have names."""
     if stages is not None or loader.streams is None:
         return dict(state)
+    from mpwds.loader.resume.streams import numbered
+
     return {**state, "streams": numbered(state["streams"], _streams(loader))}
 
 

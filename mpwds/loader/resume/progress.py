@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 from mpwds.errors import MpwdsError
+from mpwds.pipeline.context import Context
 from mpwds.warn import warn
 
 NEWEST_ONLY = 1
@@ -167,9 +168,29 @@ class EpochProgress:
         return turns
 
     def position(self, stream: int) -> Position:
-        """Where a stream is to go on."""
+        """Returns where a stream is to go on."""
         progress = self.streams[stream]
         return progress.position(progress.received)
+
+
+def own_streams(streams: int | None, workers: int, here: Context) -> range:
+    """The numbers of the streams that a rank carries; by default, one for each worker.
+
+    Raises ValueError if the ranks cannot share them equally, or if there are more workers than streams.
+    """
+    if streams is None:
+        return range(max(workers, 1))
+    if streams % here.world_size:
+        raise ValueError(
+            f"streams={streams} cannot be dealt to {here.world_size} ranks equally: use a number of streams "
+            "that all numbers of ranks divide which the run may have, such as 96"
+        )
+    if workers > streams // here.world_size:
+        raise ValueError(
+            f"{workers} workers for {streams // here.world_size} streams of this rank (streams={streams}, "
+            f"{here.world_size} ranks): use fewer workers, or begin a run with more streams"
+        )
+    return range(here.rank, streams, here.world_size)
 
 
 def warn_of_empty_epoch() -> None:

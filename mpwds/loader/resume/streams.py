@@ -13,30 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpwds.loader.resume.progress import StreamProgress, field_of, pack_state, unpack_state, wrong
+from mpwds.loader.resume.progress import (
+    StreamProgress,
+    field_of,
+    own_streams,
+    pack_state,
+    unpack_state,
+    wrong,
+)
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import iterates_itself
-
-
-def own_streams(streams: int | None, workers: int, here: Context) -> range:
-    """The numbers of the streams that a rank carries; by default, one for each worker.
-
-    Raises ValueError if the ranks cannot share them equally, or if there are more workers than streams.
-    """
-    if streams is None:
-        return range(max(workers, 1))
-    if streams % here.world_size:
-        raise ValueError(
-            f"streams={streams} cannot be dealt to {here.world_size} ranks equally: use a number of streams "
-            "that all numbers of ranks divide which the run may have, such as 96"
-        )
-    if workers > streams // here.world_size:
-        raise ValueError(
-            f"{workers} workers for {streams // here.world_size} streams of this rank (streams={streams}, "
-            f"{here.world_size} ranks): use fewer workers, or begin a run with more streams"
-        )
-    return range(here.rank, streams, here.world_size)
 
 
 def check_streams(dataset: Any, streams: int, workers: int) -> None:
@@ -143,12 +130,12 @@ def _batches(state: Mapping[str, Any]) -> int:
 
 
 def _turns_of(stream: int, batches: int, streams: int) -> int:
-    """How many of the job's first batches come from a stream, if none has ended."""
+    """Counts those of the job's first batches that come from a stream, if none has ended."""
     return (batches - stream + streams - 1) // streams
 
 
 def _is_in_turn(state: Mapping[str, Any]) -> bool:
-    """True if no stream is ahead of its turn or behind, as one that has ended."""
+    """True if all streams have delivered what their turns allow: none has ended before."""
     streams, batches = field_of(state["facts"], "streams", int), _batches(state)
     found = {number: _progress(state, number) for number in range(streams)}
     return all(
