@@ -38,9 +38,6 @@ class ServingWorker(Worker):
         export_place(self.index, self.setup)
         super()._run_epoch({**start, "streams": [[self.index, start["first"], start["state"], start["at"]]]})
 
-    def _numbered(self, stream: int) -> dict[str, int]:
-        return {}  # its trainer knows what it asked for
-
     def _send(self, element: Any, fields: dict[str, Any], state: bytes | str | None) -> None:
         if isinstance(state, bytes) and state[:1] != b"m":
             state = "the pipeline's state holds objects that only pickle can send"

@@ -120,8 +120,7 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._times.enter(WAITED)
                 while self._turns:
-                    turns = (self._turns[0],) if self._in_order else self._turns
-                    carriers = dict.fromkeys(map(self._carriers.__getitem__, turns))
+                    carriers = [self._carriers[self._turns[0]]] if self._in_order else self._all_carriers()
                     candidates = [self._workers[index] for index in carriers]
                     arrived = self._received(candidates, waits)
                     if arrived is None:
@@ -162,7 +161,7 @@ class EpochIterator(Iterator[Any]):
         """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
         if self._running and self._group.is_owner():
             self.closed = because
-            for index in {self._carriers[stream] for stream in self._turns}:
+            for index in self._all_carriers():
                 self._workers[index].stop(self._generation)
             self._leave()
 
@@ -221,6 +220,10 @@ class EpochIterator(Iterator[Any]):
             f"or delivered twice{order}"
         )
         return worker
+
+    def _all_carriers(self) -> list[int]:
+        """The workers that have streams to make, those whose turn is next first."""
+        return list(dict.fromkeys(map(self._carriers.__getitem__, self._turns)))
 
     def _carried(self, worker: int) -> list[int]:
         """The streams that a worker has to make, in the order of their turns."""

@@ -86,7 +86,9 @@ class InProcessWorker(WorkerHandle):
         assert self._run is not None
         _, elements = self._run
         with self._meter.active():
-            stream, iterator, element = next(each for each in elements if not each[1].is_replaying)
+            stream, iterator, element = next(
+                each for each in elements if each[2] is ENDED or each[1].number >= each[1].position.first
+            )
             fields: dict[str, Any] = {"stream": stream, "generation": generation}
             if element is ENDED:
                 fields |= {"kind": protocol.END, "sent": iterator.number + 1, "idle": self._idle}

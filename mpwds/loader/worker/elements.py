@@ -217,7 +217,6 @@ class WorkerIterator(Iterator[Any]):
             self._due = 0.0  # the dataset may be in another state when it begins again from its start
             self._exactly = True
         self.number = position.at - 1
-        self._ended = False
 
     def __next__(self) -> Any:
         try:
@@ -225,16 +224,10 @@ class WorkerIterator(Iterator[Any]):
         except StopIteration:
             if self.number + 1 < self.position.first:
                 raise made_fewer(self._name, self.number + 1, self.position.first) from None
-            self._ended = True
             self._due = math.inf  # a dataset's own state may be that of its next epoch
             raise
         self.number += 1
         return element
-
-    @property
-    def is_replaying(self) -> bool:
-        """True if the last element came before those that the caller wants."""
-        return self.number < self.position.first and not self._ended
 
     def state(self, now: float) -> bytes | str | None:
         """The packed state after the last element, if it is due at ``now``; once, why there is none."""

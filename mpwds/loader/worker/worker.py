@@ -138,6 +138,8 @@ class Worker:
     ) -> dict[str, Any] | None:
         """Sends the elements of streams from their positions on; returns the last end, if not stopped."""
         streams = carried_streams(self.setup, epoch, positions, deferred=True, **self._facts())
+        # By default a worker has one stream, of its own number.
+        named = {stream: {} if self.setup.streams is None else {"stream": stream} for stream in positions}
         checked = time.monotonic()
         end: dict[str, Any] | None = None
         with contextlib.closing(streams), contextlib.suppress(EpochStopped):
@@ -151,15 +153,12 @@ class Worker:
                     self.channel.send({**end, "generation": generation, "idle": self.idle})
                     end = None
                 if element is ENDED:
-                    end = {"kind": protocol.END, **self._numbered(stream), "sent": iterator.number + 1}
-                elif not iterator.is_replaying:
-                    fields = {"generation": generation, "sequence": iterator.number, **self._numbered(stream)}
+                    end = {"kind": protocol.END, "sent": iterator.number + 1, **named[stream]}
+                elif iterator.number >= iterator.position.first:
+                    fields = {"generation": generation, "sequence": iterator.number, **named[stream]}
                     self._send(element, fields, iterator.state(now))
             return end
         return None
-
-    def _numbered(self, stream: int) -> dict[str, int]:
-        return {"stream": stream}
 
     def _send(self, element: Any, fields: dict[str, Any], state: bytes | str | None) -> None:
         try:
