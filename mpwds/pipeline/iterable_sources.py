@@ -160,6 +160,7 @@ class Iterated(Origin):
 
     elements: Iterable[Any] | Callable[[], Iterator[Any]]
     addressable = False
+    divides_itself = True
 
     def __post_init__(self) -> None:
         if isinstance(self.elements, Iterator) and not is_torch_iterable(self.elements):

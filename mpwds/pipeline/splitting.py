@@ -134,6 +134,7 @@ class Splitter(Filter):
     function: Callable[..., Iterable[Any]]
     as_list: bool = False
     divides_among = ("ranks", "workers")  # perhaps neither: the function decides
+    divides_itself = True
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -171,6 +171,7 @@ class Part:
         addressable: ``False`` if the stream cannot fetch an element again by its address.
         in_any_order: ``True`` if elements are taken as they appear, so that workers cannot keep an order.
         reads_shards: ``True`` if it reads storage.
+        divides_itself: ``True`` if a user's code divides the elements, by what it knows of ranks and workers.
         samples_in: Returns the number of samples in an element, for statistics; ``None`` if an element holds
             as many as before this part.
         parts: The parts that it consists of, if any; they answer for it.
@@ -179,6 +180,7 @@ class Part:
     addressable: bool = True
     in_any_order: bool = False
     reads_shards: bool = False
+    divides_itself: bool = False
 
     @property
     def samples_in(self) -> Callable[[Any], int] | None:
@@ -199,6 +201,13 @@ class Part:
         if parts := self.parts:
             return next((name for part in parts if (name := part.non_resumable_part) is not None), None)
         return None if self.addressable else str(self)
+
+    @property
+    def self_dividing_part(self) -> str | None:
+        """The name of the part that ``divides_itself``, or ``None``."""
+        if self.divides_itself:
+            return str(self)
+        return next((name for part in self.parts if (name := part.self_dividing_part) is not None), None)
 
     @property
     def takes_any_order(self) -> bool:

@@ -32,6 +32,11 @@ def check_streams(dataset: Any, streams: int, workers: int) -> None:
         raise TypeError(
             f"streams={streams} needs a pipeline of mpwds, which can be dealt to streams, got {dataset!r}"
         )
+    if (part := dataset.self_dividing_part) is not None:
+        raise TypeError(
+            f"streams={streams}: {part} divides itself among ranks and workers, which are not streams, so "
+            "samples would come several times. Give the pipeline shards, a sequence or a map-style dataset"
+        )
     own_streams(streams, workers, Context.current())
 
 

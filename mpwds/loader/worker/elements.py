@@ -115,7 +115,11 @@ def carried_streams(
     own_process = facts.get("owns_process", False) or isinstance(setup.dataset, DataPipeline)
     around = None if own_process and setup.streams is None else with_own_generators
     begin = functools.partial(WorkerIterator, setup.dataset, around=around, streams=len(contexts))
-    return CarriedStreams((stream, begin(context, positions[stream])) for stream, context in contexts.items())
+    kind = "worker" if setup.streams is None else "stream"
+    return CarriedStreams(
+        (stream, begin(context, positions[stream], name=f"{kind} {context.worker}"))
+        for stream, context in contexts.items()
+    )
 
 
 class OwnElements(Iterator[Any]):
@@ -174,8 +178,8 @@ class WorkerIterator(Iterator[Any]):
 
     It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
     before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
-    iterator. ``around`` may put another one around what gives elements without addresses. The process makes
-    so many ``streams``.
+    iterator. ``around`` may put another one around what gives elements without addresses. ``streams`` is the
+    number of streams that the process makes. Errors call this one ``name``, by default as its worker.
     """
 
     def __init__(
@@ -186,9 +190,10 @@ class WorkerIterator(Iterator[Any]):
         start: Callable[[Any, Context], Iterator[Any]] = elements,
         around: Callable[[Iterator[Any], Context], Iterator[Any]] | None = None,
         streams: int = 1,
+        name: str = "",
     ) -> None:
         self._streams = streams
-        self._name = f"worker {context.worker}"
+        self._name = name or f"worker {context.worker}"
         self.position = position
         self._stream: Stream[Any] | OwnElements | None = None
         self._elements: Iterator[Any]

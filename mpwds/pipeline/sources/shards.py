@@ -94,6 +94,7 @@ class ShardList(_GivenShards):
         self.nodesplitter = split_by_node if nodesplitter is True else nodesplitter
         self.splitter = split_by_worker if splitter is True else splitter
         self._stages = _as_stage(self.nodesplitter), _as_stage(self.splitter)
+        self.divides_itself = any(isinstance(stage, Splitter) for stage in self._stages)
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
         if self.nsamples is None or exact:

@@ -235,6 +235,17 @@ def test_indexed_samples_take_every_kth_place_of_their_order(loader_of):
         ({"streams": 4, "ranks": 2, "workers": 3}, ValueError, "3 workers for 2 streams of this rank"),
         ({"even": "drop"}, ValueError, "does not work with even="),
         ({"dataset": lambda: iter([1])}, TypeError, "streams=12 needs a pipeline of mpwds"),
+        ({"dataset": DataPipeline(lambda: iter([1])).map(abs)}, TypeError, "lambda.* divides itself among"),
+        (
+            {"dataset": mpwds.WebDataset("x-{0..3}.tar", nodesplitter=left_out_at_random)},
+            TypeError,
+            "ShardList.* divides itself among",
+        ),
+        (
+            {"dataset": mpwds.RandomMix([DataPipeline(range(9)), DataPipeline(lambda: iter([1]))])},
+            TypeError,
+            "lambda.* divides itself among",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(options, error, message, loader_of):
@@ -276,6 +287,22 @@ def test_a_damaged_stream_is_an_error_that_names_it(loader_of):
     state["streams"]["stream4"] = "not base64!"
     with pytest.raises(ValueError, match="stream4='not base64!'"):
         loader.load_state_dict(state)
+
+
+def test_a_dataset_that_has_become_shorter_is_an_error_that_names_the_stream(loader_of):
+    loader = loader_of(DataPipeline(range(48)))
+    batches = iter(loader)
+    for _ in range(30):
+        next(batches)
+    state = loader.state_dict()
+    shorter = loader_of(DataPipeline(range(12)).compose(left_out_at_random))
+    state["facts"]["dataset"] = shorter.state_dict()["facts"]["dataset"]
+    shorter.load_state_dict(state)
+    with (
+        pytest.warns(UserWarning, match="running it again"),
+        pytest.raises(mpwds.MpwdsError, match="stream [0-9]+ made [01] batches, [23] were delivered before"),
+    ):
+        list(shorter)
 
 
 def test_another_number_of_streams_is_an_error(loader_of):
