@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from mpwds.errors import EvenEpochError
+from mpwds.loader.engine.epoch import NOT_YET
 from mpwds.loader.engine.options import Even
 from mpwds.loader.worker.elements import CountOf
 from mpwds.pipeline.context import Context
@@ -72,7 +73,7 @@ class EvenIterator(Iterator[Any]):
     is called again; 0 ends the epoch.
     """
 
-    def __init__(self, part: RankShard, grant: Callable[[int], int], delivered: int = 0) -> None:
+    def __init__(self, part: EvenPart, grant: Callable[[int], int], delivered: int = 0) -> None:
         self._delivered = delivered
         self._part = part
         self._grant = grant
@@ -82,20 +83,34 @@ class EvenIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if not self._running:
             raise StopIteration
+        return self._next(self._part.next)
+
+    def _next(self, take: Callable[[], Any]) -> Any:
         try:
             if self._granted == 0:
                 self._granted = self._grant(self._delivered)
             if self._granted == 0:
                 self._part.check_all_came()
                 raise StopIteration
-            batch = self._part.next()
+            batch = take()
         except BaseException:
             self._running = False
             self._part.close()
             raise
-        self._granted -= 1
-        self._delivered += 1
+        if batch is not NOT_YET:
+            self._granted -= 1
+            self._delivered += 1
         return batch
+
+
+class EvenPart(Protocol):
+    """A rank's part of an even epoch."""
+
+    def next(self) -> Any: ...
+
+    def check_all_came(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class RankShard:
@@ -203,12 +218,14 @@ class LengthConsensus:
         epoch: int,
         timeout: float | None,
         window: int = WINDOW,
+        part: str = "rank",
     ) -> None:
         self._ranks = ranks
         self._look_ahead = look_ahead
         self._even = even
         self._window = window
         self._timeout = timeout
+        self._part = part
         self._terms = {"even": _EVEN.index(even), "epoch": epoch}
         self._round: int | None = None
         self._messages = 0
@@ -223,7 +240,7 @@ class LengthConsensus:
             raise
         least, most = self._tell(ready)
         if delivered == 0:
-            return target_of(self._even, (least, most))
+            return target_of(self._even, (least, most), self._part)
         return least if self._even == "drop" else most
 
     def _tell(self, ready: int, failed: bool = False) -> tuple[int, int]:
@@ -269,19 +286,19 @@ _REMEDIES = {
 }
 
 
-def target_of(even: Even, counts: Sequence[int]) -> int:
-    """Returns the batches that every rank delivers, from the counts of all ranks or the extremes of these."""
+def target_of(even: Even, counts: Sequence[int], part: str = "rank") -> int:
+    """Returns the batches that every rank delivers, from the counts of all ranks or the extremes of these.
+
+    Or the rounds of an epoch, if each ``part`` that is counted is a stream.
+    """
     least, most = min(counts), max(counts)
     if least == 0 < most:
+        advice = f"use more shards, smaller shards, or fewer {part}s"
         if even != "drop":
             raise EvenEpochError(
-                f'even="{even}": a rank has no batch at all to repeat, while others have some: use more '
-                "shards, smaller shards, or fewer ranks"
+                f'even="{even}": a {part} has no batch at all to repeat, while others have some: {advice}'
             )
-        warn(
-            'even="drop": a rank has no batch at all, so no rank gets any: use more shards, smaller shards, '
-            "or fewer ranks"
-        )
+        warn(f'even="drop": a {part} has no batch at all, so no rank gets any: {advice}')
     return least if even == "drop" else most
 
 

@@ -19,16 +19,16 @@ from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.rebatch.rebatching import Rebatching
 from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
-from mpwds.loader.resume.progress import EpochProgress, own_streams
+from mpwds.loader.resume.progress import AfterEnd, EpochProgress, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.fluent import Composable, Fluent, Self
+from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.pipeline.stream import Stream
 from mpwds.sharedmem.arena import MOST_BLOCKS
@@ -42,62 +42,6 @@ if TYPE_CHECKING:
     from mpwds.loader.stages import StagesStream
     from mpwds.sharedmem.cuda import CudaAccess, Pinning
     from mpwds.stats.report import LoaderStats
-
-
-@suggest_arguments
-class Rebatching(Composable):
-    """Base of loaders, and of pipelines after them, for the stage that only they have."""
-
-    def rebatched(
-        self: Self,
-        batchsize: int,
-        shuffle: int = 0,
-        drop_last: bool = False,
-        *,
-        initial: int = 100,
-        seed: int | None = None,
-        pin_memory: bool | None = None,
-    ) -> Self:
-        """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
-
-        This process copies rows into a pool, and from there into new batches, whose memory is reused when
-        nothing refers to them any more.
-
-        Args:
-            batchsize: Rows of a new batch.
-            shuffle: Rows in the pool; below 2, the order stays as it is.
-            drop_last: Drop the last batch if it is smaller.
-            initial: Rows in the pool when the first is drawn; then two come in for each that is drawn.
-            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
-            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA.
-
-        Raises:
-            ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
-            TypeError: A number is not an integer.
-
-        While iterating:
-            ``ValueError``, ``TypeError``: An element of the workers is not a batch, or its rows differ from
-            earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
-
-        Example:
-            >>> from mpwds import MultiLoader
-            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
-            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
-            ...     batches = list(loader)
-            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-        """
-        from mpwds.loader.rebatch.rebatched import Rebatched
-
-        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
-
-    def _run_as(self, stages: list[Filter]) -> list[Filter]:
-        """The stages of a pipeline after a loader, as they run: see ``Regrouped``."""
-        if len(stages) < 3:
-            return stages
-        from mpwds.loader.rebatch.rebatched import regrouped
-
-        return regrouped(stages)
 
 
 class MultiLoader(Rebatching, Fluent, TorchIterable):
@@ -151,7 +95,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             but the others iterate their part of the dataset once more, in another order. The last batch may
             be smaller on some ranks. Where the numbers are not known in advance, the ranks agree on them by
             ``torch.distributed``: all of them have to iterate the loader, and up to 5 batches are made
-            ahead. See ``docs/distributed.md``.
+            ahead. See ``docs/distributed.md``. With ``streams``, each stream gets the same number of batches,
+            so that they are the same ones on any number of ranks.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
             not wait. Dropping a batch's last tensor records an event on the current streams, and the memory
             is reused once that completes: if you copy on another stream, drop the batch there too (inside
@@ -254,7 +199,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         if self.streams is not None:
             from mpwds.loader.resume.streams import check_streams
 
-            check_streams(self.dataset, self.streams, self.workers)
+            check_streams(self.dataset, self.streams, self.workers, self.even, self.in_order)
         if self._options.remote is not None:
             connect = service("workers_of_servers")
             self._remote = self._remote or connect(self.dataset, self._options)  # a copy has it
@@ -303,7 +248,11 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
         try:
-            batches = self._iterate(self._begin, self._count, self._position)
+            if self._makes_rounds:
+                with beginning(self, self._position) as epoch:
+                    batches = self._begin_rounds(epoch)
+            else:
+                batches = self._iterate(self._begin, self._count, self._position)
         except (Exception, KeyboardInterrupt) as error:
             shorten(error)
             raise
@@ -315,13 +264,31 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             batches.progress.take_ahead()
         return self._convert(batches)
 
+    def _begin_rounds(self, epoch: int) -> Iterator[Any]:
+        from mpwds.loader.rounds import in_rounds
+
+        assert self.even is not None
+        assert self.streams is not None
+        here = replace(Context.current(epoch), seed=self.seed)
+        batches = self._iterate_workers(epoch, after_end="" if self.even == "drop" else self.even)
+        batches.progress.take_ahead()
+        return self._convert(in_rounds(batches, self.even, self.dataset, self.streams, here, self.timeout))
+
+    @property
+    def _makes_rounds(self) -> bool:
+        """True if streams are made equally long, whatever the number of ranks."""
+        return self.streams is not None and self.even is not None
+
     def _takes_ahead(self) -> bool:
         to_device = self._converter is not None and self._converter.to_device is not None
-        return to_device or self._is_even()
+        return to_device or self._makes_rounds or self._is_even()
 
-    def _iterate_workers(self, epoch: int, progress: EpochProgress | None = None) -> EpochIterator:
+    def _iterate_workers(
+        self, epoch: int, progress: EpochProgress | None = None, after_end: AfterEnd = ""
+    ) -> EpochIterator:
         leave_all(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
+        progress.after_end = after_end
         times = self._times()
         self._statistics.begin(epoch, times)
         iterator = EpochIterator(
@@ -379,6 +346,11 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             >>> len(MultiLoader(range(10), workers=2))
             10
         """
+        if self.even is not None and self.streams is not None:
+            from mpwds.loader.rounds import even_length
+
+            here = replace(Context.current(), seed=self.seed)
+            return even_length(self.even, self.dataset, self.streams, here)
         return self._length_of(self._count)
 
     def __bool__(self) -> bool:
@@ -704,10 +676,14 @@ def make_setup(
     """The setup of a loader's workers, for this process' rank."""
     here = Context.current()
     blocks = options.prefetch + BLOCKS_OF_CONSUMER
-    if options.even is not None and here.world_size > 1:
+    ahead = 0
+    if options.even is not None and options.streams is not None:
+        ahead = options.streams // here.world_size if options.even == "drop" else 1
+    elif options.even is not None and here.world_size > 1:
         from mpwds.loader.even import MOST_AHEAD
 
-        blocks += -(-MOST_AHEAD // options.workers)
+        ahead = MOST_AHEAD
+    blocks += -(-ahead // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
     place = here.rank, here.world_size, options.seed, options.streams
     return setup_class(dataset, options.workers, blocks, *place)

@@ -251,3 +251,20 @@ def test_a_device_that_cannot_be_is_an_error_at_once(cuda, options, error, messa
 def test_no_device_at_all_is_an_error_at_once():
     with pytest.raises(RuntimeError, match="device='cuda' does not exist: torch finds no CUDA device"):
         loader_on(None, [], device="cuda")
+
+
+@pytest.mark.parametrize("even", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rounds_of_streams_are_copied_ahead_in_their_order(cuda, workers, even):
+    """Their lengths are unknown, so batches are taken ahead to find the epoch's end."""
+    cuda.works = "when awaited"
+    dataset = DataPipeline(numbers(31, 8)).select(lambda batch: True)
+    with loader_on(cuda, dataset, 0, streams=4, even=even) as here:
+        whole = [batch.tolist() for batch in here]
+    with loader_on(cuda, dataset, workers, streams=4, even=even, device="cuda") as loader:
+        batches = itertools.islice(loader, 9)
+        begun, state = list(batches), loader.state_dict()
+        loader.load_state_dict(state)
+        begun += loader
+    cuda.run()
+    assert [batch.tolist() for batch in begun] == whole

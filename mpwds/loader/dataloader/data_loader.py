@@ -18,8 +18,9 @@ from mpwds.loader.dataloader.state import EpochRecord
 from mpwds.loader.engine import options as checks
 from mpwds.loader.launching import forkserver
 from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
-from mpwds.loader.multi_loader import MultiLoader, Rebatching
+from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.processes import processes
+from mpwds.loader.rebatch.rebatching import Rebatching
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since

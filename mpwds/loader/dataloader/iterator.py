@@ -27,8 +27,8 @@ from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import LAUNCHERS, ForkFallback, Launcher, cuda_is_initialized
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
-from mpwds.loader.multi_loader import Rebatching
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
+from mpwds.loader.rebatch.rebatching import Rebatching
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.filter import attribute, rows_in

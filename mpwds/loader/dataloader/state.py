@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader, Rebatching
+from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
+from mpwds.loader.rebatch.rebatching import Rebatching
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,

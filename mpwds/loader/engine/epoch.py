@@ -46,6 +46,7 @@ class EpochIterator(Iterator[Any]):
     Attributes:
         progress: Where the epoch begins, and then how far it is delivered.
         place: Stream and number of the batch that was delivered last.
+        repeats: That batch came after the end of its stream, to make an epoch even.
         closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
@@ -68,6 +69,7 @@ class EpochIterator(Iterator[Any]):
         self.progress = progress
         self._times = times
         self.place = (-1, -1)
+        self.repeats = False
         self.closed = ""
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -267,6 +269,7 @@ class EpochIterator(Iterator[Any]):
         self._turns.rotate(-1)
         batch = self._batch(worker, message)
         self.place = stream, self.progress.streams[stream].received - 1
+        self.repeats = message.fields.get("repeats", False)
         self.progress.count(stream, message.fields.get("state"))
         return batch
 

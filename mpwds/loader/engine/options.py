@@ -56,9 +56,8 @@ class LoaderOptions:
             checked["seed"] = integer(name, "seed", self.seed)
         if self.streams is not None:
             checked["streams"] = integer(name, "streams", self.streams, at_least=1)
-            for other in ("even", "remote"):
-                if checked[other] is not None:
-                    raise ValueError(f"{name}: streams= does not work with {other}= yet: use one of them")
+            if self.remote is not None:
+                raise ValueError(f"{name}: streams= does not work with remote= yet: use one of them")
         if self.even is not None:
             choice(name, "even", self.even, Even)
         for switch in ("in_order", "persistent", "pin_memory", "progress"):

@@ -27,7 +27,8 @@ last state whose batch was delivered, and the number delivered (``resume.progres
 
 *Streams.* ``start`` names the streams that the worker carries, in the order of their turns: by default one,
 of the worker's own number. Batches count by stream, and each stream has its ``end``. Where a worker has one
-stream at a time, the next ``start`` of the same generation gives it another.
+stream at a time, the next ``start`` of the same generation gives it another. If ``start`` says what comes
+after a stream's end (``after_end``), the stream has no end: its batches go on, with a field ``repeats``.
 
 *Resume.* ``start`` says where each stream begins: its state, the number of batches before that (``at``; the
 epoch's start is 0 and no state), and the number of the first batch to send (``first``). The worker makes the

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import msgpack
 
@@ -15,6 +15,9 @@ from mpwds.pipeline.context import Context
 from mpwds.warn import warn
 
 NEWEST_ONLY = 1
+
+AfterEnd = Literal["", "pad", "wrap"]
+"""What follows a stream's last batch: nothing, the same batch again, or another pass in another order."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Position:
     state: bytes | None = None  # of the stream before batch ``at``, packed; None is the epoch's start
     at: int = 0
     delivered: int = 0  # batches before this one are sent again, before streams take turns
+    after_end: AfterEnd = ""
 
 
 START = Position()
@@ -91,6 +95,7 @@ class EpochProgress:
     running: bool = False  # an iterator delivers it
     finished: bool = False  # it has been delivered to its end
     loaded: int = 0  # batches that were delivered before a state was loaded
+    after_end: AfterEnd = ""  # of each stream
     _ahead: deque[tuple[int, bytes | str | None]] | None = field(default=None, init=False)
 
     @classmethod
@@ -170,7 +175,7 @@ class EpochProgress:
     def position(self, stream: int) -> Position:
         """Returns where a stream is to go on."""
         progress = self.streams[stream]
-        return progress.position(progress.received)
+        return replace(progress.position(progress.received), after_end=self.after_end)
 
 
 def own_streams(streams: int | None, workers: int, here: Context) -> range:

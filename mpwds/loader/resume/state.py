@@ -33,7 +33,9 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     """The facts that a state depends on: under others, samples would be lost or repeated."""
     here = Context.current()
     # No worker delivers the same as one, and streams the same on any workers.
-    carriers = {"workers": max(loader.workers, 1)} if loader.streams is None else {"streams": loader.streams}
+    carriers: dict[str, Any] = {"workers": max(loader.workers, 1)}
+    if loader.streams is not None:
+        carriers = {"streams": loader.streams, "even": loader.even}
     return {
         **carriers,
         "in_order": keeps_order(loader),

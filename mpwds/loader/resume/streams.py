@@ -21,12 +21,13 @@ from mpwds.loader.resume.progress import (
     unpack_state,
     wrong,
 )
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import iterates_itself
 
 
-def check_streams(dataset: Any, streams: int, workers: int) -> None:
+def check_streams(dataset: Any, streams: int, workers: int, even: str | None, in_order: bool) -> None:
     """Raises TypeError or ValueError if a dataset cannot be dealt to streams, or not on this rank."""
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         raise TypeError(
@@ -36,6 +37,11 @@ def check_streams(dataset: Any, streams: int, workers: int) -> None:
         raise TypeError(
             f"streams={streams}: {part} divides itself among ranks and workers, which are not streams, so "
             "samples would come several times. Give the pipeline shards, a sequence or a map-style dataset"
+        )
+    if even is not None and not (in_order and not takes_any_order(dataset)):
+        raise ValueError(
+            f"streams={streams} with even={even!r} makes rounds, in which each stream has its turn: use "
+            "in_order=True, in the loader and its stages"
         )
     own_streams(streams, workers, Context.current())
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
+from mpwds.loader.worker.endless import PaddedStream, WrappedAround, endless
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -196,12 +197,15 @@ class WorkerIterator(Iterator[Any]):
         self._name = name or f"worker {context.worker}"
         self.position = position
         self._stream: Stream[Any] | OwnElements | None = None
+        self._endless: WrappedAround | PaddedStream | None = None
         self._elements: Iterator[Any]
         state = None if position.state is None else unpack_state(position.state)
         self._due = time.monotonic() + STATE_EVERY_S
         self._exactly = self._each = False
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-            stream = dataset.stream(context)
+            stream: Stream[Any] = dataset.stream(context)
+            if position.after_end:
+                stream = self._endless = endless(stream, dataset, context, position.after_end)
             # Where results come in any order, only a state right after an element tells which came before.
             self._each = takes_any_order(dataset)
             if self._each and position.at < position.first:
@@ -233,6 +237,11 @@ class WorkerIterator(Iterator[Any]):
             raise
         self.number += 1
         return element
+
+    @property
+    def repeats(self) -> bool:
+        """True if the last element came after the end of the stream, to make an epoch even."""
+        return self._endless is not None and self._endless.repeats
 
     def state(self, now: float) -> bytes | str | None:
         """The packed state after the last element, if it is due at ``now``; once, why there is none."""

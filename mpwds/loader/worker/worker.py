@@ -156,6 +156,8 @@ class Worker:
                     end = {"kind": protocol.END, "sent": iterator.number + 1, **named[stream]}
                 elif iterator.number >= iterator.position.first:
                     fields = {"generation": generation, "sequence": iterator.number, **named[stream]}
+                    if iterator.repeats:
+                        fields["repeats"] = True
                     self._send(element, fields, iterator.state(now))
             return end
         return None

@@ -233,7 +233,6 @@ def test_indexed_samples_take_every_kth_place_of_their_order(loader_of):
         ({"streams": "many"}, ValueError, "streams must be an integer"),
         ({"streams": 5, "ranks": 2}, ValueError, "streams=5 cannot be dealt to 2 ranks equally"),
         ({"streams": 4, "ranks": 2, "workers": 3}, ValueError, "3 workers for 2 streams of this rank"),
-        ({"even": "drop"}, ValueError, "does not work with even="),
         ({"dataset": lambda: iter([1])}, TypeError, "streams=12 needs a pipeline of mpwds"),
         ({"dataset": DataPipeline(lambda: iter([1])).map(abs)}, TypeError, "lambda.* divides itself among"),
         (

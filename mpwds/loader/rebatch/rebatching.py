@@ -1,0 +1,63 @@
+"""The stage that only loaders have, and pipelines after them."""
+
+from __future__ import annotations
+
+from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.fluent import Composable, Self
+from mpwds.suggestions import suggest_arguments
+
+
+@suggest_arguments
+class Rebatching(Composable):
+    """Base of loaders, and of pipelines after them, for the stage that only they have."""
+
+    def rebatched(
+        self: Self,
+        batchsize: int,
+        shuffle: int = 0,
+        drop_last: bool = False,
+        *,
+        initial: int = 100,
+        seed: int | None = None,
+        pin_memory: bool | None = None,
+    ) -> Self:
+        """Makes batches of another size from random rows: the fast form of unbatched, shuffle and batched.
+
+        This process copies rows into a pool, and from there into new batches, whose memory is reused when
+        nothing refers to them any more.
+
+        Args:
+            batchsize: Rows of a new batch.
+            shuffle: Rows in the pool; below 2, the order stays as it is.
+            drop_last: Drop the last batch if it is smaller.
+            initial: Rows in the pool when the first is drawn; then two come in for each that is drawn.
+            seed: Determines the order, with the epoch; the loader's or the dataset's by default.
+            pin_memory: Put tensors into pinned memory; by default, if this process has used CUDA.
+
+        Raises:
+            ValueError: A number is out of range, or ``drop_last`` or ``pin_memory`` is not a boolean.
+            TypeError: A number is not an integer.
+
+        While iterating:
+            ``ValueError``, ``TypeError``: An element of the workers is not a batch, or its rows differ from
+            earlier ones. :class:`~mpwds.errors.SharedMemoryError`: Memory is too small.
+
+        Example:
+            >>> from mpwds import DataPipeline, MultiLoader
+            >>> samples = DataPipeline(range(10)).map(lambda n: (n, str(n))).batched(4)
+            >>> with MultiLoader(samples, workers=1).rebatched(5, shuffle=10) as loader:
+            ...     batches = list(loader)
+            >>> sorted(number for numbers, names in batches for number in numbers.tolist())
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        """
+        from mpwds.loader.rebatch.rebatched import Rebatched
+
+        return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
+
+    def _run_as(self, stages: list[Filter]) -> list[Filter]:
+        """The stages of a pipeline after a loader, as they run: see ``Regrouped``."""
+        if len(stages) < 3:
+            return stages
+        from mpwds.loader.rebatch.rebatched import regrouped
+
+        return regrouped(stages)
