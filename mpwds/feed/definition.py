@@ -29,6 +29,7 @@ def define(dataset: Any) -> dict[str, Any]:
         "length": dataset.given_length if is_pipeline else None,
         "in_any_order": takes_any_order(dataset),
         "unaddressed": dataset.non_resumable_part if is_pipeline else None,
+        "self_dividing": dataset.self_dividing_part if is_pipeline else type(dataset).__name__,
         "fingerprint": fingerprint(dataset),
     }
 
@@ -61,10 +62,15 @@ class RemoteSource(IterableSource):
         self.in_any_order = bool(definition["in_any_order"])
         self.addressable = definition["unaddressed"] is None
         self._name = str(definition["unaddressed"] or " ".join(self.description))
+        self._self_dividing = definition.get("self_dividing")
         self._counter = counter
 
     def __str__(self) -> str:
         return self._name
+
+    @property
+    def self_dividing_part(self) -> str | None:
+        return self._self_dividing
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         raise RuntimeError("this dataset is on its servers: only a RemoteLoader can iterate it")

@@ -12,13 +12,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 
 from mpwds import nest
 from mpwds.errors import EnvelopeError, MpwdsError
 from mpwds.loader.messages import protocol
+from mpwds.loader.resume.progress import AfterEnd, Position
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot, plain_values
 from mpwds.viewing.wording import printable
@@ -40,6 +41,8 @@ _MOST_FIELDS = 32
 _MOST_DEPTH = 32
 _HEAD_NBYTES = 64
 _MOST_WORKERS = 4096
+_MOST_STREAMS = 1 << 16
+_ROW_FIELDS = 1 + len(vars(Position()))
 
 PING_S = 1.0
 """Time between two pings of a trainer; the server answers each."""
@@ -159,7 +162,11 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
         "max_lag: seconds?",
     ),
     START: _fields(
-        "slot attempt epoch first at window: number", "place: place", "state: bytes?", "shared_memory: flag"
+        "slot attempt epoch first at window: number",
+        "place: place",
+        "streams: number?",
+        "state positions: bytes?",
+        "shared_memory: flag",
     ),
     STOP: _fields("slot attempt: number"),
     ACK: _fields("slot attempt nbytes window: number"),
@@ -181,7 +188,7 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
         "seed: int?",
         "length: number?",
         "in_any_order: flag",
-        "unaddressed: text?",
+        "unaddressed self_dividing: text?",
     ),
     WAIT: _fields("why: text"),
     REFUSED: _fields("why: text"),
@@ -210,9 +217,59 @@ def unpack_command(data: Any) -> dict[str, Any]:
     if len(data) > COMMAND_NBYTES:
         raise Malformed(f"a command of {len(data):,} bytes: {COMMAND_NBYTES:,} are the limit")
     fields = _unpack(data, COMMANDS, _FIELDS_NBYTES)
-    if fields["kind"] == START and fields["state"] is not None and fields["state"][:1] != b"m":
-        raise Malformed("start: state must be msgpack after an m: pickles are not accepted")
+    if fields["kind"] == START:
+        fields["positions"] = unpack_positions(fields)
     return fields
+
+
+def pack_positions(positions: Mapping[int, Position]) -> bytes:
+    """The positions of streams, in the order of their turns, as bytes: their states count as bytes do."""
+    rows = [[stream, *vars(position).values()] for stream, position in positions.items()]
+    packed: bytes = msgpack.packb(rows)
+    return packed
+
+
+def unpack_positions(start: dict[str, Any]) -> dict[int, Position]:
+    """The positions of the streams that a command ``start`` names; ``Malformed`` if they are damaged.
+
+    By default there is one stream, of the worker's own number, and its position is in the command.
+    """
+    rows = [[start["place"][2], start["first"], start["state"], start["at"]]]
+    if start.get("positions") is not None:
+        try:
+            rows = _unpack_rows(start["positions"])
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Malformed(f"start: positions are damaged: {error}") from error
+    try:
+        positions = {stream: Position(*position) for stream, *position in rows}
+    except (TypeError, ValueError):
+        raise Malformed("start: positions must be rows of a stream and its position") from None
+    for stream, position in positions.items():
+        numbers = (stream, position.first, position.at, position.delivered)
+        known = all(map(_is_natural, numbers)) and position.after_end in get_args(AfterEnd)
+        if not known or not _is_of_rank(stream, start):
+            raise Malformed(f"start: a position of stream {_shown(stream)} is damaged")
+        if position.state is not None and not (type(position.state) is bytes and position.state[:1] == b"m"):
+            raise Malformed("start: state must be msgpack after an m: pickles are not accepted")
+    if not positions:
+        raise Malformed("start: positions of no stream")
+    return positions
+
+
+def _unpack_rows(data: bytes) -> list[Any]:
+    unpacker = msgpack.Unpacker(max_array_len=_ROW_FIELDS, max_map_len=0, max_buffer_size=len(data))
+    unpacker.feed(data)
+    number = unpacker.read_array_header()
+    if number > _MOST_STREAMS:
+        raise ValueError(f"{number} streams: {_MOST_STREAMS} are the limit")
+    return [unpacker.unpack() for _ in range(number)]
+
+
+def _is_of_rank(stream: int, start: dict[str, Any]) -> bool:
+    """True if a rank has a stream of this number; by default, one for each worker."""
+    rank, world_size, worker, *_ = start["place"]
+    streams = start["streams"]
+    return bool(stream == worker if streams is None else rank + stream * world_size < streams)
 
 
 def unpack_reply(data: Any) -> dict[str, Any] | DataHeader:
@@ -246,7 +303,7 @@ def checked(fields: dict[str, Any], kinds: Mapping[str, Mapping[str, _Check]]) -
     if checks is None:
         raise Malformed(f"there is no message {_shown(kind)}")
     for name, (expected, holds) in checks.items():
-        if name not in fields or not holds(fields[name]):
+        if not holds(fields.setdefault(name, None)):  # what is optional may be missing
             raise Malformed(f"{kind}: {name} must be {expected}, got {_shown(fields.get(name))}")
     return fields
 

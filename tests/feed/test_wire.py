@@ -3,12 +3,14 @@
 import contextlib
 import tracemalloc
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.feed import wire
 from mpwds.feed.wire import DataHeader, Malformed
+from mpwds.loader.resume.progress import Position
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from tests.feed.messages import COMMANDS, REPLIES, START, damaged
 
@@ -20,7 +22,50 @@ UNPACK = {wire.unpack_command: COMMANDS, wire.unpack_reply: REPLIES}
     [(unpack, kind, fields) for unpack, kinds in UNPACK.items() for kind, fields in kinds.items()],
 )
 def test_good_messages_arrive_as_they_are(unpack, kind, fields):
-    assert unpack(wire.pack(kind, **fields)) == {"kind": kind, **fields}
+    unpacked = unpack(wire.pack(kind, **fields))
+    assert {name: unpacked[name] for name in fields} == fields
+
+
+POSITIONS = {1: Position(3, b"m\x80", 2, 3, "wrap"), 0: Position(2)}
+
+
+def start_of(positions, **fields):
+    return wire.unpack_command(wire.pack(wire.START, **{**START, "positions": positions, **fields}))
+
+
+class TestAStart:
+    def test_says_where_its_streams_go_on_in_the_order_of_their_turns(self):
+        positions = start_of(wire.pack_positions(POSITIONS), streams=4)["positions"]
+        assert list(positions.items()) == list(POSITIONS.items())
+
+    def test_has_one_stream_by_default(self):
+        positions = start_of(None, place=[0, 1, 2, 3, None], first=5, state=b"m\x80", at=4)["positions"]
+        assert positions == {2: Position(5, b"m\x80", 4)}
+
+    @pytest.mark.parametrize(
+        ("rows", "streams", "message"),
+        [
+            ([], 4, "positions of no stream"),
+            ([[0]] * 2 + [[4, 0, None, 0]], 4, "a position of stream 4 is damaged"),
+            ([[0, 0, None, 0]], 0, "a position of stream 0 is damaged"),
+            ([[1, 0, None, 0]], None, "a position of stream 1 is damaged"),
+            ([[0, -1, None, 0]], 4, "a position of stream 0 is damaged"),
+            ([[0, 0, None, 0, 0, "again"]], 4, "a position of stream 0 is damaged"),
+            ([[0, 0, b"pickle", 1]], 4, "pickles are not accepted"),
+            ([[0, 0, None, 0, 0, "", 7]], 4, "positions are damaged"),
+            ([[0] * 4] * 70_000, 4, "positions are damaged: 70000 streams"),
+            ([7], 4, "rows of a stream and its position"),
+            (7, 4, "positions are damaged"),
+        ],
+    )
+    def test_with_damaged_positions_is_malformed(self, rows, streams, message):
+        with pytest.raises(Malformed, match=message):
+            start_of(msgpack.packb(rows), streams=streams)
+
+    @given(positions=st.binary(max_size=60))
+    def test_with_any_positions_is_a_message_or_malformed(self, positions):
+        with contextlib.suppress(Malformed):
+            assert start_of(positions, streams=4)["positions"]
 
 
 @pytest.mark.parametrize("unpack", UNPACK)

@@ -46,7 +46,8 @@ class RemoteLoader(MultiLoader):
             for the ranks of a job equal shares.
         timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
             servers when a loader is made or its workers start.
-        in_order, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
+        in_order, output, seed, even, pin_memory, device, progress, streams: As for ``MultiLoader``. A group
+            has no ``streams``.
         prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least, and
             no more than its server makes ahead.
         keys: Folder with ``client.key_secret`` and ``server.key``, made by ``mpwds keygen``. Required unless
@@ -102,6 +103,7 @@ class RemoteLoader(MultiLoader):
         pin_memory: bool = False,
         device: Any = None,
         progress: bool = False,
+        streams: int | None = None,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         group: str | None = None,
@@ -113,6 +115,8 @@ class RemoteLoader(MultiLoader):
         max_batch_bytes: int = 4 << 30,
         shared_memory: bool = True,
     ) -> None:
+        if streams is not None and group is not None:
+            raise ValueError("RemoteLoader: streams= does not work with group=: use one of them")
         self._remote = self._remote or Remote(  # a copy has it
             RemoteOptions(
                 urls=urls,
@@ -144,6 +148,7 @@ class RemoteLoader(MultiLoader):
                 pin_memory=pin_memory,
                 device=device,
                 progress=progress,
+                streams=streams,
             )
         except BaseException:
             self._remote.close()
@@ -151,11 +156,12 @@ class RemoteLoader(MultiLoader):
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         setup = functools.partial(make_setup, None, self._options)
-        return self._remote.group(setup, lambda _: Launcher(), output, pinning=pinning)
+        warns = self.even is None
+        return self._remote.group(setup, lambda _: Launcher(), output, warn_of_copies=warns, pinning=pinning)
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {**vars(self._options), **vars(self._remote.options)}
-        unused = "start_method", "persistent", "on_worker_death", "streams", "remote", "fingerprint", "local"
+        unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local"
         for name in unused:
             del own[name]
         return make_copy, (type(self), copy.copy(self._remote), (), own)
@@ -271,6 +277,7 @@ class RemoteGroup(WorkerGroup):
         return RemoteWorker(
             index,
             place,
+            setup.streams,
             self._remote.connected(),
             connection,
             slot,

@@ -24,7 +24,7 @@ from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import LENGTHS, Message
 from mpwds.loader.messages.protocol import with_cause
-from mpwds.loader.resume.progress import START, Position
+from mpwds.loader.resume.progress import START, CarriedPositions, Position
 from mpwds.nest import unpack
 from mpwds.pipeline.error_context import add_note
 from mpwds.sharedmem.arena import EventFd
@@ -47,6 +47,7 @@ class RemoteWorker(WorkerHandle):
         self,
         index: int,
         place: wire.WorkerAssignment,
+        streams: int | None,
         servers: ServerConnections,
         connection: ServerConnection,
         slot: int,
@@ -56,6 +57,7 @@ class RemoteWorker(WorkerHandle):
     ) -> None:
         self.index = index
         self._place = place
+        self._streams = streams  # of the job; None is one for each worker
         self._connections = servers
         self._home = self._connection = connection
         self._home_slot = slot
@@ -65,8 +67,7 @@ class RemoteWorker(WorkerHandle):
         self._epoch = 0
         self._generation = protocol.BEFORE_ANY
         self._runs = False
-        self._next = 0
-        self._position = START
+        self._positions = CarriedPositions({})
         self._frames = memoryview(b"")
         self._arrays: Any = None
         self._arrival = ReceivedMessage(0, 0, b"", None)
@@ -82,12 +83,11 @@ class RemoteWorker(WorkerHandle):
         return self._queue.counters.pid
 
     def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
-        [position] = positions.values()
         self._runs = False
         while self._has_frames():  # of an epoch that was left
             self._next_message()
         self._epoch, self._generation, self._runs = epoch, generation, True
-        self._next, self._position = position.first, position
+        self._positions = CarriedPositions(positions)
         self._losses = (0, 0)
         if self._connection is not self._home and self._home.is_up:
             self._change_to(self._home, self._home_slot)
@@ -196,7 +196,8 @@ class RemoteWorker(WorkerHandle):
         if not connection.is_up:
             attempt.broken = True
             return
-        position = replace(self._position, first=self._next)
+        positions = self._positions.wanted()
+        own = START if self._streams is not None else positions[self.index]
         self._connections.send(
             connection,
             wire.START,
@@ -206,9 +207,11 @@ class RemoteWorker(WorkerHandle):
             place=list(self._place),
             window=self._window,
             shared_memory=connection.fd_receiver is not None,
-            first=position.first,
-            state=position.state,
-            at=position.at,
+            streams=self._streams,
+            positions=None if self._streams is None else wire.pack_positions(positions),
+            first=own.first,
+            state=own.state,
+            at=own.at,
         )
 
     def _set_window(self) -> None:
@@ -256,13 +259,23 @@ class RemoteWorker(WorkerHandle):
             if fields["nbytes"] > self._connections.options.max_batch_bytes:  # in shared memory
                 self.discard(message)
                 raise MpwdsError(self._connections.too_large(self._connection, fields["nbytes"]))
-            self._next = fields["sequence"] + 1
-            if isinstance(fields.get("state"), bytes):
-                self._position = Position(self._next, fields["state"], self._next)
+            self._positions.count(self._stream_of(fields), fields["sequence"], fields.get("state"))
         else:
-            self._runs = False
+            self._runs = kind == protocol.END and not self._positions.end(self._stream_of(fields))
         self._use(nbytes)
         return message
+
+    @property
+    def _first(self) -> int:
+        """The batch that comes next, counted through all of its streams."""
+        return sum(self._positions.first.values())
+
+    def _stream_of(self, fields: dict[str, Any]) -> int:
+        """The stream of a batch or an end: by default, the one of the worker's own number."""
+        stream = fields.get("stream", self.index)
+        if type(stream) is not int or stream not in self._positions.first:
+            raise MpwdsError(f"{self._named} sent what is of no stream that it carries: {stream!r:.50}")
+        return stream
 
     @property
     def _is_outdated(self) -> bool:
@@ -325,11 +338,11 @@ class RemoteWorker(WorkerHandle):
         if not self._connection.is_up and not self._moved():
             return False
         losses, before = self._losses
-        self._losses = (losses + 1 if before == self._next else 1, self._next)
+        self._losses = (losses + 1 if before == self._first else 1, self._first)
         if self._losses[0] > MOST_DEATHS * 3:
             raise MpwdsError(
                 f"messages of {self._named} were lost {self._losses[0]} times in a row before batch "
-                f"{self._next} of the epoch: see its log"
+                f"{self._first} of the epoch: see its log"
             )
         self._send_start()
         return True
@@ -348,7 +361,7 @@ class RemoteWorker(WorkerHandle):
         new = others[self.index % len(others)]
         warn(
             f"{self._connection.loss}: {new.url} takes over the part of "
-            f"worker {self.index} from batch {self._next} on, so no batch is lost or delivered twice"
+            f"worker {self.index} from batch {self._first} on, so no batch is lost or delivered twice"
         )
         self._connection.warned = True
         self._change_to(new, (new.workers or 0) + self.index)

@@ -34,9 +34,10 @@ class ServingWorker(Worker):
             rank=place.rank,
             world_size=place.world_size,
             seed=place.seed,
+            streams=start["of_streams"],
         )
         export_place(self.index, self.setup)
-        super()._run_epoch({**start, "streams": [[self.index, start["first"], start["state"], start["at"]]]})
+        super()._run_epoch(start)
 
     def _send(self, element: Any, fields: dict[str, Any], state: bytes | str | None) -> None:
         if isinstance(state, bytes) and state[:1] != b"m":

@@ -17,7 +17,7 @@ from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message, frame_of
-from mpwds.loader.resume.progress import Position
+from mpwds.loader.resume.progress import CarriedPositions
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
@@ -112,11 +112,10 @@ class _ServedWorker(LocalWorker):
 
         super().__init__(index, launcher, make)
 
-    def begin(self, epoch: int, place: list[Any], generation: int, position: Position) -> None:
-        self.index = WorkerAssignment(*place).worker
-        start = {"kind": protocol.START, "epoch": epoch, "generation": generation, "place": place}
-        at = {"first": position.first, "state": position.state, "at": position.at}
-        self._replace_command({**start, **at})
+    def begin(self, run: _EpochPart, generation: int) -> None:
+        self.index = WorkerAssignment(*run.place).worker
+        place = {"place": run.place, "of_streams": run.of_streams}
+        self.start(run.epoch, generation, run.positions.wanted(), **place)
 
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)
@@ -124,12 +123,13 @@ class _ServedWorker(LocalWorker):
 
 @dataclass
 class _EpochPart:
-    """A part of an epoch that a worker makes."""
+    """A part of an epoch that a worker makes: streams of the dataset, by default one."""
 
     epoch: int
     place: list[Any]
-    position: Position  # where its worker would begin again
-    next: int  # the batch that comes next
+    of_streams: int | None  # streams of the job; None is one for each worker
+    positions: CarriedPositions
+    next: int  # the batch that comes next, counted through all streams of the part
     begun: bool = False  # its worker was told of it
     ended: bool = False
     deaths: Counter[int] = field(default_factory=Counter)  # by the batch that came next
@@ -202,7 +202,7 @@ class WorkerRelay:
                     f"{self.number} has the place {WorkerAssignment(*start['place'])} for one of them, and "
                     f"{WorkerAssignment(*member.start['place'])} for another"
                 )
-        self.members[client] = Subscriber(start, start["window"], start["first"])
+        self.members[client] = Subscriber(start, start["window"], _first_of(start))
         self._stop_if_unwanted()
         self._begin_if_due()
 
@@ -300,27 +300,29 @@ class WorkerRelay:
     def _relayed(self, message: Message, run: _EpochPart) -> bytes:
         """Counts a message; returns its frame, without what only this machine may read."""
         fields = message.fields
+        stream = fields.get("stream", run.place[2])
         if fields["kind"] == protocol.BATCH:
-            run.next = fields["sequence"] + 1
-            if isinstance(fields.get("state"), bytes):
-                run.position = Position(0, fields["state"], run.next)
+            run.next += 1
+            run.positions.count(stream, fields["sequence"], fields.get("state"))
             if self.peeked is not None and self.worker is not None:
                 self.peeked(message, self.worker.receiver.peek(message))
                 self.peeked = None
             return bytes(message.frame)
-        run.ended = True
+        run.ended = fields["kind"] == protocol.ERROR or run.positions.end(stream)
         return bytes(message.frame if fields["kind"] == protocol.END else _without_pickle(fields))
 
     def _following(self, run: _EpochPart, nbytes: int) -> tuple[int, bytes] | None:
         """The frames of small batches after a message, unread, if one trainer has room for all of them."""
-        if len(self.members) > 1 or run.ended or self.worker is None:
+        if len(self.members) > 1 or run.ended or run.of_streams is not None or self.worker is None:
             return None
         [member] = self.members.values()
         if member.next > run.next:  # it has some of them already
             return None
         first, most_nbytes = run.next, min(_BUNDLE_NBYTES, member.window - member.outstanding - nbytes)
         frames, batches = self.worker.receive_frames(_SMALL_BATCH, most_nbytes)
-        run.next += batches
+        if batches:
+            run.next += batches
+            run.positions.count(run.place[2], run.next - 1)
         return (first, frames) if frames else None
 
     def _parts(self, message: Message) -> memoryview:
@@ -381,9 +383,9 @@ class WorkerRelay:
             return
         start = earliest.start
         self._discard_pending()
-        position = Position(start["first"], start["state"], start["at"])
         self.last_epoch = epoch
-        self._run = _EpochPart(epoch, start["place"], position, start["first"])
+        positions = CarriedPositions(start["positions"])
+        self._run = _EpochPart(epoch, start["place"], start["streams"], positions, earliest.next)
 
     def _to_worker(self, run: _EpochPart) -> None:
         """Has the worker make a part; starts the worker first if there is none. OSError if it cannot."""
@@ -393,8 +395,7 @@ class WorkerRelay:
             if self.hand_over is not None:
                 self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
         self._generation += 1
-        position = replace(run.position, first=run.next)
-        self.worker.begin(run.epoch, run.place, self._generation, position)
+        self.worker.begin(run, self._generation)
         run.begun = True
 
     def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
@@ -440,6 +441,11 @@ class WorkerRelay:
         message, self._pending = self._pending, None
         if message is not None and self.worker is not None and message.fields["kind"] == protocol.BATCH:
             self.worker.discard(message)
+
+
+def _first_of(start: dict[str, Any]) -> int:
+    """The number of the first batch that a trainer asks for, through all streams of the part."""
+    return sum(position.first for position in start["positions"].values())
 
 
 def _without_pickle(fields: dict[str, Any]) -> memoryview:

@@ -94,10 +94,10 @@ class LocalWorker(WorkerHandle):
             self.pid = self._process.pid
             self._ours = ours.pop_all()
 
-    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+    def start(self, epoch: int, generation: int, positions: Mapping[int, Position], **place: Any) -> None:
         streams = [[stream, *vars(position).values()] for stream, position in positions.items()]
         command = {"kind": protocol.START, "epoch": epoch, "generation": generation, "streams": streams}
-        self._replace_command(command)
+        self._replace_command({**command, **place})
 
     def stop(self, generation: int) -> None:
         if self._connected:

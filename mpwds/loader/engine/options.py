@@ -56,8 +56,6 @@ class LoaderOptions:
             checked["seed"] = integer(name, "seed", self.seed)
         if self.streams is not None:
             checked["streams"] = integer(name, "streams", self.streams, at_least=1)
-            if self.remote is not None:
-                raise ValueError(f"{name}: streams= does not work with remote= yet: use one of them")
         if self.even is not None:
             choice(name, "even", self.even, Even)
         for switch in ("in_order", "persistent", "pin_memory", "progress"):

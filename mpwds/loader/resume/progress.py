@@ -34,6 +34,35 @@ class Position:
 START = Position()
 
 
+class CarriedPositions:
+    """Where the streams that one worker carries go on, as far as its messages have come.
+
+    The keys of ``first`` are the streams in the order of their turns; its values are the next batches.
+    """
+
+    def __init__(self, positions: Mapping[int, Position]) -> None:
+        self._positions = dict(positions)
+        self.first = {stream: position.first for stream, position in positions.items()}
+
+    def count(self, stream: int, sequence: int, state: object = None) -> None:
+        """Counts a batch of a stream, with the packed state after it if it came with one."""
+        first = self.first
+        if len(first) > 1 and sequence >= self._positions[stream].delivered:
+            del first[stream]  # its next turn is the last
+        first[stream] = sequence + 1
+        if isinstance(state, bytes):
+            self._positions[stream] = replace(self._positions[stream], state=state, at=sequence + 1)
+
+    def end(self, stream: int) -> bool:
+        """A stream has ended; true if it was the last one."""
+        del self.first[stream]
+        return not self.first
+
+    def wanted(self) -> dict[int, Position]:
+        """Where each stream is to begin if the worker has to begin again, in the order of their turns."""
+        return {stream: replace(self._positions[stream], first=first) for stream, first in self.first.items()}
+
+
 @dataclass(eq=False)
 class StreamProgress:
     delivered: int = 0  # batches of this epoch that the program got
