@@ -153,10 +153,10 @@ class Dataset(DataPipeline):
     shard_shuffle = _hook("shard_shuffle")
     reseed_hook = _hook("before")
 
-    def shuffle(self, size: int, *args: Any, **options: Any) -> Dataset:
+    def shuffle(self, size: int | None = None, *args: Any, **options: Any) -> Dataset:
         """Shuffles samples through a buffer of ``size``, and the shards."""
         extended = super().shuffle(size, *args, **options)
-        if size >= 1:
+        if size is None or size >= 1:
             extended._set(shuffled=True)
         return extended
 

@@ -30,7 +30,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import TorchIterable
-from mpwds.pipeline.stream import Stream
+from mpwds.pipeline.stream import Part, Stream
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
@@ -224,6 +224,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         self._statistics = StatsCollector(
             self._group.snapshots,
             self._group.private_copies,
+            functools.partial(buffered_by, self.dataset, self.streams, self.workers),
             in_order=self.in_order,
             in_process=self._group.in_process,
         )
@@ -501,12 +502,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return count_delivered(self.dataset, self._contexts(context), exact).elements
 
     def _contexts(self, context: Context) -> list[Context]:
-        """The contexts of a rank's streams."""
-        streams = own_streams(self.streams, self.workers, context)
-        if self.streams is None:
-            return [replace(context, worker=stream, workers=len(streams)) for stream in streams]
-        alike = context.alike_on_ranks()
-        return [replace(alike, worker=stream, workers=self.streams) for stream in streams]
+        return contexts_of(self.streams, self.workers, context)
 
     def _length_of(self, count: CountOf) -> int:
         if self.even is None:
@@ -658,6 +654,21 @@ class LoaderSource:
         loader = self._loader
         remakes = not takes_any_order(loader.dataset)
         return LoaderStream(lambda progress: loader._iterate_workers(context.epoch, progress), remakes)
+
+
+def contexts_of(streams: int | None, workers: int, here: Context) -> list[Context]:
+    """The contexts of the streams that a loader carries on this rank."""
+    own = own_streams(streams, workers, here)
+    if streams is None:
+        return [replace(here, worker=stream, workers=len(own)) for stream in own]
+    return [replace(here.alike_on_ranks(), worker=stream, workers=streams) for stream in own]
+
+
+def buffered_by(dataset: Any, streams: int | None, workers: int) -> int:
+    """Elements that the buffers of all streams of a loader hold, at the most."""
+    if not isinstance(dataset, Part):
+        return 0
+    return sum(map(dataset.capacity, contexts_of(streams, workers, Context.current())))
 
 
 def make_copy(

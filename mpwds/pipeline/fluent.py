@@ -91,20 +91,28 @@ class Fluent(Composable):
 
     def shuffle(
         self: Self,
-        size: int,
+        size: int | None = None,
         initial: int = 100,
         rng: Random | None = None,
         seed: int | None = None,
         handler: object = None,
+        *,
+        total: int | None = None,
     ) -> Self:
-        """Adds ``mpwds.shuffle(size, ...)``; a ``size`` below 1 adds nothing.
+        """Adds ``mpwds.shuffle(size, ...)`` or ``mpwds.shuffle(total=...)``; a ``size`` below 1 adds nothing.
+
+        Raises:
+            TypeError: Neither ``size`` nor ``total`` is given.
 
         Example:
             >>> sorted(mpwds.DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
-        stage = mpwds.shuffle(size, initial, rng, seed, handler)
-        return self.compose(stage) if size >= 1 else self.compose()
+        if size is not None and size < 1:
+            return self.compose()
+        if size is None and total is None:
+            raise TypeError("shuffle() needs size, the elements of a stream's buffer, or total")
+        return self.compose(mpwds.shuffle(size, initial, rng, seed, handler, total=total))
 
     def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
         """Adds the stage that ``f(*args, **keywords)`` makes, or that runs ``f(source, *args, **keywords)``.

@@ -214,6 +214,10 @@ class Part:
         """True if it, or a part of it, is ``in_any_order``."""
         return self.in_any_order or any(part.takes_any_order for part in self.parts)
 
+    def capacity(self, context: Context) -> int:
+        """Elements that the buffer of one of its streams holds, at the most: of a ``shuffle``."""
+        return sum(part.capacity(context) for part in self.parts)
+
     def __str__(self) -> str:
         return type(self).__name__ if type(self).__repr__ is object.__repr__ else repr(self)
 

@@ -157,12 +157,14 @@ class StatsCollector:
         self,
         read_workers: Callable[[], Mapping[int, CounterSnapshot]],
         read_copies: Callable[[], int],
+        count_buffered: Callable[[], int] = int,
         *,
         in_order: bool,
         in_process: bool,
     ) -> None:
         self._read_workers = read_workers
         self._read_copies = read_copies
+        self._count_buffered = count_buffered
         self.in_order, self.in_process = in_order, in_process
         self._epoch = self._epochs = 0
         self._earlier = ConsumerSnapshot()
@@ -231,6 +233,7 @@ class StatsCollector:
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
             epochs=self._epochs if whole else 1,
             others_cpu_s=max(0.0, consumer.busy_s - own_s),
+            buffered=self._count_buffered() if self._epochs else 0,
         )
 
 

@@ -134,6 +134,7 @@ class LoaderMeasures(Rates):
     stages_skipped: dict[str, int] = field(default_factory=dict)
     epochs: int = 1
     others_cpu_s: float = 0.0
+    buffered: int = 0
 
     @property
     def seconds(self) -> float:

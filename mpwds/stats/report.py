@@ -41,6 +41,8 @@ class LoaderStats(LoaderMeasures):
         workers: The workers; without worker processes, this process.
         stages_skipped: As ``skipped``, of stages after the loader only.
         epochs: Number of epochs that the figures cover.
+        buffered: Elements that the ``shuffle`` buffers of all streams of this loader hold, at the most. Each
+            stream has its own, and a worker may carry several (``streams=``).
 
     Example:
         >>> from mpwds import MultiLoader
@@ -112,6 +114,8 @@ def _parts(stats: LoaderStats) -> list[str | Table]:
         were = "was" if stats.private_copies == 1 else "were"
         copied = counted(stats.private_copies, "batch")
         parts.append(f"{copied} {were} copied out of shared memory: many are kept")
+    if stats.buffered:
+        parts.append(f"shuffle buffers hold up to {counted(stats.buffered, 'element')}")
     if stats.others_share > LITTLE:
         parts.append(f"other processes take {stats.others_share:.0%} of the {stats.cores} processors")
     remote = any(worker.server for worker in stats.workers)

@@ -15,11 +15,13 @@ from mpwds.suggestions import suggest_arguments
 
 @suggest_arguments
 def shuffle(
-    bufsize: int = 1000,
+    bufsize: int | None = None,
     initial: int = 100,
     rng: random.Random | None = None,
     seed: int | None = None,
     handler: object = None,
+    *,
+    total: int | None = None,
 ) -> Shuffle:
     """Stage that yields the elements in random order, through a buffer.
 
@@ -28,17 +30,21 @@ def shuffle(
     Put the stage before ``decode``, so that the buffer holds compressed bytes.
 
     Args:
-        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged.
+        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged. 1000 by
+            default.
         initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
             takes in two for each that it yields, until the buffer is full.
         rng: Random generator from which to draw the seed.
         seed: Determines the order, with the epoch, alike on all workers. The default is the dataset's seed,
             with another order for each worker and stage.
         handler: Without effect.
+        total: Elements held by all streams of a job together, in place of ``bufsize`` for each of them. A
+            loader has ``streams`` streams, by default one for each worker of each rank.
 
     Raises:
-        TypeError: ``bufsize`` or ``initial`` is not a whole number.
-        ValueError: Both ``rng`` and ``seed`` are given.
+        TypeError: ``bufsize``, ``initial`` or ``total`` is not a whole number.
+        ValueError: Both ``rng`` and ``seed`` are given, or both ``bufsize`` and ``total``, or ``total`` is
+            below 1.
 
     Source:
         ``webdataset.filters.shuffle``.
@@ -51,7 +57,12 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
-    return Shuffle(max(_whole("size", bufsize), 1), max(_whole("initial", initial), 1), seed)
+    if bufsize is not None and total is not None:
+        raise ValueError("shuffle: bufsize and total both give the size of the buffer: pass one of them")
+    size = max(_whole("size", 1000 if bufsize is None else bufsize), 1)
+    if total is not None:
+        size = total = _whole("total", total)
+    return Shuffle(size, max(_whole("initial", initial), 1), seed, total)
 
 
 @suggest_arguments
@@ -83,26 +94,30 @@ class Shuffle(PassThroughStage, called="shuffle"):
     size: int
     initial: int = 100
     seed: int | None = None
+    total: int | None = None  # in place of size, of all streams together
     alike_before_split = True
 
     def __post_init__(self) -> None:
         check_whole("shuffle", "size", self.size, least=1)
         check_whole("shuffle", "initial", self.initial, least=1)
-
-    @property
-    def first_size(self) -> int:
-        return min(self.initial, self.size)
+        check_whole("shuffle", "total", self.total or 1, least=1)
 
     @property
     def row_step(self) -> RowStep | None:
-        arguments = {"shuffle": self.size, "initial": self.first_size, "seed": self.seed}
-        return RowStep("shuffle", arguments) if self.size > 1 else None
+        arguments = {"shuffle": self.size, "initial": min(self.initial, self.size), "seed": self.seed}
+        return RowStep("shuffle", arguments) if self.size > 1 and self.total is None else None
+
+    def capacity(self, context: Context) -> int:
+        if self.total is None:
+            return self.size
+        return max(1, self.total // (context.world_size * context.workers))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         place: list[object] = [self.seed, context.epoch, context.stage]
         if self.seed is None:
             place = [context.seed or 0, context.moment, context.rank, context.worker, context.stage]
-        return _Shuffled(self, source, random.Random("shuffle/" + "/".join(map(str, place))))
+        rng = random.Random("shuffle/" + "/".join(map(str, place)))
+        return _Shuffled(source, rng, self.capacity(context), self.initial)
 
 
 class _Buffered(WrappedStream[Any]):
@@ -131,10 +146,10 @@ class _Buffered(WrappedStream[Any]):
 class _Shuffled(_Buffered):
     _counters = ("_started",)
 
-    def __init__(self, stage: Shuffle, source: Stream[Any], rng: random.Random) -> None:
+    def __init__(self, source: Stream[Any], rng: random.Random, size: int, initial: int) -> None:
         super().__init__(source, rng)
-        self._size = stage.size
-        self._initial = stage.first_size
+        self._size = size
+        self._initial = min(initial, size)
         self._draw = rng.random
         self._started = False
 
@@ -165,6 +180,9 @@ class Detshuffle(PassThroughStage, called="detshuffle"):
     def __post_init__(self) -> None:
         for name in ("bufsize", "initial", "seed", "epoch"):
             check_whole("detshuffle", name, getattr(self, name))
+
+    def capacity(self, context: Context) -> int:
+        return max(self.bufsize, 1)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))

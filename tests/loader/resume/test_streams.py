@@ -308,3 +308,12 @@ def test_another_number_of_streams_is_an_error(loader_of):
     state = loader_of(DATASETS["shuffle"]).state_dict()
     with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is 6"):
         loader_of(DATASETS["shuffle"], streams=6).load_state_dict(state)
+
+
+def test_statistics_tell_what_the_shuffle_buffers_of_all_streams_hold(loader_of):
+    for sizes, held in (({"size": 20}, 20 * STREAMS // 2), ({"total": 60}, 60 // 2)):
+        loader = loader_of(DataPipeline(range(300)).shuffle(**sizes).batched(3), rank=1, ranks=2)
+        list(loader)
+        stats = loader.stats()
+        assert stats.buffered == held
+        assert f"shuffle buffers hold up to {held} elements" in str(stats)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle
+from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle, shuffle
 from mpwds.pipeline.stream import Source, collect
 
 
@@ -97,3 +97,24 @@ def test_depends_on_its_own_seed_and_the_epoch_alone(change):
 
 def test_begins_behind_the_epoch_given():
     assert collect(detshuffle(50, epoch=4), range(50)) == collect(detshuffle(50), range(50), Context(epoch=5))
+
+
+@pytest.mark.parametrize(("ranks", "workers", "held"), [(1, 1, 60), (2, 3, 10), (1, 96, 1)])
+def test_a_total_is_shared_by_all_streams(ranks, workers, held):
+    context, source = Context(world_size=ranks, workers=workers), Source(range(100))
+    stream = shuffle(total=60, initial=60).stream(source, context)
+    next(stream)
+    assert source.state_dict()["cursor"] == held
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bufsize": 10, "total": 60}, "bufsize and total both give the size"),
+        ({"total": 0}, "size must be at least 1|total must be at least 1"),
+        ({"total": "many"}, "total must be a whole number"),
+    ],
+)
+def test_a_total_that_makes_no_sense_is_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        shuffle(**arguments)
