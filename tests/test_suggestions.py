@@ -145,6 +145,11 @@ def test_many_shards_that_are_there_are_named_by_the_first_and_the_last(shards):
     assert "holds x-0.tar, x-1.tar, ... x-5.tar (6 files)" in notes_of(f"{shards}/x-{{0..900}}.tar")
 
 
+def test_of_very_many_shards_only_the_first_are_looked_for(shards):
+    noted = notes_of(f"{shards}/x-{{0..99999}}.tar")
+    assert "holds x-0.tar, x-1.tar, ... x-5.tar (6 files) of the first 10000" in noted
+
+
 def test_a_pattern_of_which_nothing_is_there_names_what_is(shards):
     assert "holds no such file, but x-0.tar, x-1.tar, ... x-5.tar (6 files)" in notes_of(
         f"{shards}/y-{{0..3}}.tar"

@@ -19,12 +19,12 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList, Urls, given_urls
+from mpwds.pipeline.sources.shards import ShardList, Urls
 from mpwds.pipeline.splitting import Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.patterns import expand_urls, listed
+from mpwds.storage.streams.patterns import listed, shard_names
 from mpwds.storage.tar.names import split_name
 
 _QUOTED_DOT = "\0"  # no name in a tar file contains it
@@ -115,7 +115,7 @@ class Dataset(DataPipeline):
         work = SampleOptions(shuffle=shuffle, **options)
         handler = work.handler(handler)
         opener = opener if open_fn is None else open_fn
-        self._urls = given_urls(_piped(urls, opener) if isinstance(opener, str) else urls)
+        self._urls = shard_names(_piped(urls, opener) if isinstance(opener, str) else urls)
         open_at = partial(_opened_by, opener) if callable(opener) else None
         self._open = open_at or gopen
         self._hooks = _ShardHooks(
@@ -145,7 +145,7 @@ class Dataset(DataPipeline):
         if epochs != 1:
             self.repeat(epochs)
         if size is not None and length is None:
-            length = sum(size(url) for url in expand_urls(self._urls)) if callable(size) else size
+            length = sum(size(url) for url in self._urls) if callable(size) else size
         self.given_length = length
 
     node_selection = _hook("node_selection")
@@ -181,7 +181,7 @@ class Dataset(DataPipeline):
     @property
     def urls(self) -> list[str]:
         """The URLs of all shards."""
-        return list(expand_urls(self._urls))
+        return list(self._urls)
 
     def shard_fn(self) -> list[str]:
         """The URLs of the shards that the next ``iter()`` reads in this process, as the hooks choose them."""
@@ -225,7 +225,7 @@ def _takes_two(handler: Any) -> bool:
 
 def _piped(urls: Urls, command: str) -> Urls:
     """For each URL, one that reads the output of a command."""
-    return [f"pipe:{command.format(url)}" for url in expand_urls(urls)]
+    return [f"pipe:{command.format(url)}" for url in shard_names(urls)]
 
 
 def _opened_by(opener: Callable[[str], Any], url: str, offset: int = 0) -> Any:

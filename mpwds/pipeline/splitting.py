@@ -12,7 +12,7 @@ from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import Filter, SingletonStage
 from mpwds.pipeline.iterable_sources import UnseekableStream, skip
-from mpwds.pipeline.stream import Address, Description, Stage, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, BaseStream, Description, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown
 
@@ -78,14 +78,21 @@ class _Share(WrappedStream[Any]):
         super().__init__(source)
         self._step = step
         self._skip = first
+        self._jump = source.skip if isinstance(source, BaseStream) else None
 
     def __next__(self) -> tuple[Address, Any]:
+        if self._jump is not None:
+            self._jump(self._skip)
+            self._skip = 0
         while self._skip:
             self._next()
             self._skip -= 1
         item = self._next()
         self._skip = self._step - 1
         return item
+
+    def skip(self, count: int) -> None:
+        self._skip += count * self._step
 
 
 class _NonEmpty(WrappedStream[Any]):

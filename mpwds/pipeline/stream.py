@@ -36,14 +36,14 @@ class Description(NamedTuple):
     """The description of an element, which prints as ``text``: ``sample "0017" of x-000003.tar``.
 
     ``offset`` is the byte offset of the sample's first header in the shard ``url``. If the element is a
-    shard, ``listed`` is how the list of shards was given, and the URLs in it.
+    shard, ``listed`` is the list that it is in.
     """
 
     text: str
     url: str | None = None
     key: str | None = None
     offset: int | None = None
-    listed: tuple[str, Sequence[str]] | None = None
+    listed: Sequence[str] | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -241,8 +241,13 @@ class Origin(Part, ABC):
 
 
 class BaseStream(Stream[T], ABC):
-    """Base of streams. The state consists of the attributes named by ``_counters``."""
+    """Base of streams. The state consists of the attributes named by ``_counters``.
 
+    Attributes:
+        skip: Leaves out the next n elements without making them; ``None`` if the stream must make them.
+    """
+
+    skip: Callable[[int], object] | None = None
     _counters: ClassVar[tuple[str, ...]] = ()
 
     def __iter__(self) -> BaseStream[T]:
@@ -293,15 +298,15 @@ class OrderedStream(BaseStream[T]):
         self._order = order
         self._cursor = 0
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def __next__(self) -> tuple[Address, T]:
         if self._cursor >= len(self._order):
             raise StopIteration
         address = self._order[self._cursor]
         self._cursor += 1
         return address, self.fetch(address)
+
+    def skip(self, count: int) -> None:
+        self._cursor += count
 
 
 class Source(OrderedStream[T]):

@@ -14,7 +14,7 @@ import torch
 import mpwds
 from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from tests.compat.conftest import a_batch, free_port, ours
 
 
@@ -176,7 +176,7 @@ def test_a_wrong_url_is_an_error(url, message):
     connection = tensorcom.Connection()
     with connection, pytest.raises(ValueError, match=message):
         urls = [url] if isinstance(url, str) else url
-        connection.connect(expand_braces(*urls))
+        connection.connect(Names(*urls))
 
 
 def test_a_connection_only_sends_or_only_receives(pair):

@@ -114,3 +114,9 @@ def test_a_dataset_of_a_server_cannot_be_iterated_here():
     told = {"description": ["range(9)"], "in_any_order": False, "unaddressed": None}
     with pytest.raises(RuntimeError, match="this dataset is on its servers: only a RemoteLoader can iterate"):
         RemoteSource(told, lambda context: 9).stream()
+
+
+def test_where_shards_are_does_not_count_but_how_many_does():
+    places = "/a/{x,y}-{0..4}.tar", "s3://b/{0..9}.tar", "/a/{x,y}-{0..5}.tar"
+    here, there, more = (fingerprint(mpwds.WebDataset(place)) for place in places)
+    assert here == there != more

@@ -31,7 +31,7 @@ from mpwds import (
 from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -464,7 +464,7 @@ def test_the_bytes_of_shards_and_the_shard_are_counted(shards, tmp_path):
     # Of a shard's ten samples of four blocks; of the last one, only the fields are known.
     assert 4 * 9 * 2048 < stage.nbytes <= 4 * 10 * 2048
     assert stage.bytes_per_s == stage.nbytes / stage.seconds
-    assert stats.workers[0].shard == expand_braces(shards)[-1]
+    assert stats.workers[0].shard == Names(shards)[-1]
 
 
 def test_other_programs_processor_time_is_told_from_the_loaders_own():

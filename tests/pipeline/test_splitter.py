@@ -1,6 +1,7 @@
 import os
 import pickle
 from itertools import islice
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -12,7 +13,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
 from mpwds.pipeline.splitting import Splitter, non_empty, single_node_only, split_by_node, split_by_worker
-from mpwds.pipeline.stream import Source
+from mpwds.pipeline.stream import Source, WrappedStream
 from tests.pipeline.places import read_everywhere
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]
@@ -36,6 +37,33 @@ def test_node_and_worker_together_divide_everything(n, world_size, workers):
 def test_a_share_continues_from_its_state_exactly(continues, n, stop, stage):
     context = Context(rank=1, world_size=3, worker=1, workers=3)
     continues(lambda: stage.stream(Source(range(n)), context), stop)
+
+
+class Counting(Source):
+    """A stream that notes which elements it makes."""
+
+    def __init__(self):
+        super().__init__(range(20))
+        self.made = []
+
+    def fetch(self, address):
+        self.made.append(address)
+        return super().fetch(address)
+
+
+class Watching(WrappedStream):
+    """What a loader puts around the stream of each part."""
+
+    def __next__(self):
+        return self._next()
+
+
+@pytest.mark.parametrize("watch", [None, lambda part, stream, context: Watching(stream)])
+def test_elements_of_other_shares_are_not_made(watch):
+    source = Counting()
+    dataset = DataPipeline(SimpleNamespace(stream=lambda context: source), split_by_node, split_by_worker)
+    share = dataset.stream(Context(rank=0, world_size=2, worker=1, workers=3, watch=watch))
+    assert [element for _, element in share] == source.made == [2, 8, 14]
 
 
 def test_as_functions_they_ask_the_environment(monkeypatch):

@@ -15,7 +15,7 @@ import mpwds
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,7 +100,7 @@ def from_folder(folder: Path, size: int, batch_size: int) -> DataPipeline:
 
 def from_shards(urls: list[str], size: int, batch_size: int) -> DataPipeline:
     """A dataset of the images and classes (``cls``) in tar shards: ``(images, labels)`` in batches."""
-    pipeline: Any = WebDataset(expand_braces(*urls), shardshuffle=True)
+    pipeline: Any = WebDataset(Names(*urls), shardshuffle=True)
     pairs = pipeline.shuffle(_SHUFFLED_SAMPLES).decode("pil")
     pairs = pairs.to_tuple(";".join(EXTENSIONS), "cls").map_tuple(TrainingCrop(size), int)
     return pairs.batched(batch_size)  # type: ignore[no-any-return]  # as above

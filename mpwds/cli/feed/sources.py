@@ -15,7 +15,7 @@ from mpwds.feed.keys import needs_keys
 from mpwds.feed.report import FeedReport
 from mpwds.feed.status_client import FeedStatus, StatusSource
 from mpwds.stats.measures import rates_of
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from mpwds.viewing.tensors import leaves
 from mpwds.viewing.wording import shape_text
 
@@ -33,7 +33,7 @@ def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> Itera
 
 
 def _source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
-    expanded = expand_braces(*urls)
+    expanded = list(Names(*urls))
     schemes = {url.partition("://")[0] if "://" in url else "" for url in expanded}
     if schemes <= {"tcp", "ipc"}:
         return FeedStatus(expanded, keys, insecure)
@@ -50,7 +50,7 @@ def check_tensorcom(urls: Sequence[str], insecure: bool) -> None:
     """Refuses tensorcom's URLs that other machines can reach, unless that is said to be meant."""
     from mpwds.compat.tensorcom.zcom import parse_url
 
-    for url in expand_braces(*urls):
+    for url in Names(*urls):
         if not insecure and needs_keys(parse_url(url).location):
             raise typer.BadParameter(
                 f"{url} can be reached from other machines, and tensorcom has no keys: say --insecure if all "

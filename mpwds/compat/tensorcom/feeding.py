@@ -16,7 +16,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import UnseekableStream
 from mpwds.pipeline.stream import Count, Origin, Stream
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from mpwds.tenbin.array import describe
 from mpwds.warn import warn
 
@@ -87,7 +87,7 @@ class _Received(Origin):
     ) -> None:
         given = [urls] if isinstance(urls, str) else list(urls)
         self._given = urls
-        self._urls = given if options.get("noexpand") else expand_braces(*given)
+        self._urls = given if options.get("noexpand") else list(Names(*given))
         # Only one worker can bind a URL, and each subscriber would receive everything.
         addresses = [parse_url(url) for url in self._urls]
         self._divided = any(address.binds or address.kind == zmq.SUB for address in addresses)

@@ -25,7 +25,7 @@ from mpwds.compat.tensorcom.conversion import (
 )
 from mpwds.errors import StreamError, TenbinError
 from mpwds.feed import unix_sockets
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
 
@@ -165,7 +165,7 @@ class Connection:
         if url is not None:
             urls = [url] if isinstance(url, str) else list(url)
             try:
-                self.connect(urls if noexpand else expand_braces(*urls))
+                self.connect(urls if noexpand else Names(*urls))
             except BaseException:
                 self.close(0)
                 raise

@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import braceexpand
 import zmq
 
 from mpwds.errors import MpwdsError
@@ -20,6 +19,7 @@ from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
+from mpwds.storage.streams.braces import Names
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -75,7 +75,7 @@ class RemoteOptions:
     def expanded(self) -> list[str]:
         """The URLs, after braces are expanded."""
         urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
-        return [name for url in urls for name in braceexpand.braceexpand(url)]
+        return list(Names(*urls))
 
 
 class ReceivedMessage(NamedTuple):

@@ -317,7 +317,8 @@ class _Opened(NamedTuple):
 def _open(source: Any, cache: CacheConfig) -> _Opened:
     # Formats are imported here: workers get shards that are open already.
     from mpwds.pipeline.sources.formats import FORMATS, find_format, tar_shards
-    from mpwds.storage.streams.patterns import expand_urls, listed
+    from mpwds.storage.streams.braces import Names
+    from mpwds.storage.streams.patterns import listed, shard_names
     from mpwds.storage.streams.urls import is_named
 
     if isinstance(source, DataPipeline):
@@ -330,8 +331,8 @@ def _open(source: Any, cache: CacheConfig) -> _Opened:
             raise ValueError(f"IndexedDataset: {name} is a specification, which mpwds.WebDataset reads")
         format, place = find_format(name) or (FORMATS["tar"], name)
         return _Opened(format.shards(place, cache), repr(name))
-    if isinstance(source, (list, tuple)) and source and isinstance(source[0], (str, os.PathLike)):
-        urls = expand_urls(source)
+    if isinstance(source, (list, tuple, Names)) and source and isinstance(source[0], (str, os.PathLike)):
+        urls = shard_names(source)
         return _Opened(tar_shards(urls, cache), listed(urls))
     if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
         return _Opened(ElementsAsShard(source), type(source).__name__)
@@ -367,7 +368,7 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> _Opened:
                 f"rename_files, got {reader}"
             )
         shards = tar_shards(origin.urls, cache, copies=reader.cache)
-        called = listed(origin.given)
+        called = listed(origin.urls)
     elif isinstance(origin, IndexedSamples):
         shards, called, *_ = _open(origin.shards, cache)
         chosen = origin.chosen

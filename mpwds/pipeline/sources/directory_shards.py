@@ -31,7 +31,7 @@ from mpwds.pipeline.error_context import check_choice
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
-from mpwds.storage.streams.patterns import expand_braces
+from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.suggestions import shown
 from mpwds.warn import warn
@@ -323,7 +323,7 @@ def shards_in(path: str | os.PathLike[str]) -> list[str]:
 
 def _files(directory: str | os.PathLike[str], pattern: str) -> list[str]:
     start = os.path.join(glob.escape(os.fspath(directory)), "")
-    return sorted({name for each in expand_braces(pattern) for name in glob.glob(start + each)})
+    return sorted({name for each in Names(pattern) for name in glob.glob(start + each)})
 
 
 def _modified(path: str) -> float:

@@ -18,6 +18,7 @@ from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
+from mpwds.storage.streams.patterns import listed
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Read: TypeAlias = "tuple[int, int | None, Any]"
 
 
 _MOST_FILES = 100_000  # of a folder that are looked at
+_MOST_SHARDS = 10_000  # of which are looked for in it
 
 
 def _nbytes(element: Any) -> int:
@@ -278,25 +280,25 @@ def _explain_missing(error: Exception, shard: Description) -> None:
     if os.path.isdir(path):
         add_note(error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}")
     elif shard.listed is not None and not os.path.exists(path):
-        listed, urls = shard.listed
-        paths = list(map(file_of, urls))
-        shards = "the only shard" if len(paths) == 1 else f"one of the {len(paths)} shards"
-        add_note(error, f"it is {shards} of {listed}; {_present(path, paths)}")
+        count = len(shard.listed)
+        shards = "the only shard" if count == 1 else f"one of the {count} shards"
+        add_note(error, f"it is {shards} of {listed(shard.listed)}; {_present(path, shard.listed)}")
 
 
-def _present(missing: str, paths: Sequence[str | None]) -> str:
-    """Which of ``paths`` are in the folder of the missing file, or which archives are."""
+def _present(missing: str, urls: Sequence[str]) -> str:
+    """Which of the shards are in the folder of the missing file, or which archives are."""
     folder = os.path.dirname(missing)
     try:
         with os.scandir(folder or ".") as entries:
             present = {entry.name for entry in islice(entries, _MOST_FILES)}
     except OSError:
         return f"there is no folder {folder}"
+    paths = map(file_of, islice(urls, _MOST_SHARDS))
     names = [os.path.basename(path) for path in paths if path and os.path.dirname(path) == folder]
     there = [name for name in names if name in present]
     archives = sorted(name for name in present if name.endswith(".tar"))
     if there:
-        found = f"{_few(there)} of them"
+        found = f"{_few(there)} of {'them' if len(urls) <= _MOST_SHARDS else f'the first {_MOST_SHARDS}'}"
     else:
         found = f"no such file, but {_few(archives)}" if archives else "no .tar file"
     return f"{folder or 'this folder'} holds {found}"

@@ -14,40 +14,37 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
+from mpwds.pipeline.permutation import Permutation
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Address, BaseStream, Count, Description, OrderedStream, Stage, Stream
-from mpwds.storage.streams.patterns import expand_names, expand_urls, listed
+from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import listed, shard_names
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 
 class _GivenShards(IterableSource):
-    """Base of the sources that are given the names of all shards."""
+    """Base of the sources that are given the names of all shards.
+
+    Attributes:
+        urls: The names of all shards, in the order given; those of a pattern are computed.
+    """
 
     def __init__(self, urls: Urls) -> None:
-        self.given = given_urls(urls)
-
-    @property
-    def urls(self) -> list[str]:
-        """The names of all shards, in the order given."""
-        return expand_urls(self.given)
+        self.urls = shard_names(urls)
 
     def __len__(self) -> int:
         return len(self.urls)
 
     def __str__(self) -> str:
         given = arguments(**given_options(type(self).__init__, vars(self)))
-        return f"{type(self).__name__}({listed(self.given)}{', ' if given else ''}{given})"
+        return f"{type(self).__name__}({listed(self.urls)}{', ' if given else ''}{given})"
 
-    def _ordered(self, rng: random.Random | None) -> Shards:
-        """All shards, in random order if ``rng`` is given."""
-        urls = self.urls
-        order = list(range(len(urls)))
-        if rng is not None:
-            rng.shuffle(order)
-        return Shards(urls, order, listed(self.given))
+    def _shuffled(self, context: Context) -> Permutation:
+        """An order that depends on seed and epoch, and is the same in all workers."""
+        return Permutation(len(self), "shards", context.seed or 0, context.alike_on_ranks().moment)
 
 
 class ShardList(_GivenShards):
@@ -103,13 +100,12 @@ class ShardList(_GivenShards):
         return Count(len(numbers), sum(self.nsamples[number] for number in numbers))
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        moment = context.alike_on_ranks().moment
-        shards = self._ordered(_rng(context, moment) if self.shuffle else None)
+        shards = Shards(self.urls, self._shuffled(context) if self.shuffle else range(len(self)))
         among_nodes, among_workers = self._stages
         stream: Stream[Any] = shards if among_nodes is None else among_nodes.stream(shards, context)
-        if self.shuffle and context.moment != moment:  # this run's own order, which other nodes do not know
-            seed = _rng(context, context.moment).getrandbits(32)
-            stream = Shuffle(len(shards), len(shards), seed).stream(stream, context)
+        if self.shuffle and context.moment != context.alike_on_ranks().moment:
+            # This run's own order, which other nodes do not know.
+            stream = Shuffle(len(self), len(self)).stream(stream, context.alike_on_workers())
         return stream if among_workers is None else among_workers.stream(stream, context)
 
 
@@ -136,9 +132,13 @@ class SimpleShardList(_GivenShards):
         self.seed = seed
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
+        order: Sequence[int] = range(len(self))
         if self.seed is True:
-            return self._ordered(_rng(context, context.alike_on_ranks().moment))
-        return self._ordered(None if self.seed is None else random.Random(self.seed))
+            order = self._shuffled(context)
+        elif self.seed is not None:
+            order = list(order)
+            random.Random(self.seed).shuffle(order)
+        return Shards(self.urls, order)
 
 
 class Shards(OrderedStream[dict[str, Any]]):
@@ -146,7 +146,6 @@ class Shards(OrderedStream[dict[str, Any]]):
 
     Args:
         order: The addresses to yield: numbers of shards, or tuples that begin with one.
-        listed: How the user gave the shards, for error messages.
         options: What a specification says of each shard (``SpecSource.options``).
     """
 
@@ -154,12 +153,10 @@ class Shards(OrderedStream[dict[str, Any]]):
         self,
         urls: Sequence[str],
         order: Sequence[Address],
-        listed: str = "",
         options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         self._urls = urls
         super().__init__(order)
-        self._listed = listed
         self._options = options
 
     def fetch(self, address: Any) -> dict[str, Any]:
@@ -171,24 +168,28 @@ class Shards(OrderedStream[dict[str, Any]]):
 
     def describe(self, address: Any, element: object = None) -> Description:
         url = self._urls[_number(address)]
-        return Description(f"shard {url}", url, listed=(self._listed, self._urls) if self._listed else None)
+        return Description(f"shard {url}", url, listed=self._urls)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "shards": len(self._urls)}
 
-def given_urls(urls: Urls) -> str | list[str]:
-    """Shards as a dataset keeps them: a pattern, which is short to send, or all names."""
-    names = expand_urls(urls)
-    pattern = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else ""
-    is_fixed = pattern and "${" not in pattern and expand_names(pattern) == names
-    return pattern if is_fixed else names
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "shards" not in state:
+            raise ValueError(
+                "the state was saved by an earlier mpwds, which read shards in another order: load it with "
+                "the mpwds that saved it, or begin the epoch again"
+            )
+        if state["shards"] != len(self._urls):
+            raise ValueError(
+                f"the state is of a dataset of {state['shards']} shards, this one has {len(self._urls)}: "
+                "begin the epoch again, or use the shards of before"
+            )
+        super().load_state_dict(state)
 
 
 def _number(address: Any) -> int:
     number: int = address if isinstance(address, int) else address[0]
     return number
-
-
-def _rng(context: Context, moment: object) -> random.Random:
-    return random.Random(f"shards/{context.seed or 0}/{moment}")
 
 
 def _as_stage(splitter: Any) -> Stage | None:
@@ -238,10 +239,9 @@ class ResampledShards(IterableSource):
         max_urls: int = 1_000_000,
         empty_check: bool = True,
     ) -> None:
-        if not isinstance(urls, (str, os.PathLike)):
+        if not isinstance(urls, (str, os.PathLike, Names)):
             urls = list(islice(urls, max_urls))
-        self.urls: list[str] = [] if urls == [] and not empty_check else expand_urls(urls)
-        self.given = urls if isinstance(urls, str) and "${" not in urls else self.urls
+        self.urls: Sequence[str] = [] if urls == [] and not empty_check else shard_names(urls)
         self.nshards = nshards
         self.seed = seed
         self.worker_seed = worker_seed
@@ -272,7 +272,7 @@ class ResampledShards(IterableSource):
             draws = Draws("resampled shards", *facts)
         if os.environ.get("WDS_SHOW_SEED", "0") == "1":
             print(f"# ResampledShards: seed {self.seed}, {context}")
-        return Shards(self.urls, _DrawnShards(self, draws, context), listed(self.given))
+        return Shards(self.urls, _DrawnShards(self, draws, context))
 
 
 ResampledShardList = ResampledShards

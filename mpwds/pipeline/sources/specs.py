@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NoReturn, TypeAlias
 
 from mpwds.errors import SecurityError, SpecError
@@ -17,10 +17,13 @@ from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.iterable_sources import IterableSource
+from mpwds.pipeline.permutation import Permutation
+from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
 from mpwds.pipeline.stream import Address, Stream
+from mpwds.storage.streams.braces import MAX_NAMES, Names
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.patterns import MAX_NAMES, check_url, expand_braces
+from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.suggestions import shown
 
@@ -197,7 +200,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
 def _urls(pattern: SpecValue, prefix: str, bucket: str, trusted: bool) -> list[str]:
     parts = _expand(pattern, trusted).split("::")
     try:
-        urls = [prefix + os.path.join(bucket, url) for url in expand_braces(*parts)]
+        urls = [prefix + os.path.join(bucket, url) for url in Names(*parts)]
     except ValueError as error:
         pattern.fail(f"is wrong: {error}")
     for url in urls:
@@ -263,8 +266,8 @@ class MultiShardSample(IterableSource):
     From each collection an epoch takes all shards, or ``choose`` of them, or ``resample`` draws with
     replacement, as its specification says. All nodes and workers get the same shards in the same order, by
     seed and epoch: put ``split_by_node`` and ``split_by_worker`` after it, as ``WebDataset(spec)`` does. An
-    address is (shard's number, how often it occurred before in the epoch), so that random augmentation
-    differs each time.
+    address is (shard's number, number of the draw), so that random augmentation differs each time a shard is
+    drawn; without ``resample`` the latter is 0.
 
     Args:
         fname: A YAML file, a dict of the same form, or a result of ``mpwds.load_spec``.
@@ -290,6 +293,9 @@ class MultiShardSample(IterableSource):
                 f"{self.spec} has sources with weight, subsample, shuffle or epoch, so samples are mixed, "
                 "not shards: use mpwds.WebDataset(spec)"
             )
+        sources = self.spec.sources
+        self._urls = [url for source in sources for url in source.urls]
+        self._options = [options for source in sources for options in [source.options] * len(source.urls)]
         self._series = 0
 
     def __str__(self) -> str:
@@ -304,27 +310,35 @@ class MultiShardSample(IterableSource):
         super().set_epoch(0)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        rng = random.Random(f"sources/{context.seed or 0}/{context.epoch}/{self._series}")
-        order: list[int] = []
-        urls: list[str] = []
-        shard_options: list[dict[str, Any]] = []
-        for source in self.spec.sources:
-            numbers = range(len(urls), len(urls) + len(source.urls))
-            urls += source.urls
-            shard_options += [source.options] * len(source.urls)
-            if source.resample is not None:
-                order += rng.choices(numbers, k=source.resample)
-            elif source.choose is not None:
-                order += rng.sample(numbers, source.choose)
-            else:
-                order += numbers
-        rng.shuffle(order)
-        times: Counter[int] = Counter()
-        addresses: list[Address] = []
-        for number in order:
-            addresses.append((number, times[number]))
-            times[number] += 1
-        return Shards(urls, addresses, options=shard_options)
+        order = _ChosenShards(self.spec.sources, context.seed or 0, context.epoch, self._series)
+        return Shards(self._urls, order, self._options)
+
+
+class _ChosenShards(Sequence[Address]):
+    """The addresses of an epoch's shards, of which each is computed from its place."""
+
+    def __init__(self, sources: Sequence[SpecSource], *facts: object) -> None:
+        self._sources = sources
+        self._draws = [Draws("sources", number, *facts) for number in range(len(sources))]
+        self._orders = [
+            Permutation(len(source.urls), "sources", number, *facts) for number, source in enumerate(sources)
+        ]
+        counts = [source.resample or source.choose or len(source.urls) for source in sources]
+        self._places = [0, *accumulate(counts)]
+        self._numbers = [0, *accumulate(len(source.urls) for source in sources)]
+        self._order = Permutation(self._places[-1], "shards", *facts)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: Any) -> Any:
+        chosen = self._order[place]
+        source = bisect_right(self._places, chosen) - 1
+        draw = chosen - self._places[source]
+        if self._sources[source].resample is None:
+            return self._numbers[source] + self._orders[source][draw], 0
+        shards = len(self._orders[source])
+        return self._numbers[source] + self._draws[source].index(draw, shards), draw
 
 
 def shardspec(spec: Urls) -> SimpleShardList | MultiShardSample:

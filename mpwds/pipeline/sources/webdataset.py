@@ -14,11 +14,11 @@ from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls, given_urls
+from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
-from mpwds.storage.streams.patterns import listed
+from mpwds.storage.streams.patterns import listed, shard_names
 from mpwds.storage.streams.urls import is_named, url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.suggestions import suggest_arguments
@@ -128,7 +128,7 @@ class WebDataset(DataPipeline):
             written_as="WebDataset",
         )
         resampled = resampled or mode == "resampled"
-        self._call = f"WebDataset({_shown(urls)}"
+        written = ""
         if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or is_named(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
@@ -153,8 +153,8 @@ class WebDataset(DataPipeline):
             elif is_named(urls, ".json", ".json.gz"):
                 given = self._described(urls)  # type: ignore[arg-type]  # a path
             else:
-                given = given_urls(urls)
-                self._call = f"WebDataset({listed(given)}"
+                given = shard_names(urls)
+                written = listed(given)
             if resampled:
                 self._samples = None
                 self._begin(ResampledShards(given), reader)
@@ -168,7 +168,7 @@ class WebDataset(DataPipeline):
                 self._begin(shards, reader)
         if length is not None:
             self.with_length(length, silent=True)
-        self._call += f", {arguments(**shown)})" if shown else ")"
+        self._call = f"WebDataset({written or _shown(urls)}{', ' if shown else ''}{arguments(**shown)})"
         if repeat:  # part of the source, so that later stages such as `slice` see one long epoch
             self._samples = None
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]

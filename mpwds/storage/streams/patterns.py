@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from urllib.parse import unquote
 
-from braceexpand import braceexpand
-
 from mpwds.errors import SecurityError
+from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import (
     apply_rules,
     as_str,
@@ -21,24 +21,13 @@ from mpwds.storage.streams.urls import (
 )
 from mpwds.suggestions import shown
 
-MAX_NAMES = 1_000_000
-"""The most names that a pattern may expand to: about a petabyte of shards."""
-
 _SHARDS_SHOWN = 3
-_MAX_CHARACTERS = 1_000_000_000  # of all names
 _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _NO_RANGE = re.compile(r"\{(\d+)(?:-|:|\.{3})(\d+)\}")
 _GLOB = re.compile(r"[*?[]")
 # One word that a shell leaves unchanged, and that cannot be an option.
 _PLAIN_WORD = re.compile(r"(?:[\w/.:][\w@%+=:,./-]*)?", re.ASCII)
-_TOKEN = re.compile(
-    r"\\."
-    r"|\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)(\.\.(?P<step>-?\d+))?\}"
-    r"|\{(?P<from>[A-Za-z])\.\.(?P<to>[A-Za-z])(\.\.(?P<stride>-?\d+))?\}"
-    r"|[{},]",
-    re.DOTALL,
-)
 
 
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -70,52 +59,42 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         >>> expand_urls(["a{1}.tar", "b.tar"])
         ['a{1}.tar', 'b.tar']
     """
+    return list(shard_names(urls))
+
+
+def shard_names(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Sequence[str]:
+    """The shards that ``expand_urls`` lists. Those of a pattern without a glob are computed, not stored.
+
+    Variables have the values, and globs the files, of this moment.
+
+    Example:
+        >>> shard_names("x-{000000..999999}.tar")
+        Names('x-{000000..999999}.tar')
+    """
+    shards: Sequence[str]
+    if isinstance(urls, Names):
+        return urls
     if isinstance(urls, (str, os.PathLike)):
-        shards = [file for name in expand_names(as_str(urls)) for file in _matching(name)]
+        shards = names = _names(as_str(urls))
+        if any(_GLOB.search(part) and url_scheme(part) in ("", "file") for part in names.patterns):
+            shards = [file for name in names for file in _matching(name)]
     elif isinstance(urls, (bytes, bytearray)) or not isinstance(urls, Iterable):
         raise TypeError(f"shards are given as a string or an iterable of strings, not {type(urls).__name__}")
     else:
         shards = [as_str(url) for url in urls]
     if not shards:
         raise ValueError(f"no shards: {shown(urls)} is empty")
-    if "" in shards:
+    if shards.may_be_empty if isinstance(shards, Names) else "" in shards:
         raise ValueError(f"shard {shards.index('')} of {shown(urls)} has an empty name")
     return shards
 
 
-def expand_names(pattern: str) -> list[str]:
-    """The names that a pattern stands for, with globs as they are. Raises as ``expand_urls`` does."""
+def _names(pattern: str) -> Names:
+    """The names that a pattern stands for, with globs as they are."""
     parts = [_substitute_variables(part) for part in pattern.split("::")]
     for part in parts:
         _check_range(part)
-    return expand_braces(*parts)
-
-
-def expand_braces(*patterns: str) -> list[str]:
-    """The names that the braces of patterns expand to, in order.
-
-    Raises ``ValueError`` if the braces do not match, or there would be more than a million names, or names of
-    more than a gigabyte in all (zeros to pad with multiply, too).
-
-    Example:
-        >>> expand_braces("x-{0..2}.{tar,txt}")
-        ['x-0.tar', 'x-0.txt', 'x-1.tar', 'x-1.txt', 'x-2.tar', 'x-2.txt']
-    """
-    characters = sum(_count(pattern) * len(pattern) for pattern in patterns)
-    if sum(map(_count, patterns)) > MAX_NAMES or characters > _MAX_CHARACTERS:
-        largest = max(patterns, key=_count)
-        raise ValueError(
-            f"the braces in {shown(largest)} stand for {_count(largest)} names; {MAX_NAMES} are allowed, "
-            f"of {_MAX_CHARACTERS} characters in all. If you have that many shards, pass a list of names"
-        )
-    names: list[str] = []
-    for pattern in patterns:
-        try:
-            names += braceexpand(pattern)
-        except ValueError:
-            message = f"the braces in {shown(pattern)} do not match: write train-{{000..011}}.tar"
-            raise ValueError(message) from None
-    return names
+    return Names(*parts)
 
 
 def check_url(url: str, trusted: bool, where: str) -> None:
@@ -152,9 +131,9 @@ def check_url(url: str, trusted: bool, where: str) -> None:
             )
 
 
-def _readings(url: str) -> list[str]:
+def _readings(url: str) -> Iterable[str]:
     try:
-        return [url, *expand_names(url)]
+        return chain([url], _names(url))
     except ValueError:  # an invalid pattern: the caller that expands it raises
         return [url, *url.split("::")]
 
@@ -199,32 +178,6 @@ def _matching(name: str) -> list[str]:
     return [f"./{file}" if url_scheme(file) or file == "-" else file for file in files]
 
 
-def _count(pattern: str) -> int:
-    """The number of names; too high if letters are counted or braces do not match."""
-    alternatives, names = 0, 1  # of the braces that are open: those before the last comma; those since
-    outer: list[tuple[int, int]] = []
-    for token in _TOKEN.finditer(pattern):
-        text = token[0]
-        if text == "{":
-            outer.append((alternatives, names))
-            alternatives, names = 0, 1
-        elif text == "," and outer:
-            alternatives, names = alternatives + names, 1
-        elif text == "}" and outer:
-            inside = alternatives + names
-            alternatives, names = outer.pop()
-            names *= inside
-        elif token["first"]:
-            names *= _steps(int(token["first"]), int(token["last"]), token["step"])
-        elif token["from"]:
-            names *= _steps(ord(token["from"]), ord(token["to"]), token["stride"])
-    return max(names, *(before for _, before in outer), 1)
-
-
-def _steps(first: int, last: int, step: str | None) -> int:
-    return abs(last - first) // max(1, abs(int(step or 1))) + 1
-
-
 def _substitute_variables(pattern: str) -> str:
     """Replaces each ``${NAME}``, also in the values."""
     expanded = pattern
@@ -244,9 +197,9 @@ def _variable(name: str, pattern: str) -> str:
     return value
 
 
-def listed(urls: str | Sequence[str]) -> str:
-    """Shards in Python's notation; of a long list, the beginning."""
-    if isinstance(urls, str):
-        return repr(urls)
+def listed(urls: Sequence[str]) -> str:
+    """Shards in Python's notation: the pattern; of a long list, the beginning."""
+    if isinstance(urls, Names):
+        return repr("::".join(urls.patterns))
     more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
     return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"

@@ -18,6 +18,7 @@ from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
 from mpwds.loader.resume.state import VERSION, described
 from mpwds.loader.worker import elements
+from mpwds.storage.streams.braces import Names
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -490,3 +491,9 @@ def test_a_state_is_small(shards, states_everywhere):
         state = first_and_state(loader, 5)
     assert len(msgpack.packb(state)) < 2 * 5000
     assert mpwds.MultiLoader(dataset, workers=2).state_dict()["streams"][0]["states"] == []
+
+
+def test_a_state_counts_the_shards_of_a_pattern_and_computes_no_name(monkeypatch):
+    with MultiLoader(WebDataset("x-{000000..999999}.tar", shardshuffle=True), workers=0) as loader:
+        monkeypatch.setattr(Names, "__getitem__", None)
+        assert loader.state_dict()["facts"]["dataset"][0] == "ShardList (1000000)"

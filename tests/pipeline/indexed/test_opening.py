@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mpwds
+from mpwds.pipeline.sources.shards import ShardList
 from mpwds.storage.indexed.describing import create_description, write_description
 from mpwds.storage.streams.patterns import expand_urls
 from tests.pipeline.indexed.letters import Letters
@@ -27,7 +28,8 @@ def write_mds(folder, version):
 
 class TestSources:
     def test_a_name_with_braces_a_list_of_names_or_a_folder(self, tar_shards, tmp_path):
-        for source in (tar_shards, expand_urls(tar_shards), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
+        names = ShardList(tar_shards).urls
+        for source in (tar_shards, names, list(names), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
             assert classes(mpwds.IndexedDataset(source)) == list(range(11))
 
     @pytest.mark.parametrize("name", ["dataset.json", "index.json"])

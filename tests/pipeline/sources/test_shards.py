@@ -1,5 +1,6 @@
 import pickle
 import random
+import tracemalloc
 
 import cloudpickle
 import pytest
@@ -12,9 +13,18 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.splitting import split_by_node, split_by_worker
+from mpwds.pipeline.stream import WrappedStream
+from mpwds.storage.streams.braces import Names
 from tests.pipeline.places import read_everywhere
 
 NAMES = [f"{number}.tar" for number in range(40)]
+
+
+class Watching(WrappedStream):
+    """A stream that passes on what it watches, as a loader's."""
+
+    def __next__(self):
+        return self._next()
 
 
 def urls(shards, **context):
@@ -34,6 +44,55 @@ def test_each_shard_is_read_once_over_all_nodes_and_workers(count, world_size, w
     shards = ShardList(NAMES[:count], shuffled)
     read = read_everywhere(shards.stream, world_size, workers, epoch=epoch, seed=7)
     assert sorted(shard["url"] for shard in read) == sorted(NAMES[:count])
+
+
+@settings(max_examples=50, deadline=None)
+@given(count=st.integers(1, 60), workers=st.integers(1, 12), watched=st.booleans())
+def test_the_streams_of_a_pattern_and_of_its_names_are_the_same_parts_of_one_order(count, workers, watched):
+    watch = (lambda part, stream, context: Watching(stream)) if watched else None
+    pattern = f"{{1..{count}}}.tar"
+    orders = []
+    for given_urls in (pattern, list(Names(pattern))):
+        for shards in (
+            ShardList(given_urls, shuffle=True),
+            DataPipeline(SimpleShardList(given_urls, seed=True), split_by_node, split_by_worker),
+        ):
+            parts = [urls(shards, worker=each, workers=workers, watch=watch) for each in range(workers)]
+            dealt = [part[turn] for turn in range(count) for part in parts if turn < len(part)]
+            assert sorted(dealt) == sorted(Names(pattern))
+            orders.append((urls(shards, watch=watch), dealt))
+    first, second = orders[:2]
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert orders[2:] == [first, second]
+
+
+def test_a_million_shards_cost_no_memory():
+    tracemalloc.start()
+    try:
+        dataset = WebDataset("x-{000000..999999}.tar", shardshuffle=True)
+        streams = [dataset.stage(0).stream(Context(worker=each, workers=96)) for each in range(96)]
+        firsts = {next(stream)[1]["url"] for stream in streams}
+        dataset.stream().state_dict()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(firsts) == 96
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shards": 39}, "the state is of a dataset of 39 shards, this one has 40"),
+        ({"shards": None}, "saved by an earlier mpwds, which read shards in another order"),
+    ],
+)
+def test_a_state_of_other_shards_or_of_an_earlier_order_is_refused(change, message):
+    stream = SimpleShardList(NAMES).stream()
+    state = {name: value for name, value in {**stream.state_dict(), **change}.items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        stream.load_state_dict(state)
 
 
 @settings(max_examples=30, deadline=None)
@@ -150,7 +209,7 @@ def test_a_variable_has_the_value_it_had_when_the_list_was_made(monkeypatch):
     monkeypatch.setenv("WDS_WHERE", "here")
     shards = SimpleShardList("${WHERE}/{0..1}.tar")
     monkeypatch.delenv("WDS_WHERE")
-    assert shards.urls == ["here/0.tar", "here/1.tar"]
+    assert list(shards.urls) == ["here/0.tar", "here/1.tar"]
 
 
 def test_names_may_come_from_an_iterator():

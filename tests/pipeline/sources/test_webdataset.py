@@ -39,7 +39,7 @@ def classes(samples):
     ],
 )
 def test_shards_are_given_in_many_ways(shards, given):
-    urls = SimpleShardList(shards).urls
+    urls = list(SimpleShardList(shards).urls)
     assert sorted(classes(WebDataset(given(urls)))) == list(range(20))
 
 
@@ -141,7 +141,7 @@ def test_a_restored_epoch_knows_that_there_were_samples(shards):
 
 
 def test_a_shard_that_cannot_be_read_is_handled(shards, tmp_path):
-    urls = SimpleShardList(shards).urls
+    urls = list(SimpleShardList(shards).urls)
     (tmp_path / "bad.tar").write_bytes(Path(urls[0]).read_bytes()[:5000])
     several = [str(tmp_path / "bad.tar"), "/gone.tar", urls[3]]
     with pytest.raises(ShardError, match="bad.tar"):

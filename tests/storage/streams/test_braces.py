@@ -3,15 +3,16 @@
 import os
 import pickle
 import tracemalloc
+from itertools import islice
 
 import pytest
 from braceexpand import braceexpand
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.streams import patterns
-from mpwds.storage.streams.patterns import expand_braces, expand_urls
+from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.writing.tar_writer import TarWriter
 
 NAMES = st.recursive(
@@ -39,10 +40,39 @@ NAMES = st.recursive(
 
 
 @given(NAMES)
-def test_names_are_counted_before_they_are_made(pattern):
+def test_names_are_those_of_braceexpand(pattern):
     names = list(braceexpand(pattern))
-    assert expand_braces(pattern) == names
-    assert patterns._count(pattern) == len(names)
+    assert list(Names(pattern)) == names
+    assert Names(pattern).may_be_empty == ("" in names)
+
+
+TOKENS = st.sampled_from(["{", "}", ",", "..", "-", "0", "07", "1", "12", "a", "Z", "\\", "{1..3}", "{a,b}"])
+
+
+@given(st.lists(TOKENS, max_size=9).map("".join))
+@example("{a,b\\\\\\\\{1..2}}")
+@example("}{1,2}{")
+def test_any_text_gives_the_names_or_the_refusal_of_braceexpand(pattern):
+    try:
+        names = list(islice(braceexpand(pattern), 1000))
+    except ValueError:
+        with pytest.raises(ValueError, match="do not match"):
+            Names(pattern)
+    else:
+        assert Names(pattern)[:1000] == names
+
+
+@given(st.lists(NAMES, max_size=3), st.slices(30), st.data())
+def test_names_are_a_sequence(patterns, part, data):
+    names, listed = Names(*patterns), [name for pattern in patterns for name in braceexpand(pattern)]
+    assert len(names) == len(listed)
+    assert names[part] == listed[part]
+    assert list(pickle.loads(pickle.dumps(names))) == listed
+    if listed:
+        number = data.draw(st.integers(-len(listed), len(listed) - 1))
+        assert names[number] == listed[number]
+    with pytest.raises(IndexError):
+        names[len(listed)]
 
 
 MANY_NAMES = [
@@ -51,7 +81,6 @@ MANY_NAMES = [
     "{a,{{0..99999}{0..99999},b}}",
     "{a..z}" * 20,
     "{-99999999999..0..2}",
-    "{0..99999999999}{",
     "::".join(["{0..600000}"] * 2),
 ]
 LONG_NAMES = ["{" + "0" * 4000 + "..999999}", "x" * 100_000 + "{0..99999}"]
