@@ -411,24 +411,6 @@ def test_warnings_of_a_server_do_not_pile_up():
     assert len([each for each in warned if "notice" in str(each.message)]) <= 64
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"workers": 2**40},
-        {"workers": 0},
-        {"description": "text"},
-        {"length": -1},
-        {"fingerprint": None},
-        {"server": "two\nlines"},
-        {"handover": 7},
-    ],
-)
-def test_a_damaged_welcome_is_no_welcome(fields):
-    with HostileServer(data(batch(), END), welcome=fields) as server:
-        with pytest.raises(ServerLost, match="no server is ready"):
-            mpwds.RemoteLoader(server.url, server_timeout=0.5)
-
-
 def test_what_is_no_message_is_told_as_the_reason_and_logged(caplog):
     with HostileServer(data(batch(), END), welcome={"workers": 0}) as server:
         error = turned_away(server.url, because="what it sends is no message of this protocol: welcome")

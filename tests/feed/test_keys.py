@@ -270,12 +270,6 @@ def test_keys_that_cannot_match_are_an_error_without_a_long_wait(folder, tmp_pat
             mpwds.RemoteLoader(server.url, **options)
 
 
-def test_an_unknown_key_is_logged_with_an_address(folder, strangers):
-    with ServerProcess(numbers(), keys=folder) as server:
-        turned_away(server.url, NOT_KNOWN, keys=strangers)
-        wait_until(lambda: "a client's key is not known (from 127.0.0.1)" in server.log, "its log")
-
-
 @pytest.mark.slow
 def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folder, strangers):
     with ServerProcess(numbers(), workers=2, keys=folder) as server:

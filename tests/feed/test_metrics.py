@@ -91,15 +91,6 @@ def of_trainer():
             return samples(metrics.port)
 
 
-def test_a_server_hands_out_its_totals(of_server):
-    assert of_server['mpwds_server_batches_total{worker="0"}'] == 1000
-    assert of_server['mpwds_server_waiting_seconds_total{worker="0"}'] == 20
-    assert of_server['mpwds_server_skipped_total{reason="decode: ValueError"}'] == 2
-    assert of_server['mpwds_server_dropped_messages_total{reason="replayed"}'] == 4
-    assert of_server["mpwds_server_clients"] == 1
-    assert of_server["mpwds_server_stage_seconds_total{stage=\"decode('rgb8')\"}"] == pytest.approx(0.7 * 130)
-
-
 def test_workers_of_several_trainers_have_metrics_of_their_own():
     with ServerProcess(numbers(), workers=2) as server:
         loaders = [mpwds.RemoteLoader(server.url, workers=1, output="numpy") for _ in range(2)]
@@ -342,12 +333,6 @@ def test_the_dashboard_has_the_structure_that_grafana_imports():
     assert used == variables
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
-
-
-def test_figures_are_read_when_they_are_asked_for():
-    moments = iter([10, 20])
-    with serve_server_metrics(lambda: status(next(moments), [])) as metrics:
-        assert [samples(metrics.port)["mpwds_server_uptime_seconds"] for _ in range(2)] == [10, 20]
 
 
 def test_nobody_else_is_served_and_one_that_is_closed_frees_its_port():

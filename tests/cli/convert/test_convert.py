@@ -312,12 +312,6 @@ def test_the_key_is_a_column_that_becomes_a_field_only_if_the_user_says_so(
     assert read(tmp_path / "x.tar") == [{"__key__": "n0", **fields}]
 
 
-def test_samples_of_mds_without_keys_are_numbered(run, with_keys, tmp_path):
-    run("create", with_keys, tmp_path / "x.tar")
-    fields = {"a.txt": b"x", "b.txt": b"y", "id.txt": b"n0"}
-    assert read(tmp_path / "x.tar") == [{"__key__": "000000000", **fields}]
-
-
 def test_a_key_is_one_of_the_columns(refused, with_keys, tmp_path):
     errors = refused("create", with_keys, tmp_path / "x.tar", "--key", "nothing")
     assert "--key nothing: there is no such column, only a, b, id" in errors

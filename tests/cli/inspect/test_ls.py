@@ -16,12 +16,6 @@ def test_lists_samples_with_their_fields_and_sizes(run, shard, entries):
     assert result.returncode == 0
 
 
-def test_numbers_go_on_from_shard_to_shard(run, shards, objects):
-    found = objects(run("ls", shards, "--json").stdout)
-    assert [sample["number"] for sample in found] == list(range(24))
-    assert {sample["shard"][-5] for sample in found} == set("012")
-
-
 def test_json_tells_offsets(run, shard, objects, entries):
     by_name = {entry.name: entry for entry in entries(shard)}
     for sample in objects(run("ls", shard, "--json").stdout):

@@ -1,6 +1,5 @@
 """``mpwds split`` and ``mpwds merge``: the same members, byte for byte, in other shards."""
 
-import contextlib
 import gzip
 import itertools
 import json
@@ -219,18 +218,6 @@ def test_a_damaged_shard_is_an_error_that_names_the_place(refused, two_shards):
 def test_a_truncated_gzip_is_an_error(refused, two_shards):
     Path("x.tar.gz").write_bytes(gzip.compress(Path("in-0.tar").read_bytes())[:-50])
     assert "x.tar.gz cannot be decompressed" in refused("merge", "x.tar.gz", "all.tar")
-
-
-def test_a_terminal_shows_progress(command, two_shards):
-    terminal, stderr = os.openpty()
-    subprocess.run([*command, "merge", "in-{0..1}.tar", "all.tar"], stderr=stderr, check=True)
-    os.close(stderr)
-    shown = b""
-    with contextlib.suppress(OSError):  # its other end is closed
-        while piece := os.read(terminal, 10_000):
-            shown += piece
-    os.close(terminal)
-    assert b"samples" in shown
 
 
 def partial(target="all.tar"):

@@ -202,11 +202,6 @@ def test_labels_are_the_names_of_classes_where_they_are_known(page, feed, cookie
     assert [label for label, _ in samples] == ["tench", "goldfish", "shark", "3", "4"]
 
 
-def test_a_batch_that_does_not_come_is_said_on_the_page(page, feed, cookie):
-    feed.failure = "no worker sent a batch"
-    assert json.loads(ask(page, "/batch.json", **cookie)[2])["error"] == "no worker sent a batch"
-
-
 def test_the_history_has_a_point_for_each_reading_and_forgets_the_oldest(feed, monkeypatch):
     monkeypatch.setattr("mpwds.feed.page._READ_EVERY_S", 0.001)
     with Page(feed) as page:

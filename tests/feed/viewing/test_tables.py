@@ -101,11 +101,6 @@ def test_workers_are_left_out_until_a_terminal_shows_the_rest():
     assert len(drawn) == len(place.render_lines(tables.monitor(found, "the feed")))
 
 
-def test_groups_are_shown_where_there_are_some():
-    assert "group" not in monitored(status(100, WORKERS))
-    assert "lr-sweep" in monitored(status(100, WORKERS, [client(group="lr-sweep")]))
-
-
 def test_what_was_left_out_or_dropped_is_said():
     counters = reading(100, batches=1000, skipped={"decode: DecodeError": 1234})
     text = monitored(status(100, [worker(0, counters)], dropped={"replayed": 3}))

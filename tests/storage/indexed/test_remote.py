@@ -108,12 +108,6 @@ def test_offsets_of_a_shard_without_a_version_are_not_kept(served, web, tmp_path
         assert [len(shards.read(0, n)["bin"]) for n in range(3)] == sizes
 
 
-def test_they_can_be_sent_to_other_processes(served):
-    shards = TarShards([served], [COUNT], remote=True)
-    shards.read(0, 0)
-    assert pickle.loads(pickle.dumps(shards)).read(0, 3)["cls"] == b"3"
-
-
 def test_a_server_without_ranges_is_an_error_that_says_so(served, web):
     web.ranges = False
     with pytest.raises(StreamError, match="does not do ranges; read a copy, without remote=True"):

@@ -296,12 +296,6 @@ def test_threads_read_while_others_close(tmp_path):
     assert wrong == []
 
 
-def test_a_pickle_of_them_holds_no_open_file(two):
-    shards = TarShards(two, [3, 4])
-    shards.read(0, 0)
-    assert pickle.loads(pickle.dumps(shards)).read(1, 0)["cls"] == b"3"
-
-
 def test_another_number_of_samples_than_described_is_an_error_with_both(two):
     with pytest.raises(ShardError, match=r"b\.tar has 4 samples, its description says 5"):
         TarShards(two, [3, 5]).read(1, 0)

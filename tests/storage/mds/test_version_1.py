@@ -54,6 +54,7 @@ def files(folder):
 def test_files_are_those_of_the_description(tmp_path):
     write(tmp_path, shard_size_limit=39)
     assert files(tmp_path) == {"000000.mds": SHARD_0, "000001.mds": SHARD_1, "index.mds": INDEX}
+    assert read(tmp_path) == SAMPLES
 
 
 def test_compressed_files_have_gz_at_their_end_and_a_note_beside_them(tmp_path):
@@ -63,12 +64,6 @@ def test_compressed_files_have_gz_at_their_end_and_a_note_beside_them(tmp_path):
     assert note == b"gz\n"
     assert packed == {"000000.mds.gz": SHARD_0, "000001.mds.gz": SHARD_1, "index.mds.gz": INDEX}
     assert len(files(tmp_path)) == 4
-    assert read(tmp_path) == SAMPLES
-
-
-def test_files_of_the_description_are_read(tmp_path):
-    for name, data in {"000000.mds": SHARD_0, "000001.mds": SHARD_1, "index.mds": INDEX}.items():
-        (tmp_path / name).write_bytes(data)
     assert read(tmp_path) == SAMPLES
 
 
