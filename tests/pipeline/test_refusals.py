@@ -139,6 +139,10 @@ REFUSED = {
         (lambda: VideoDecoder(max_frames=0), "VideoDecoder: max_frames must be at least 1"),
         (lambda: VideoDecoder(threads=0), "VideoDecoder: threads must be at least 1"),
         (lambda: Decoder("rgb9"), "unknown image format 'rgb9': the known ones are l8 rgb8"),
+        (
+            lambda: DataPipeline([]).decode(max_decompressed_bytes=0),
+            "max_decompressed_bytes must be at least 1, got 0",
+        ),
         (lambda: DataPipeline("abc").with_epoch(0), "number of elements must be at least 1, got 0"),
         (lambda: DataPipeline("abc").repeat(nbatches=0), "elements must be at least 1, got 0"),
         (lambda: MockDataset("x", -1), "must not be negative"),
@@ -275,8 +279,11 @@ REFUSED = {
             "padded: expected arrays or tensors in field 'x', got a list",
         ),
         *(
-            (lambda handlers=handlers: Decoder(*handlers), "must be a function")
-            for handlers in ((7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg", 7),), ((len, "jpg"),))
+            (lambda wrong=wrong: Decoder(*wrong), "decode: a handler must be a function .*, got ")
+            for wrong in (
+                *((7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg",),), (("jpg", 7),)),
+                *(((len, "jpg"),), (("jpg", len, len),), (("jpg", "txt"),)),
+            )
         ),
         *(
             (
@@ -290,6 +297,13 @@ REFUSED = {
                 ("with_length", "n"),
             )
             for value in (1.5, "3", None)
+        ),
+        *(
+            (
+                lambda limit=limit: DataPipeline([]).decode(max_decompressed_bytes=limit),
+                f"max_decompressed_bytes must be a whole number, got {limit!r}",
+            )
+            for limit in (None, 1e9, "1GB")
         ),
         (lambda: ResizedDataset(DataPipeline("abc")), None),
         (lambda: RoundRobin([3]), "a pipeline begins at"),

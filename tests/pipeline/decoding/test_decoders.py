@@ -376,9 +376,3 @@ def test_handlers_may_be_called_by_other_handlers():
 
 def test_a_handler_prints_as_it_is_written():
     assert repr(handle_extension(".PNG seg.txt", len)) == "handle_extension('png seg.txt', len)"
-
-
-@pytest.mark.parametrize("handler", [5, ("cls",), ("cls", 5), (5, len), ("cls", len, len), ("cls", "txt")])
-def test_what_is_no_handler_is_a_type_error(handler):
-    with pytest.raises(TypeError, match=r"decode: a handler must be a function .*, got "):
-        Decoder(handler)
