@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import mpwds
 from mpwds.cli.demo.training import default_cache_dir, digits_task, ensure_digits
@@ -26,6 +25,8 @@ def test_the_digits_lie_in_sixteen_shards(digits):
 
 
 def test_the_shards_hold_every_digit_once_as_it_was(digits):
+    from sklearn.datasets import load_digits  # takes a second
+
     original = load_digits()
     written = {
         int(sample["__key__"].removeprefix("digit-")): sample for sample in samples(digits, TRAIN + TEST)
