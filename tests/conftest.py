@@ -87,7 +87,7 @@ def nothing_left():
         if fork_server() != server:
             forkserver.let_go()
         gc.collect()
-        time.sleep(0.05)
+        time.sleep(0.005)
     assert not left
 
 

@@ -6,6 +6,7 @@ import subprocess
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -159,10 +160,12 @@ def test_a_server_that_is_killed_costs_no_batch(command, tmp_path):
     assert "all are the same, bit for bit, in the same order" in done.stdout
 
 
-def test_a_terminal_gets_a_bar_for_each_epoch(digits, monkeypatch, capsys):
+def test_a_terminal_gets_a_bar_for_each_epoch(write_shard, monkeypatch, capsys):
+    fields = ({"png": np.full((8, 8, 3), 100 * (n % 2), np.uint8), "cls": n % 2} for n in range(20))
+    shard = write_shard("own.tar", *fields)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["demo", "--cache-dir", str(digits), "--epochs", "2"]) == 0
+    assert main(["demo", "--data", str(shard), "--size", "8", "--epochs", "2", "--workers", "0"]) == 0
     output = capsys.readouterr()
     assert "epoch 1/2  loss " in output.err
     assert "epoch 2/2  loss " in output.err

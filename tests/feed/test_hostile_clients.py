@@ -202,13 +202,13 @@ def test_a_client_cannot_touch_the_parts_of_another():
 
 
 class SlowToCount:
-    """Keeps its server busy for three seconds whenever a client asks for a count."""
+    """Keeps its server busy for 1.5 seconds whenever a client asks for a count."""
 
     def __iter__(self):
         return iter(range(8))
 
     def __len__(self):
-        time.sleep(3)
+        time.sleep(1.5)
         return 8
 
 

@@ -2,9 +2,9 @@
 
 import itertools
 import json
-import os
 import signal
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -46,25 +46,21 @@ def pipeline(tmp_path, shards):
 
 
 @pytest.fixture
-def bench(command):
-    """Runs ``mpwds bench``, in a process of its own since it starts workers; returns what it prints."""
-
-    def bench(*arguments):
-        words = [*command, "bench", *map(str, arguments)]
-        return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-    return bench
+def bench(run, monkeypatch):
+    """Runs ``mpwds bench`` with forks of this process for workers."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda *arguments: run("bench", *arguments, "--start-method", "fork")
 
 
 @pytest.mark.slow
 def test_a_pipelines_slowest_stage_is_named(bench, pipeline):
-    shown = bench(f"{pipeline}:dataset", "-w", 1, "-s", 1)
+    shown = bench(f"{pipeline}:dataset", "-w", 1, "-s", 1).stdout
     assert "stage map(slow) takes" in " ".join(shown.split())
     assert "one process reads" in shown
 
 
 def test_json_has_the_figures_of_each_run(bench, shards):
-    told = json.loads(bench(shards, "-w", 1, 2, "-s", 0.5, "--json"))
+    told = json.loads(bench(shards, "-w", 1, 2, "-s", 0.5, "--json").stdout)
     assert [run["workers"] for run in told["runs"]] == [1, 2]
     assert all(run["samples_per_s"] > 0 and run["bytes_per_s"] > 0 for run in told["runs"])
     assert told["storage_bytes_per_s"] > 0
@@ -85,19 +81,18 @@ def test_ctrl_c_shows_what_was_measured_until_then(command, pipeline):
     assert [run["workers"] for run in told["runs"]] == [1]
 
 
-def test_an_empty_dataset_is_an_error(command, pipeline):
-    made = subprocess.run([*command, "bench", f"{pipeline}:empty", "-w", "1"], capture_output=True, text=True)
+def test_an_empty_dataset_is_an_error(bench, pipeline):
+    made = bench(f"{pipeline}:empty", "-w", 1)
     assert made.returncode == 1
     assert "empty" in made.stderr
 
 
 @pytest.mark.parametrize("by_path", [True, False], ids=["path", "module of a package"])
-def test_stages_without_shards_are_no_dataset(command, pipeline, by_path):
+def test_stages_without_shards_are_no_dataset(bench, monkeypatch, pipeline, by_path):
     (pipeline.parent / "package").mkdir()
     module = pipeline.rename(pipeline.parent / "package" / pipeline.name)
-    words = [*command, "bench", f"{module if by_path else f'package.{module.stem}'}:stages"]
-    environment = {**os.environ, "PYTHONPATH": str(pipeline.parent)}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    monkeypatch.syspath_prepend(str(pipeline.parent))
+    done = bench(f"{module if by_path else f'package.{module.stem}'}:stages")
     assert done.returncode == 2
     assert "is a list of stages" in done.stderr
 

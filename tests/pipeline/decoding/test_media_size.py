@@ -4,7 +4,7 @@ import contextlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.decoding.media import check_complete, mp3_length
@@ -91,6 +91,7 @@ def test_whole_files_and_files_without_sizes_pass(data):
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@settings(max_examples=30)
 @given(missing=st.integers(1, len(BODY) - 1))
 def test_a_file_without_its_end_is_an_error(name, missing):
     with pytest.raises(ValueError, match="the file is cut off"):
