@@ -108,11 +108,10 @@ class Fluent(Composable):
             >>> sorted(mpwds.DataPipeline(range(6)).shuffle(4))
             [0, 1, 2, 3, 4, 5]
         """
-        if size is not None and size < 1:
-            return self.compose()
         if size is None and total is None:
             raise TypeError("shuffle() needs size, the elements of a stream's buffer, or total")
-        return self.compose(mpwds.shuffle(size, initial, rng, seed, handler, total=total))
+        stage = mpwds.shuffle(size, initial, rng, seed, handler, total=total)
+        return self.compose() if size is not None and size < 1 else self.compose(stage)
 
     def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:
         """Adds the stage that ``f(*args, **keywords)`` makes, or that runs ``f(source, *args, **keywords)``.

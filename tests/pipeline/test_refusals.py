@@ -231,9 +231,12 @@ REFUSED = {
                 lambda given={"size": 10, name: value}: DataPipeline(range(3)).shuffle(**given),
                 f"shuffle: {name} must be a whole number, got {value!r}",
             )
-            for name in ("size", "initial")
-            for value in ("1000", None, 2.5)
+            for name, value in (
+                *(("size", "1000"), ("size", 2.5)),
+                *(("initial", "1000"), ("initial", None), ("initial", 2.5)),
+            )
         ),
+        (lambda: DataPipeline(range(3)).shuffle(None), r"shuffle\(\) needs size, the elements"),
         (lambda: detshuffle(seed="a"), "detshuffle: seed must be a whole number, got 'a'"),
         (lambda: collect(Unbatched(), ["abc"]), "unbatched needs batches"),
         (lambda: collect(Unbatched(), [3]), "unbatched needs batches"),
