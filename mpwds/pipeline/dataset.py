@@ -14,7 +14,7 @@ from mpwds.pipeline.error_context import check_whole
 from mpwds.pipeline.filter import Filter, rows_in
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import IterableSource, Replayed, iterates_itself
-from mpwds.pipeline.stream import BaseStream, Count, Origin, Stage, Stream
+from mpwds.pipeline.stream import Count, Origin, Stage, Stream
 from mpwds.suggestions import shown
 from mpwds.warn import warn, warn_if_dropped
 
@@ -323,12 +323,7 @@ def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]
         return replace(part, epoch=0, run=0) if position < pinned else part
 
     def watched(part: Any, stream: Stream[Any], position: int) -> Stream[Any]:
-        if context.watch is None:
-            return stream
-        watching: Stream[Any] = context.watch(part, stream, of_part(position))
-        if isinstance(stream, BaseStream) and isinstance(watching, BaseStream):
-            watching.skip = stream.skip
-        return watching
+        return stream if context.watch is None else context.watch(part, stream, of_part(position))
 
     stream = watched(source, source.stream(of_part(0)), 0)
     for position, stage in enumerate(stages, start=1):

@@ -22,7 +22,7 @@ from mpwds.loader.worker.counters import Counters, StageCounters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import ErrorHandlingStream
-from mpwds.pipeline.stream import Part, Stream, WrappedStream
+from mpwds.pipeline.stream import BaseStream, Part, Stream, WrappedStream
 from mpwds.stats.snapshot import stage_name
 
 _BUDGET = 0.01
@@ -212,6 +212,7 @@ class _Watched(WrappedStream[Any]):
 
     def __init__(self, stream: Stream[Any], stage: _Stage, meter: StageProfiler) -> None:
         super().__init__(stream)
+        self.skip = stream.skip if isinstance(stream, BaseStream) else None
         self._stage = stage
         self._meter = meter
 
