@@ -74,35 +74,39 @@ def draw(figures: dict[str, dict[str, float]], machine: str, theme: Theme) -> st
     for panel in PANELS:
         found = figures[panel.contest]
         shown = {label: found[name] for name, label in panel.labels.items() if name in found}
-        parts.append(_text(0, top + 24, panel.title, theme.text, weight=600))
+        parts.append(text(0, top + 24, panel.title, theme.text, weight=600))
         top += TITLE
         longest = max(shown.values())
         for label, value in shown.items():
             ours = label.startswith("mpwds")
             width = max(2, round((WIDTH - LABELS - FIGURES) * value / longest))
             weight = 600 if ours else 400
-            parts.append(_text(LABELS - 12, top + 11, label, theme.text, anchor="end", weight=weight))
+            parts.append(text(LABELS - 12, top + 11, label, theme.text, anchor="end", weight=weight))
             colour = theme.ours if ours else theme.peers
             parts.append(
                 f'<rect x="{LABELS}" y="{top}" width="{width}" height="{BAR}" rx="3" fill="{colour}"/>'
             )
-            parts.append(_text(LABELS + width + 8, top + 11, f"{value:,.0f}", theme.text, weight=weight))
+            parts.append(text(LABELS + width + 8, top + 11, f"{value:,.0f}", theme.text, weight=weight))
             top += ROW
         top += 12
-    parts.append(_text(0, top + 10, f"Two workers. {machine}.", theme.faint, size=11))
+    parts.append(text(0, top + 10, f"Two workers. {machine}.", theme.faint, size=11))
+    return svg(parts, top + 20)
+
+
+def svg(parts: list[str], height: int) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + 20}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
     )
     return "\n".join([head, *parts, "</svg>", ""])
 
 
-def _text(
-    x: int, y: int, text: str, colour: str, *, anchor: str = "start", weight: int = 400, size: int = 13
+def text(
+    x: int, y: int, words: str, colour: str, *, anchor: str = "start", weight: int = 400, size: int = 13
 ) -> str:
     return (
         f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
-        f'fill="{colour}">{escape(text)}</text>'
+        f'fill="{colour}">{escape(words)}</text>'
     )
 
 
