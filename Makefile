@@ -34,7 +34,7 @@ test: $(VENV)/has-test $(VENV)/has-peers
 test-slow: $(VENV)/has-test $(VENV)/has-peers $(VENV)/has-lint
 	$(PYTEST) -m slow $(ARGS)
 
-# With Lightning, Accelerate, Transformers, Keras and jax.
+# With Lightning, Accelerate, Transformers, Keras and jax, and with Ray where it is installed.
 test-trainers: $(VENV)/has-test $(VENV)/has-trainers
 	$(BIN)/python -m pytest $(or $(ARGS),tests/trainers)
 
@@ -49,10 +49,12 @@ bench: $(VENV)/has-test $(VENV)/has-peers
 	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
-# `make soak ARGS="--minutes 1"`; then trainers that are killed at random moments, new ones each time; then
-# a million messages of garbage, ten thousand connections, and minutes of chaos for servers.
+# `make soak ARGS="--minutes 1"`; then trainings that go on after faults with other numbers of ranks; then
+# trainers that are killed at random moments, new ones each time; then a million messages of garbage, ten
+# thousand connections, and minutes of chaos for servers.
 soak: $(VENV)/has-test
 	$(BIN)/python tools/soak.py $(ARGS)
+	$(BIN)/python tools/chaos.py $(ARGS)
 	MPWDS_FAULT_ROUNDS=20 MPWDS_FAULT_SEED=$$(date +%s) \
 	    $(BIN)/python -m pytest --timeout 600 tests/loader/faults/test_trainer_ends.py -k a_signal_ends
 	MPWDS_LONG=1 $(BIN)/python -m pytest -m slow -n 2 --timeout 1800 tests/feed/faults/test_chaos.py \

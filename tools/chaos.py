@@ -1,13 +1,14 @@
-"""Trains for minutes while ranks and workers are killed, and goes on with other numbers of them.
+"""Trains for minutes while ranks, workers and servers are killed, and goes on with other numbers of them.
 
     python tools/chaos.py                        # three minutes
     python tools/chaos.py --minutes 120 --seed 7
 
 A job is two epochs of tar shards, dealt to 12 streams. Its dataset, ``even=`` and ``in_order=`` are drawn at
 random. Ranks of torchrun deliver it (gloo, on the CPU) and save their states after random steps, as JSON, by
-msgpack, or by torch's distributed checkpoint. Ranks and workers are killed at random times. The job goes on
-from its last checkpoint, on another number of ranks with other numbers of workers; sometimes the state of a
-rank is lost. What was delivered after that checkpoint does not count, as in training.
+msgpack, or by torch's distributed checkpoint. Ranks, their workers, and servers that work for them
+(``mpwds serve``) are killed at random times. The job goes on from its last checkpoint, on another number of
+ranks with other numbers of workers, or with servers; sometimes the state of a rank is lost. What was
+delivered after that checkpoint does not count, as in training.
 
 When a job is complete, what it delivered is compared with an undisturbed run of one rank: samples that are
 lost, samples that are repeated, and the order. The exit status is 1 if these differ, or if a launch fails or
@@ -29,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -52,7 +54,8 @@ from chaos_training import (
 )
 
 RANKS = {1: 3, 2: 3, 3: 3, 4: 2, 6: 1, 12: 1}  # how often each number is drawn
-STATES_LOST, OF_WORKERS, ONE_RANK, AT_START = 0.3, 0.6, 0.6, 0.1  # how likely each is
+SERVERS, WORKERS_OF_SERVER = 2, 3
+SERVED, SURVIVED, OF_SERVERS, STATES_LOST, ONE_RANK, AT_START = 0.3, 0.6, 0.6, 0.3, 0.6, 0.1  # how likely
 
 Batches = list[tuple[int, Any]]
 """The batches of a job in the order of its steps and ranks: an epoch and its rows."""
@@ -117,17 +120,17 @@ class Run:
             start = self._checkpoints[-1] if self._checkpoints else None
             launch = self._next_launch(start)
             self._tally.launches += 1
-            harmed, killed_at = self._run(launch)
+            harmed, survived = self._run(launch)
             logs = [read_log(launch.log(rank)) for rank in range(launch.ranks)]
             steps = list(zip(*[[line for line in log if "rows" in line] for log in logs], strict=False))
             if fault and steps:
                 since = start.saved_at if start else self._began
                 loader_s = max(line["after"] for line in steps[0])
                 self._tally.faults[fault].append((max(line["at"] for line in steps[0]) - since, loader_s))
-            for at in killed_at:
+            for harm, at in survived:
                 if steps and at < steps[-1][0]["at"]:
                     lost = pause_after(at, [step[0]["at"] for step in steps])
-                    self._tally.faults["a worker killed"].append((lost, lost))
+                    self._tally.faults[harm].append((lost, lost))
             before = start.before if start else []
             self._note_checkpoints(launch, before, steps)
             ends = [log[-1].get("end") if log else None for log in logs]
@@ -147,43 +150,55 @@ class Run:
         launch = Launch(
             self._job, next(self._numbers), self._dice.randrange(10**9), workers, self._dice.choice(FORMATS)
         )
+        if ranks <= WORKERS_OF_SERVER and self._dice.random() < SERVED:
+            urls = [f"ipc://{self._job.folder}/server-{number}" for number in range(SERVERS)]
+            launch = replace(launch, servers=urls, on_server_loss=self._dice.choice(["wait", "move"]))
         if start is None:
             return launch
         return replace(launch, start=str(start.folder), start_saved_as=start.saved_as, epoch=start.epoch)
 
-    def _run(self, launch: Launch) -> tuple[str, list[float]]:
-        """Runs a launch and does harm; returns which harm ended it, and when workers were killed."""
-        process = self._started(launch)
-        written, written_at, killed_at = 0, time.monotonic(), list[float]()
-        harm_after = self._dice.uniform(0.2, 5)
-        harm_at = written_at + harm_after if self._dice.random() < AT_START else float("inf")
-        while process.poll() is None:
-            time.sleep(0.02)
-            now, size = time.monotonic(), sum(map(size_of, self._logs(launch)))
-            if size > written:
-                written, written_at = size, now
-                harm_at = min(harm_at, now + harm_after)
-            if now - written_at > HANGS_S:
-                kill([process.pid, *ranks_of(process)])
-                raise SystemExit(f"no step for {HANGS_S:g} s in launch {launch.number} of {self._job}")
-            if now < harm_at:
-                continue
-            workers = [
-                pid
-                for log in self._logs(launch)
-                for line in read_log(log)[-1:]
-                for pid in line.get("workers", [])
-            ]
-            if workers and self._dice.random() < OF_WORKERS:
-                kill([self._dice.choice(workers)])
-                killed_at.append(now)
-                harm_at = now + self._dice.uniform(0.5, 5)
-            elif ranks := ranks_of(process):
-                one = self._dice.random() < ONE_RANK
-                kill([self._dice.choice(ranks)] if one else [process.pid, *ranks])
-                process.wait()
-                return "a rank killed" if one else "all ranks killed", killed_at
-        return "", killed_at
+    def _run(self, launch: Launch) -> tuple[str, list[tuple[str, float]]]:
+        """Runs a launch and does harm; returns which harm ended it, and what it survived, when."""
+        with Servers(launch) as servers:
+            process = self._started(launch)
+            written, written_at, survived = 0, time.monotonic(), list[tuple[str, float]]()
+            harm_after = self._dice.uniform(0.2, 5)
+            harm_at = written_at + harm_after if self._dice.random() < AT_START else float("inf")
+            while process.poll() is None:
+                time.sleep(0.02)
+                now, size = time.monotonic(), sum(map(size_of, self._logs(launch)))
+                if size > written:
+                    written, written_at = size, now
+                    harm_at = min(harm_at, now + harm_after)
+                if now - written_at > HANGS_S:
+                    kill([process.pid, *children_of(process)])
+                    raise SystemExit(f"no step for {HANGS_S:g} s in launch {launch.number} of {self._job}")
+                if now < harm_at:
+                    continue
+                if self._dice.random() < SURVIVED and (harm := self._harm_without_end(launch, servers)):
+                    survived.append((harm, now))
+                    harm_at = now + self._dice.uniform(0.5, 5)
+                elif ranks := children_of(process):
+                    one = self._dice.random() < ONE_RANK
+                    kill([self._dice.choice(ranks)] if one else [process.pid, *ranks])
+                    process.wait()
+                    return "a rank killed" if one else "all ranks killed", survived
+        return "", survived
+
+    def _harm_without_end(self, launch: Launch, servers: Servers) -> str:
+        """Kills a server, or a worker of it or of a rank; returns which, or nothing if there is none."""
+        if servers.processes and self._dice.random() < OF_SERVERS:
+            servers.kill_one(self._dice)
+            return f"a server killed, {launch.on_server_loss}"
+        if servers.processes:
+            workers = [pid for server in servers.processes for pid in children_of(server, recursive=True)]
+        else:
+            last = [line for log in self._logs(launch) for line in read_log(log)[-1:]]
+            workers = [pid for line in last for pid in line.get("workers", [])]
+        if not workers:
+            return ""
+        kill([self._dice.choice(workers)])
+        return "a server's worker killed" if servers.processes else "a worker killed"
 
     def _started(self, launch: Launch) -> subprocess.Popen[bytes]:
         plan = Path(self._job.folder, f"launch-{launch.number}.json")
@@ -240,9 +255,57 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def ranks_of(torchrun: subprocess.Popen[bytes]) -> list[int]:
+class Servers:
+    """The servers of a launch, if it has any."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._restarts: list[threading.Timer] = []
+
+    def __enter__(self) -> Servers:
+        job = self._launch.job
+        if self._launch.servers:
+            program = f"sys.path.append({str(Path(__file__).parent)!r})\nfrom chaos_training import Job\n"
+            program = f"import sys\n{program}dataset = Job(**{asdict(job)!r}).dataset()\n"
+            Path(job.folder, "served.py").write_text(program)
+        self.processes = [self._started(url) for url in self._launch.servers]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for restart in self._restarts:
+            restart.cancel()
+            restart.join()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def kill_one(self, dice: random.Random) -> None:
+        """Kills a server, and starts it again a little later."""
+        number = dice.randrange(len(self.processes))
+        self.processes[number].kill()
+        self.processes[number].wait()
+        self._restarts.append(threading.Timer(dice.uniform(0, 2), self._start_again, [number]))
+        self._restarts[-1].start()
+
+    def _start_again(self, number: int) -> None:
+        if self.processes[number].poll() is not None:
+            self.processes[number] = self._started(self._launch.servers[number])
+
+    def _started(self, url: str) -> subprocess.Popen[bytes]:
+        served = Path(self._launch.job.folder, "served.py")
+        options = ["--bind", url, f"--workers={WORKERS_OF_SERVER}", "--client-timeout=3"]
+        with open(served.with_suffix(".out"), "ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "mpwds", "serve", f"{served}:dataset", *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+
+def children_of(process: subprocess.Popen[bytes], recursive: bool = False) -> list[int]:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [child.pid for child in psutil.Process(torchrun.pid).children()]
+        return [child.pid for child in psutil.Process(process.pid).children(recursive)]
     return []
 
 
