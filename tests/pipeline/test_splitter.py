@@ -54,6 +54,10 @@ class Counting(Source):
 class Watching(WrappedStream):
     """What a loader puts around the stream of each part."""
 
+    def __init__(self, stream):
+        super().__init__(stream)
+        self.skip = stream.skip
+
     def __next__(self):
         return self._next()
 

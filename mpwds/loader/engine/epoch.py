@@ -84,8 +84,8 @@ class EpochIterator(Iterator[Any]):
                 self._waiting = deque(stream for stream in self._turns if stream >= len(self._workers))
                 self._turns = deque(stream for stream in self._turns if stream < len(self._workers))
             with interrupts_deferred():
-                for worker in self._workers:
-                    self._start(worker)
+                for index in self._all_carriers():
+                    self._start(self._workers[index])
         except BaseException:
             times.end()
             raise

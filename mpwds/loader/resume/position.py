@@ -82,7 +82,11 @@ class LoaderPosition:
             epoch = last.epoch
             state = last.state_dict()
         elif stages is None:
-            state = _at_start(loader, epoch).state_dict()
+            start = _at_start(loader, epoch)
+            if isinstance(last, EpochProgress) and last.epoch == epoch - 1:
+                for stream, ended in zip(start.streams, last.streams, strict=False):
+                    stream.before = ended.delivered
+            state = start.state_dict()
         else:
             state = {"delivered": 0, "repeated": 0}
         from mpwds.loader.resume.state import VERSION, facts_of
@@ -104,9 +108,9 @@ class LoaderPosition:
         if stages is None and loader.streams is not None:
             from mpwds.loader.resume.streams import of_rank
 
-            own = of_rank(state, loader.streams, Context.current())
+            of_epoch, own = of_rank(state, loader.streams, Context.current())
             delivered = sum(stream["delivered"] for stream in own)
-            state = {**state, "facts": facts, "streams": own, "delivered": delivered}
+            state = {**state, "facts": facts, "epoch": of_epoch, "streams": own, "delivered": delivered}
         epoch: int = field_of(state, "epoch", int)
         delivered, repeated = field_of(state, "delivered", int), field_of(state, "repeated", int)
         streams = [] if stages is not None else EpochProgress.from_dict(state).streams
@@ -189,7 +193,7 @@ def _named(loader: Resumable, stages: list[str] | None, state: dict[str, Any]) -
         return dict(state)
     from mpwds.loader.resume.streams import numbered
 
-    return {**state, "streams": numbered(state["streams"], _streams(loader))}
+    return {**state, "streams": numbered(state["streams"], _streams(loader), state["epoch"])}
 
 
 def _streams(loader: Resumable) -> range:

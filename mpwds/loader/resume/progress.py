@@ -69,11 +69,17 @@ class StreamProgress:
     states: list[tuple[int, bytes]] = field(default_factory=list)  # packed, by the batches before
     stateless: str = ""  # why the stream has no state
     total: int | None = None  # batches in the epoch, once the stream has ended
+    before: int | None = None  # in the epoch before, which this rank has finished
     keeps: int = NEWEST_ONLY  # how many states to keep
 
     def __post_init__(self) -> None:
         # Batches that arrived, or came before the stream's position: fewer while some are made again.
         self.received = self.delivered
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is left to make: the stream has ended, and the program got all of it."""
+        return self.total is not None and self.total == self.delivered == self.received
 
     def keep(self, state: bytes | str) -> None:
         """Keeps the packed state after the last delivered batch, or the reason why there is none."""
@@ -102,16 +108,18 @@ class StreamProgress:
 
     def to_dict(self) -> dict[str, Any]:
         states = [[at, unpack_state(state)] for at, state in self.states]
-        total = {} if self.total is None else {"total": self.total}
-        return {"delivered": self.delivered, "states": states, "stateless": self.stateless, **total}
+        known = {name: value for name in ("total", "before") if (value := vars(self)[name]) is not None}
+        return {"delivered": self.delivered, "states": states, "stateless": self.stateless, **known}
 
     @classmethod
     def from_dict(cls, state: Any) -> StreamProgress:
         delivered, stateless = field_of(state, "delivered", int), field_of(state, "stateless", str)
         states = field_of(state, "states", list)
         packed = sorted((at, pack_state(unpacked, exactly=True)) for at, unpacked in states)
-        total = field_of(state, "total", int) if "total" in state else None
-        return cls(delivered, packed, stateless, total)
+        total, before = (
+            field_of(state, name, int) if name in state else None for name in ("total", "before")
+        )
+        return cls(delivered, packed, stateless, total, before)
 
 
 @dataclass(eq=False)
@@ -184,10 +192,10 @@ class EpochProgress:
     @property
     def replayed(self) -> int:
         """Delivered batches that a resumed run has to recompute."""
-        return sum(stream.delivered - stream.position().at for stream in self.streams)
+        return sum(stream.delivered - stream.position().at for stream in self.streams if not stream.is_over)
 
     def turns(self) -> deque[int]:
-        """The streams in the order of their turns.
+        """The streams that are not over, in the order of their turns.
 
         Streams that have not ended have delivered the same number, or one more if they had their turn in this
         round already. So the first with the fewest is next.
@@ -199,7 +207,7 @@ class EpochProgress:
         ]
         turns = deque(range(len(self.streams)))
         turns.rotate(-min(live, default=(0, 0))[1])
-        return turns
+        return deque(number for number in turns if not self.streams[number].is_over)
 
     def position(self, stream: int) -> Position:
         """Returns where a stream is to go on."""

@@ -46,20 +46,20 @@ def check_streams(dataset: Any, streams: int, workers: int, even: str | None, in
     own_streams(streams, workers, Context.current())
 
 
-def numbered(streams: Sequence[dict[str, Any]], numbers: Sequence[int]) -> dict[str, str]:
+def numbered(streams: Sequence[dict[str, Any]], numbers: Sequence[int], epoch: int) -> dict[str, str]:
     """The progress of streams by their names, each as text: tools that save states by key keep it whole."""
     return {
-        f"stream{number}": base64.b64encode(pack_state(stream, exactly=True)).decode()
+        f"stream{number}": base64.b64encode(pack_state({**stream, "epoch": epoch}, exactly=True)).decode()
         for number, stream in zip(numbers, streams, strict=True)
     }
 
 
-def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> list[dict[str, Any]]:
-    """The progress of a rank's streams in a state, possibly of other ranks.
+def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> tuple[int, list[dict[str, Any]]]:
+    """The epoch of a state, possibly of other ranks, and the progress of this rank's streams in it.
 
     Raises ValueError if these ranks cannot go on at this batch, or a stream cannot be made again.
     """
-    saved = {number: _progress(state, number) for number in range(streams)}
+    epoch, saved = _found(state, streams)
     batches, ranks_then, ranks = _batches(state), _ranks(state), here.world_size
     in_turn = _is_in_turn(state)
     if in_turn and batches % ranks:
@@ -80,7 +80,7 @@ def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> list[dict[
         missing = f"the state of stream {number} is missing"
         found = found or StreamProgress(_turns_of(number, batches, streams), stateless=missing)
         progress.append(found.to_dict())
-    return progress
+    return epoch, progress
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -108,20 +108,24 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         if not (isinstance(state, Mapping) and isinstance(state.get("streams"), Mapping)):
             raise ValueError("merge_states: a state is not that of a loader with streams=")
-        for name in ("version", "kind", "epoch", "facts"):
+        for name in ("version", "kind", "facts"):
             if _compared(state, name) != _compared(first, name):
                 raise ValueError(f"merge_states: {name} differs from state to state")
         streams.update(state["streams"])
-    counts = {field_of(state, "delivered", int) for state in states}
+    merged = {**first, "streams": dict(sorted(streams.items()))}
+    number = field_of(first["facts"], "streams", int)
+    epoch, found = _found(merged, number)
+    epochs = {field_of(state, "epoch", int) for state in states}
+    if not epochs <= {epoch, epoch + 1}:
+        raise ValueError(f"merge_states: epoch differs from state to state: {sorted(epochs)}")
+    counts = {field_of(state, "delivered", int) for state in states if state["epoch"] == epoch}
     if len(counts) > 1 and all(map(_is_in_turn, states)):
         raise ValueError(f"merge_states: the ranks saved at different steps, after {sorted(counts)} batches")
-    merged = {**first, "streams": dict(sorted(streams.items()))}
-    if len(streams) == first["facts"]["streams"]:
-        found = [_progress(merged, number) for number in range(len(streams))]
-        merged["delivered"] = sum(stream.delivered for stream in found if stream is not None)
-    else:
-        merged["delivered"] = _batches(first)
-    return {**merged, "facts": {**first["facts"], "rank": 0, "world_size": 1}}
+    delivered = max(counts) * _ranks(first)
+    if len(streams) == number:
+        delivered = sum(stream.delivered for stream in found.values() if stream is not None)
+    facts = {**first["facts"], "rank": 0, "world_size": 1}
+    return {**merged, "epoch": epoch, "delivered": delivered, "facts": facts}
 
 
 def _compared(state: Mapping[str, Any], name: str) -> Any:
@@ -148,18 +152,40 @@ def _turns_of(stream: int, batches: int, streams: int) -> int:
 def _is_in_turn(state: Mapping[str, Any]) -> bool:
     """True if all streams have delivered what their turns allow: none has ended before."""
     streams, batches = field_of(state["facts"], "streams", int), _batches(state)
-    found = {number: _progress(state, number) for number in range(streams)}
+    _, found = _found(state, streams)
     return all(
         stream is None or stream.delivered == _turns_of(number, batches, streams)
         for number, stream in found.items()
     )
 
 
-def _progress(state: Mapping[str, Any], number: int) -> StreamProgress | None:
+def _found(state: Mapping[str, Any], streams: int) -> tuple[int, dict[int, StreamProgress | None]]:
+    """The epoch of a state, and the progress in it of each stream whose state is there.
+
+    Without ``even``, a rank may have finished an epoch that others are in: its streams are over in that one.
+    """
+    entries = {number: _entry(state, number) for number in range(streams)}
+    epochs = {epoch for epoch, progress in entries.values() if progress is not None}
+    first = min(epochs, default=field_of(state, "epoch", int))
+    found = {}
+    for number, (epoch, progress) in entries.items():
+        if progress is not None and epoch != first:
+            before = progress.before
+            if epoch != first + 1 or progress.delivered or before is None:
+                raise ValueError(
+                    f"epoch differs from state to state: stream {number} is in {epoch}, others in {first}"
+                )
+            progress = StreamProgress(before, total=before)
+        found[number] = progress
+    return first, found
+
+
+def _entry(state: Mapping[str, Any], number: int) -> tuple[int, StreamProgress | None]:
     text = field_of(state, "streams", Mapping).get(f"stream{number}")
     if text is None:
-        return None
+        return 0, None
     try:
-        return StreamProgress.from_dict(unpack_state(base64.b64decode(text, validate=True)))
+        entry = unpack_state(base64.b64decode(text, validate=True))
+        return field_of(entry, "epoch", int), StreamProgress.from_dict(entry)
     except Exception as error:
         raise wrong(f"stream{number}", "what state_dict() gave", text) from error

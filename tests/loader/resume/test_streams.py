@@ -1,5 +1,6 @@
 """Streams of a job: its order, and its states, are those of any number of ranks and workers."""
 
+import itertools
 import json
 import os
 import random
@@ -212,6 +213,47 @@ def test_torchs_distributed_checkpoint_keeps_the_streams_by_their_names(tmp_path
         dcp.load({"loader": half}, checkpoint_id=tmp_path, no_dist=True)
         halves.append(batches_of(half))
     assert in_turn(halves) == whole[14:]
+
+
+UNEVEN = DataPipeline(range(120)).select(lambda number: number % STREAMS in (1, 3) or number < 60)
+"""Streams 1 and 3, which two ranks give to the second, are twice as long as others."""
+
+
+@pytest.mark.parametrize("way", ["merged", "one by one"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_rank_may_have_finished_the_epoch_that_others_are_in(way, ranks, loader_of):
+    """``one by one`` is what torch's distributed checkpoint does: it keeps one of the ranks' values."""
+
+    def numbers_of(loader, most=None):
+        return [int(number) for number in itertools.islice(loader, most)]
+
+    got, states = [], []
+    for rank in range(2):
+        loader = loader_of(UNEVEN, rank, 2)
+        got += numbers_of(loader, 34)
+        states.append(loader.state_dict())
+    states = [json.loads(json.dumps(state)) for state in states]
+    assert [state["epoch"] for state in states] == [1, 0]
+    one_by_one = {**states[0], "streams": {**states[0]["streams"], **states[1]["streams"]}}
+    state = mpwds.merge_states(states) if way == "merged" else one_by_one
+    loaders = [loader_of(UNEVEN, rank, ranks) for rank in range(ranks)]
+    for rank, loader in enumerate(loaders):
+        loader = loader_of(UNEVEN, rank, ranks)
+        loader.load_state_dict(state)
+        got += numbers_of(loader)
+        assert loader.state_dict()["epoch"] == 1
+    assert sorted(got) == sorted(map(int, loader_of(UNEVEN)))
+
+
+def test_ranks_in_the_middle_of_different_epochs_are_not_merged(loader_of):
+    states = []
+    for rank in range(2):
+        loader = loader_of(UNEVEN, rank, 2)
+        loader.set_epoch(rank)
+        next(iter(loader))
+        states.append(loader.state_dict())
+    with pytest.raises(ValueError, match="epoch differs from state to state"):
+        mpwds.merge_states(states)
 
 
 def test_the_length_is_that_of_the_ranks_streams(loader_of):
