@@ -44,7 +44,7 @@ def version_of(url: str) -> object:
     if is_local(url):
         status = os.stat(local_path(url))
         return status.st_size, status.st_mtime_ns
-    with open_at(url) as stream:
+    with open_at(url, read_ahead=0) as stream:
         return stream_version(stream)
 
 

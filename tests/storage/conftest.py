@@ -17,12 +17,12 @@ from mpwds.storage.streams.resuming import Retries
 class Web:
     """A server on the loopback interface.
 
-    ``files`` maps paths to contents. ``plan`` holds, for one GET after the other, what to do differently:
-    ``status=``, ``headers=``, ``cut=n`` (the body ends after n bytes), ``reset=n`` (so does the
-    connection), ``stall=n`` (n bytes, then nothing), ``part=n`` (a range of at most n bytes),
-    ``silent=True`` (no answer), ``hangs_up=True`` (closes the connection after it), ``unread=True`` (does so
-    without a look at the body), and any of the attributes below. ``requests`` lists (method, path, headers)
-    of what was asked.
+    ``files`` maps paths to contents. ``plan`` holds, for one GET or HEAD after the other, what to do
+    differently: ``status=``, ``headers=``, ``cut=n`` (the body ends after n bytes), ``reset=n`` (so does the
+    connection), ``stall=n`` (n bytes, then nothing), ``part=n`` (a range of at most n bytes), ``silent=True``
+    (no answer), ``meets=barrier`` (waits there first), ``hangs_up=True`` (closes the connection after it),
+    ``unread=True`` (does so without a look at the body), and any of the attributes below. ``requests`` lists
+    (method, path, headers) of what was asked.
     """
 
     def __init__(self):
@@ -79,9 +79,12 @@ class Web:
                 web.connections.add(self.client_address)
 
             def do_GET(self):
-                web.requests.append(("GET", self.path, dict(self.headers)))
+                web.requests.append((self.command, self.path, dict(self.headers)))
+                step = web.plan.pop(0) if web.plan else {}
+                if "meets" in step:
+                    step["meets"].wait()
                 with contextlib.suppress(ConnectionError):
-                    answer(self, web, web.plan.pop(0) if web.plan else {})
+                    answer(self, web, step)
 
             def do_HEAD(self):
                 self.do_GET()
@@ -127,6 +130,9 @@ def answer(handler, web, step):
         handler.wfile.write(text)
         return
     etag = f'"{hashlib.sha1(content).hexdigest()}"' if option("etags") else None
+    if handler.headers.get("If-Match") not in (None, etag):
+        answer(handler, web, {"status": 412})
+        return
     start, stop = 0, len(content)
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
     condition = handler.headers.get("If-Range")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
@@ -77,6 +77,7 @@ class TarSamples(ShardReader):
             the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
         open_at: Without a cache, opens a shard's URL at a byte.
+        read_ahead: Without a cache and ``open_at``, see ``ShardStream``.
         written_as: What the user wrote, for messages and statistics; by default the call of the function.
     """
 
@@ -86,7 +87,8 @@ class TarSamples(ShardReader):
     empty_check: bool = False
     cache: ShardCache | None = None
     local_paths: bool = False
-    open_at: Callable[[str, int], BinaryIO] | None = None
+    open_at: OpenAt | None = None
+    read_ahead: int | None = None
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     written_as: str = field(default="", compare=False)
 
@@ -108,17 +110,22 @@ class TarSamples(ShardReader):
         return Count(incoming.rows)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
-        return ShardStream(self, source, context, self.handler, self.empty_check, self.cache)
+        return ShardStream(
+            *(self, source, context, self.handler, self.empty_check, self.cache),
+            open=self.open_at,
+            read_ahead=self.read_ahead,
+        )
 
-    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+    def read(
+        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+    ) -> Iterator[Read]:
         url, options = url_of(shard), options_of(shard)
         select, rename = self.select_files, self.rename_files
         if "extensions" in options:
             select, rename = bool, _only(options["extensions"], select, rename)
-        open: OpenAt = self.open_at or open_at
         local_path = file_of(url) if self.local_paths else None
         if self.cache is not None:
-            open, local_path = self.cache.open, self.cache.path(url)
+            local_path = self.cache.path(url)
         raises = self.handler is reraise_exception and "handler" not in options
         samples = read_samples(
             url,
@@ -355,10 +362,12 @@ class RecordSamples(ShardReader):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return ShardStream(self, source, context, self.handler)
 
-    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+    def read(
+        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+    ) -> Iterator[Read]:
         reader = read_cbor_records if self.format == "cbor" else read_msgpack_records
         url = url_of(shard)
-        with open_at(url, offset) as stream:
+        with open(url, offset) as stream:
             yield from reader(stream, url, offset, self.max_record_bytes)
 
     def place(self, url: str, offset: int) -> Description:

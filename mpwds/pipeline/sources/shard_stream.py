@@ -7,9 +7,10 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
@@ -18,11 +19,17 @@ from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
+from mpwds.storage.streams.base import InputStream, unbuffered
+from mpwds.storage.streams.gopen import open_at, shards_ahead
 from mpwds.storage.streams.patterns import listed
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from mpwds.storage.caches.shard_cache import ShardCache
+    from mpwds.storage.streams.ahead import Threads
+    from mpwds.storage.tar.input import OpenAt
 
 Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
@@ -30,6 +37,7 @@ Read: TypeAlias = "tuple[int, int | None, Any]"
 
 _MOST_FILES = 100_000  # of a folder that are looked at
 _MOST_SHARDS = 10_000  # of which are looked for in it
+_OPENED_AT_A_TIME = 8
 
 
 def _nbytes(element: Any) -> int:
@@ -44,11 +52,14 @@ class ShardReader(Filter):
     samples_in = staticmethod(one_sample)
 
     @abstractmethod
-    def read(self, shard: Any, offset: int, on_error: Callable[[Exception], None]) -> Iterator[Read]:
+    def read(
+        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+    ) -> Iterator[Read]:
         """The elements of a shard from an offset on: 0, or an offset that was yielded.
 
-        ``on_error`` is called with an error that concerns one element. If it returns, the element is skipped.
-        A stream that is dropped closes its file, so the iterator must not refer to the stream.
+        ``open(url, offset)`` opens the shard. ``on_error`` is called with an error that concerns one element.
+        If it returns, the element is skipped. A stream that is dropped closes its file, so the iterator must
+        not refer to the stream.
         """
 
     @abstractmethod
@@ -60,7 +71,10 @@ class ShardStream(ErrorHandlingStream):
     """The elements of shards. An element's address is (the shard's address, byte offset).
 
     With ``empty_check`` it is an error if all shards are empty, or if a rank has none. Of a rank's workers,
-    those without a shard are idle. With a ``cache``, the next shards are fetched while one is read.
+    those without a shard are idle. While a shard is read, a ``cache`` fetches the next ones.
+
+    Without a cache, shards are opened by ``open``, or else by ``open_at`` with the option ``read_ahead``. If
+    it reads a shard ahead, the next shards are opened while that one is read.
     """
 
     def __init__(
@@ -71,6 +85,8 @@ class ShardStream(ErrorHandlingStream):
         handler: Handler,
         empty_check: bool = False,
         cache: ShardCache | None = None,
+        open: OpenAt | None = None,
+        read_ahead: int | None = None,
     ) -> None:
         super().__init__(source, stage, handler)
         self._read = stage.read
@@ -78,6 +94,12 @@ class ShardStream(ErrorHandlingStream):
         self._usual_handler = handler
         self._context = context
         self._cache = cache
+        self._read_ahead = read_ahead if open is None else 0
+        self._opened = _OpenedAhead(open or partial(open_at, read_ahead=read_ahead))
+        self._open = self._opened.open if cache is None else cache.open
+        self._prefetch: Callable[[str], object] = self._opened.begin if cache is None else cache.prefetch
+        self._open_for_few = cache.open if cache is not None else open or partial(open_at, read_ahead=0)
+        self._nbytes = 0  # that were read before this shard
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
         # An error that the source raised while shards were taken ahead, and the source's state before it.
         self._source_failed: tuple[Exception, Any] | None = None
@@ -117,7 +139,7 @@ class ShardStream(ErrorHandlingStream):
             self._begin(address, shard, 0)
 
     def _take(self) -> tuple[Address, Any]:
-        """The next shard. With a cache, the shards after it are taken ahead."""
+        """The next shard. Those after it are taken ahead if they are fetched or opened ahead."""
         if self._ahead:
             item = self._ahead.popleft()
         elif self._source_failed is not None:
@@ -125,11 +147,17 @@ class ShardStream(ErrorHandlingStream):
             raise error
         else:
             item = self._next()
-        ahead = 0 if self._cache is None else self._cache.prefetch_shards
+        last_bytes, self._nbytes = self.counts.nbytes - self._nbytes, self.counts.nbytes
+        if self._cache is not None:
+            ahead = self._cache.prefetch_shards
+        else:
+            ahead = shards_ahead(_url(item[1]), self._read_ahead, last_bytes if self._has_shard else None)
         while len(self._ahead) < ahead and self._source_failed is None:
             try:
                 before = self._source.state_dict()
             except LookupError:  # a source without a state
+                if self._cache is None:  # its next shard may appear only after this one was read
+                    break
                 before = None
             try:
                 self._ahead.append(self._next())
@@ -150,11 +178,10 @@ class ShardStream(ErrorHandlingStream):
             if stream is not None:
                 stream._at_element(error)
 
-        self._elements = self._read(shard, offset, on_error)
+        self._elements = self._read(shard, offset, on_error, self._open)
         self._handler = options_of(shard).get("handler", self._usual_handler)
         for _, following in self._ahead:
-            if self._cache is not None:
-                self._cache.prefetch(url_of(following))
+            self._prefetch(_url(following))
 
     def _at_element(self, error: Exception) -> None:
         """Handles an error in one element; called while its shard is read."""
@@ -166,6 +193,7 @@ class ShardStream(ErrorHandlingStream):
     def _stop(self) -> None:
         super()._stop()
         self._ahead.clear()
+        self._opened.clear()
         self._source_failed = None
         self._missing = False
 
@@ -189,7 +217,7 @@ class ShardStream(ErrorHandlingStream):
         if self._fetching is not None and self._fetching[:2] == (shard, offset):
             elements = self._fetching[2]
         else:
-            elements = self._read(self._source.fetch(shard), offset, _pass_over)
+            elements = self._read(self._source.fetch(shard), offset, _pass_over, self._open_for_few)
         self._fetching = None
         found, following, element = next(elements, (None, None, None))
         if found != offset:
@@ -238,6 +266,7 @@ class ShardStream(ErrorHandlingStream):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._shard, self._elements, self._source_failed = None, iter(()), None
+        self._opened.clear()
         ahead = [as_address(address) for address in state["ahead"]]
         self._ahead = deque([(address, self._source.fetch(address)) for address in ahead])
         self._missing = state["missing"]
@@ -246,8 +275,54 @@ class ShardStream(ErrorHandlingStream):
             self._begin(shard, self._source.fetch(shard), state["offset"])
 
 
+class _OpenedAhead:
+    """Opens URLs by ``open(url, offset)``; in threads those that are read next, from their beginning.
+
+    An error of a URL that was opened ahead is raised when its turn comes.
+    """
+
+    def __init__(self, open: OpenAt) -> None:
+        self._open = open
+        self._threads: Threads[str, BinaryIO] | None = None
+        self._begun: dict[str, Future[BinaryIO]] = {}
+        self._pid = os.getpid()
+
+    def begin(self, url: str) -> None:
+        """Begins to open a URL."""
+        if self._threads is None or self._pid != os.getpid():  # a fork has no threads
+            from mpwds.storage.streams.ahead import Threads
+
+            self._pid, self._begun = os.getpid(), {}
+            self._threads = Threads(partial(_open_and_preload, self._open), _OPENED_AT_A_TIME)
+        if url not in self._begun:
+            self._begun[url] = self._threads.submit(url)
+
+    def open(self, url: str, offset: int) -> BinaryIO:
+        begun = self._begun.pop(url, None) if offset == 0 and self._pid == os.getpid() else None
+        return self._open(url, offset) if begun is None else begun.result()
+
+    def clear(self) -> None:
+        """Drops what was opened and not read."""
+        self._begun.clear()
+
+
+def _open_and_preload(open: OpenAt, url: str) -> BinaryIO:
+    stream = open(url, 0)
+    if isinstance(raw := unbuffered(stream), InputStream):
+        raw.preload()
+    return stream
+
+
 class _Stopped(Exception):
     """The handler of an error inside a shard ends the stream."""
+
+
+def _url(shard: Any) -> str:
+    """A shard's URL; empty for what is no shard, which is an error when its turn comes."""
+    try:
+        return url_of(shard)
+    except TypeError:
+        return ""
 
 
 def _pass_over(error: Exception) -> None:

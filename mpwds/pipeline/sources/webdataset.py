@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpwds.pipeline.context import integer_variable
@@ -18,6 +19,7 @@ from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
+from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import listed, shard_names
 from mpwds.storage.streams.urls import is_named, url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
@@ -71,6 +73,9 @@ class WebDataset(DataPipeline):
         seed: Determines all random choices of the pipeline, with the epoch; by default the environment
             variable ``WDS_SEED``, or 0. A loader's seed overrides it.
         prefetch_shards: With a cache, the number of shards to fetch ahead.
+        read_ahead: The number of ranges of 8 MB that each worker fetches ahead while it reads a shard from a
+            server; it also opens the next shard then. By default 8 for cloud storage and 0 for web servers
+            and others.
         length: The value that ``len()`` returns, as by ``with_length``.
         max_decompressed_bytes: The most bytes that a member of a compressed shard may have (512 MiB).
 
@@ -115,15 +120,17 @@ class WebDataset(DataPipeline):
         prefetch_shards: int = 1,
         length: int | None = None,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+        read_ahead: int | None = None,
     ) -> None:
         shown = given_options(WebDataset.__init__, locals())
         shown.pop("length", None)  # it prints as with_length
         self._samples: list[int] | None = None  # in each shard, by a description
         super().__init__(seed=integer_variable("WDS_SEED") if seed is None else seed)
-        cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards)
+        cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards, read_ahead)
         reader = TarSamples(
             *(handler, select_files, rename_files, empty_check, cache),
             local_paths=True,
+            read_ahead=read_ahead,
             max_decompressed_bytes=max_decompressed_bytes,
             written_as="WebDataset",
         )
@@ -250,6 +257,7 @@ def _cache(
     url_to_name: Callable[[str], str],
     verbose: bool,
     prefetch_shards: int,
+    read_ahead: int | None,
 ) -> ShardCache | None:
     directory = os.environ.get("WDS_CACHE", directory)
     size = integer_variable("WDS_CACHE_SIZE", size)
@@ -265,7 +273,8 @@ def _cache(
     from mpwds.storage.caches.shard_cache import ShardCache
 
     verbose = verbose or os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")
-    return ShardCache(directory, size, url_to_name, verbose, prefetch_shards)
+    opener = None if read_ahead is None else partial(open_at, read_ahead=read_ahead)
+    return ShardCache(directory, size, url_to_name, verbose, prefetch_shards, opener=opener)
 
 
 def _is_folder(urls: Any) -> bool:

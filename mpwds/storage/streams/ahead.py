@@ -1,6 +1,6 @@
 """Look-ahead: threads do the work for the items that come next, and results are taken in order.
 
-All of the package's look-ahead within a process is here. Whole shards are fetched ahead by
+All of the package's look-ahead within a process runs in these threads. Whole shards are fetched ahead by
 :meth:`mpwds.ShardCache.prefetch`, because processes share them.
 
 Closing drops items that no thread has begun, and does not wait for the others. So the threads are daemons,

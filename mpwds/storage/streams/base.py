@@ -8,7 +8,7 @@ import stat
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -47,6 +47,21 @@ class InputStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def preload(self) -> None:
+        """Brings what is read first into memory if a connection would have to wait for the reader."""
+
+
+class PieceStream(InputStream):
+    """Base of streams whose bytes come in pieces, which can be had without copying them."""
+
+    @abstractmethod
+    def read_piece(self, size: int) -> bytes:
+        """Up to ``size`` bytes, as soon as there are any; none at the end."""
+
+    @abstractmethod
+    def tell(self) -> int:
+        """The position, without what a buffer above this stream holds."""
+
 
 class PerhapsCut(io.FileIO):
     """A file that may hold only the beginning of what it was copied from."""
@@ -81,6 +96,9 @@ def detects_truncation(stream: object) -> bool:
 
 def piece_reader(stream: Readable) -> Callable[[int], bytes]:
     """A function that returns up to ``size`` bytes of ``stream``, as soon as there are any."""
+    raw = unbuffered(stream)
+    if isinstance(raw, PieceStream) and (raw is stream or raw.tell() == cast(BinaryIO, stream).tell()):
+        return raw.read_piece  # the buffer above it is empty
     if isinstance(stream, io.RawIOBase):
         # Its own read copies once more than that of a buffer around it, which is never filled.
         stream = io.BufferedReader(stream)

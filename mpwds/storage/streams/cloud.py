@@ -18,8 +18,13 @@ from mpwds.errors import StreamError, StreamNotFound
 from mpwds.imports import require
 from mpwds.storage.streams.base import Version
 from mpwds.storage.streams.pipes import open_command
+from mpwds.storage.streams.ranges import READ_AHEAD, RangesAhead
 from mpwds.storage.streams.resuming import (
+    Attempts,
+    Body,
     Interrupted,
+    NoRanges,
+    Resource,
     Retries,
     changed,
     is_passing,
@@ -27,7 +32,7 @@ from mpwds.storage.streams.resuming import (
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 128 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -58,6 +63,7 @@ def open_cloud(
     config: Mapping[str, Any] | None = None,
     timeout_s: float = 60.0,
     retries: Retries | None = None,
+    read_ahead: int = READ_AHEAD,
 ) -> BinaryIO:
     """A stream from an object in cloud storage, or to one: S3 and compatible stores, Google, Azure, R2.
 
@@ -67,8 +73,8 @@ def open_cloud(
     S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
     the account ``R2_ACCOUNT_ID``.
 
-    *Reading* continues where the connection broke. *Writing* collects in a temporary file and sends all at
-    ``close``. ``discard``, and a ``with`` block that raises, send nothing.
+    *Reading* fetches ranges of 8 MB ahead, and continues where a connection broke. *Writing* collects in a
+    temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises, send nothing.
 
     obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here;
@@ -83,13 +89,15 @@ def open_cloud(
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
         timeout_s: How long the storage may be silent, in seconds.
         retries: How often and how long to try.
+        read_ahead: The number of ranges that threads fetch ahead of the reader; 0 reads one answer from start
+            to end.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
         if mode[0] == "r" and stop is None:
-            return _open_by_fresh_interpreter(url, shown, bufsize, offset, config)
+            return _open_by_fresh_interpreter(url, shown, bufsize, offset, config, read_ahead)
         raise StreamError(
             f"{shown}: cannot be {'read by ranges' if mode[0] == 'r' else 'written'} in this process: it was "
             "forked from one that used cloud storage, and the library's threads do not survive that; start "
@@ -97,19 +105,37 @@ def open_cloud(
             shown,
         )
     retries = retries or Retries()
-    source = _CloudObject(url, shown, config, min(timeout_s, retries.within_s), stop)
+    source: Resource = _CloudObject(url, shown, config, min(timeout_s, retries.within_s))
+    if read_ahead and stop is None and mode[0] == "r":
+        source = RangesAhead(source, read_ahead)
     return open_resource(source, mode, bufsize, offset, stop, retries)
 
 
+def find_object(url: str, retries: Retries | None = None) -> None:
+    """Raises ``StreamNotFound`` if cloud storage has no such object; asks as :func:`open_cloud` does."""
+    shown = without_credentials(url)
+    if _used_by_pid not in (None, os.getpid()):
+        open_cloud(url, read_ahead=0).close()
+        return
+
+    def ask() -> None:
+        store, path = _store(url, None, 60.0)
+        try:
+            _obstore().head(store, path)
+        except _obstore_errors() as error:
+            raise _translated(error, shown, "found", None) from error
+
+    Attempts(shown, retries or Retries()).run(ask, "when it was looked for")
+
+
 @dataclass
-class _CloudObject:
+class _CloudObject(Resource):
     url: str
     name: str
     config: Mapping[str, Any] | None
     timeout_s: float
-    stop: int | None
 
-    def get(self, position: int, version: Version | None) -> _CloudBody:
+    def get(self, position: int, version: Version | None, stop: int | None) -> _CloudBody:
         if _used_by_pid not in (None, os.getpid()):
             raise StreamError(
                 f"{self.name}: the stream was opened before this process was forked, and cannot be read "
@@ -119,17 +145,21 @@ class _CloudObject:
             )
         store, path = _store(self.url, self.config, self.timeout_s)
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
-        if self.stop is not None:
-            options["range"] = (position, self.stop)
+        if stop is not None:
+            options["range"] = (position, stop)
         if version is not None and version.etag is not None:
             options["if_match"] = version.etag
         try:
             result = _obstore().get(store, path, options=options)
-            return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, _version(result.meta))
+            stop = result.range[1] if "range" in options else None
+            return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, stop, _version(result.meta))
         except _obstore_errors() as error:
-            if position and (at_end := self._version_that_ends_at(position, store, path)):
-                return _CloudBody(iter(()), position, at_end)
-            raise _translated(error, self.name, "read", position) from error
+            translated = _translated(error, self.name, "read", position)
+            if position and isinstance(translated, NoRanges):
+                at_end = self._version_that_ends_at(position, store, path)
+                if at_end is not None:
+                    return _CloudBody(iter(()), position, position, at_end)
+            raise translated from error
 
     def put(self, file: BinaryIO, size: int) -> None:
         store, path = _store(self.url, self.config, self.timeout_s)
@@ -142,50 +172,42 @@ class _CloudObject:
         """The object's version, if a request failed only because it asked for an empty rest."""
         try:
             version = _version(_obstore().head(store, path))
-        except _obstore_errors():
-            return None
+        except _obstore_errors() as error:
+            raise _translated(error, self.name, "read", position) from error
         if version.size is not None and version.size < position:
             raise too_short(self.name, version.size, position)
         return version if version.size == position else None
 
 
-class _CloudBody:
+class _CloudBody(Body):
     detects_truncation = True
 
-    def __init__(self, chunks: Iterator[Any], start: int, version: Version) -> None:
-        self.start = start
-        self.version = version
+    def __init__(self, chunks: Iterator[Any], start: int, stop: int | None, version: Version) -> None:
+        self.start, self.stop, self.version = start, stop, version
         self._chunks = chunks
-        self._chunk = memoryview(b"")
         self._pid = os.getpid()
 
-    def readinto(self, buffer: memoryview) -> int:
-        if not self._chunk:
-            try:
-                self._chunk = memoryview(next(self._chunks, b""))
-            except _obstore_errors() as error:
-                raise Interrupted(f"the connection broke ({_first_line(error)})") from error
-        count = min(len(buffer), len(self._chunk))
-        buffer[:count] = self._chunk[:count]
-        self._chunk = self._chunk[count:]
-        return count
+    def read(self) -> bytes:
+        try:
+            return cast(bytes, next(self._chunks, b""))
+        except _obstore_errors() as error:
+            raise Interrupted(f"the connection broke ({_first_line(error)})") from error
 
     def close(self) -> None:
         if self._pid != os.getpid():
             _left_to_the_parent.append(self._chunks)
         self._chunks = iter(())
-        self._chunk = memoryview(b"")
 
 
 _left_to_the_parent: list[object] = []  # obstore's objects must not be freed in a fork
 
 
 def copy_to_output() -> None:
-    """Runs in the fresh interpreter: copies an object (arguments: URL, offset) to standard output."""
-    url, offset = sys.argv[1:]
+    """Runs in the fresh interpreter: copies an object to standard output."""
+    url, offset, read_ahead = sys.argv[1:]
     config = json.loads(os.environ.pop(_CONFIG_VARIABLE))
     try:
-        with open_cloud(url, offset=int(offset), config=config) as stream:
+        with open_cloud(url, offset=int(offset), config=config, read_ahead=int(read_ahead)) as stream:
             while block := stream.read(_CHUNK_BYTES):
                 sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
@@ -196,14 +218,14 @@ def copy_to_output() -> None:
 
 
 def _open_by_fresh_interpreter(
-    url: str, shown: str, bufsize: int, offset: int, config: Mapping[str, Any] | None
+    url: str, shown: str, bufsize: int, offset: int, config: Mapping[str, Any] | None, read_ahead: int
 ) -> BinaryIO:
     program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
     environment = {
         _CONFIG_VARIABLE: json.dumps(dict(config or {})),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    arguments = [sys.executable, "-c", program, url, str(offset)]
+    arguments = [sys.executable, "-c", program, url, str(offset), str(read_ahead)]
     return open_command(arguments, shown, "rb", bufsize, environment, detects_truncation=True)
 
 
@@ -336,6 +358,8 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, exceptions.PreconditionError):
         return changed(name, position, "it is another version")
     status = _STATUS.search(reason)
+    if "non-partial" in reason or (status is not None and status[1] == "416"):
+        return NoRanges(f"{name}: it could not be {done} by ranges: {reason}", name, position)
     if (status is None and "HTTP error" in reason) or (status is not None and is_passing(int(status[1]))):
         return Interrupted(reason)
     hint = ""

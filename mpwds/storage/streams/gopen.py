@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from mpwds.storage.streams.urls import (
     has_rules,
+    is_local,
     local_path,
     refuse_in_secure_mode,
     rewrite_url,
@@ -58,8 +59,8 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
         url: What to open.
         mode: ``"rb"`` or ``"wb"``; ``"r"`` and ``"w"`` mean the same.
         bufsize: Bytes to buffer; for local files, ``GOPEN_BUFFER`` in the environment decides.
-        options: For the scheme's opener; local files ignore them. ``retries`` goes only to openers that have
-            such a parameter: those of web servers and cloud storage.
+        options: For the scheme's opener; local files ignore them. ``retries`` and ``read_ahead`` go only to
+            openers that have such parameters: those of web servers and cloud storage.
 
     Raises:
         FileNotFoundError: There is no such file or resource.
@@ -80,11 +81,12 @@ def gopen(url: str | os.PathLike[str], mode: str = "rb", bufsize: int = 8192, **
     return _open(os.fspath(url), _MODES[mode], bufsize, 0, options)
 
 
-def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
+def open_at(url: str | os.PathLike[str], offset: int = 0, **options: Any) -> BinaryIO:
     """Opens a URL, as for :func:`gopen`, for reading from the byte ``offset`` on.
 
     Files seek, and servers send only the rest. Other streams are read and dropped up to that byte. Raises
-    ``StreamError`` if such a stream ends before it; a local file reads as empty.
+    ``StreamError`` if such a stream ends before it; a local file reads as empty. ``options`` are those of
+    :func:`gopen`.
 
     Example:
         >>> with open_at("pipe:echo hello", 2) as stream:
@@ -93,7 +95,7 @@ def open_at(url: str | os.PathLike[str], offset: int = 0) -> BinaryIO:
     """
     if offset < 0:
         raise ValueError(f"offset in a stream must not be negative, got {offset}")
-    return _open(os.fspath(url), "rb", 8192, offset, {})
+    return _open(os.fspath(url), "rb", 8192, offset, options)
 
 
 def open_range(url: str | os.PathLike[str], offset: int, size: int) -> BinaryIO:
@@ -103,6 +105,44 @@ def open_range(url: str | os.PathLike[str], offset: int, size: int) -> BinaryIO:
     Raises ``StreamError`` if a server does not do ranges.
     """
     return _open(os.fspath(url), "rb", 8192, offset, {}, offset + size)
+
+
+def shards_ahead(url: str, read_ahead: int | None = None, size: int | None = None) -> int:
+    """The number of shards, of about ``size`` bytes, to open while one at this URL is read.
+
+    They are as many as have the bytes that are read ahead with this option (``None``: the scheme's default),
+    and at least one; none if nothing is read ahead.
+    """
+    opener = _opener_of(url)[1]
+    if opener is None or not _takes(opener, "read_ahead"):
+        return 0
+    from mpwds.storage.streams.ranges import RANGE_BYTES, READ_AHEAD
+
+    if read_ahead is None:
+        read_ahead = READ_AHEAD if opener is _CLOUD else 0
+    return min(read_ahead, max(1, read_ahead * RANGE_BYTES // max(size or sys.maxsize, RANGE_BYTES)))
+
+
+def exists(url: str) -> bool:
+    """True if there is a file or an object of this name. Commands and pipes never exist.
+
+    Cloud storage is asked without opening the object.
+    """
+    if url == "-" or url_scheme(url) == "pipe":
+        return False
+    if is_local(url):
+        return os.path.isfile(local_path(url))
+    name, opener = _opener_of(url)
+    try:
+        if opener is _CLOUD:
+            from mpwds.storage.streams.cloud import find_object
+
+            find_object(name)
+        else:
+            open_at(url, read_ahead=0).close()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:
@@ -116,7 +156,7 @@ class _BuiltIn:
 
     module: str
     function: str
-    takes: tuple[str, ...] = ("offset", "stop", "retries")
+    takes: tuple[str, ...] = ("offset", "stop", "retries", "read_ahead")
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
         opener = getattr(importlib.import_module(self.module), self.function)
@@ -155,25 +195,32 @@ def _open(
         print(f"GOPEN {without_credentials(url)}", file=sys.stderr)
     if url == "-":
         return _skip(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer, url, offset)
-    if has_rules():
-        url = rewrite_url(url)
-    scheme = url_scheme(url)
-    opener = gopen_schemes.get(scheme)
-    if scheme in ("", "file") or (opener is None and os.path.exists(url)):
-        return _open_local(url, mode, offset)
-    if opener in (None, _CLOUD) and os.environ.get("USE_AIS_FOR"):
-        from mpwds.storage.streams.http import schemes_for_aistore
-
-        opener = _AIS if scheme in schemes_for_aistore() else opener
+    url, opener = _opener_of(url)
     if opener is None:
-        opener = gopen_schemes["__default__"]
-    if "retries" in options and not _takes(opener, "retries"):
-        options = {name: value for name, value in options.items() if name != "retries"}
+        return _open_local(url, mode, offset)
+    for name in ("retries", "read_ahead"):
+        if options.get(name, False) is None or not _takes(opener, name):
+            options = {each: value for each, value in options.items() if each != name}
     if isinstance(opener, _BuiltIn) and "stop" in opener.takes:
         return opener(url, mode, bufsize, offset=offset, stop=stop, **options)
     if offset and _takes(opener, "offset"):
         return opener(url, mode, bufsize, offset=offset, **options)
     return _skip(opener(url, mode, bufsize, **options), url, offset)
+
+
+def _opener_of(url: str) -> tuple[str, Opener | None]:
+    """A URL after the user's rules, and its opener; ``None`` for local files."""
+    if has_rules():
+        url = rewrite_url(url)
+    scheme = url_scheme(url)
+    opener = gopen_schemes.get(scheme)
+    if scheme in ("", "file") or (opener is None and os.path.exists(url)):
+        return url, None
+    if opener in (None, _CLOUD) and os.environ.get("USE_AIS_FOR"):
+        from mpwds.storage.streams.http import schemes_for_aistore
+
+        opener = _AIS if scheme in schemes_for_aistore() else opener
+    return url, opener or gopen_schemes["__default__"]
 
 
 def _open_local(url: str, mode: str, offset: int) -> BinaryIO:

@@ -10,12 +10,14 @@ import os
 import random
 import tempfile
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.base import DiscardsOnError, InputStream, Version
+from mpwds.storage.streams.base import DiscardsOnError, PieceStream, Version
 from mpwds.storage.streams.urls import too_short
 
 if TYPE_CHECKING:
@@ -37,13 +39,15 @@ class Interrupted(Exception):
     """A failure after which another try may succeed.
 
     ``wait_s`` is the pause that the server asked for. ``unreached``: the server cannot be reached and never
-    was, so it may not exist. Five tries, in three seconds, are enough for it.
+    was, so it may not exist. Five tries, in three seconds, are enough for it. Pauses count from the failure,
+    which may be some time ago.
     """
 
     def __init__(self, reason: str, wait_s: float | None = None, *, unreached: bool = False) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
         self.unreached = unreached
+        self.at = time.monotonic()
 
 
 def is_passing(status: int) -> bool:
@@ -104,7 +108,8 @@ class Attempts:
         self.failures += 1
         failures, retries = self.failures, self._retries
         most = min(retries.tries, _UNREACHED_TRIES) if why.unreached else retries.tries
-        pause_s = max(retries.pause_s(failures), min(why.wait_s or 0.0, _LONGEST_WISH_S))
+        wish_s = min(why.wait_s or 0.0, _LONGEST_WISH_S) * _jitter.uniform(1.0, 1.25)
+        pause_s = max(0.0, max(retries.pause_s(failures), wish_s) - (time.monotonic() - why.at))
         left_s = self.left_s()
         if failures >= most or pause_s >= left_s:
             within = f", within {retries.within_s} s" if failures < most else ""
@@ -117,6 +122,14 @@ class Attempts:
         message = "%s: %s %s (%s); trying again in %.1f s, and for up to %.0f s"
         _log.log(level, message, self.name, why, where, tried, pause_s, min(left_s, pauses_s))
         time.sleep(pause_s)
+
+    def run(self, step: Callable[[], T], where: str) -> T:
+        """Returns ``step()``, called again after each failure."""
+        while True:
+            try:
+                return step()
+            except Interrupted as interruption:
+                self.failed(interruption, where)
 
 
 def retrying(step: Callable[[], T], retries: Retries) -> T:
@@ -140,22 +153,55 @@ def retrying(step: Callable[[], T], retries: Retries) -> T:
     raise AssertionError
 
 
+class NoRanges(StreamError):
+    """A server does not answer a request for a range with that range. It may answer one for everything."""
+
+
 class Body(Protocol):
     """The bytes of a response, from ``start`` on: the position that was requested, or an earlier one.
 
+    ``stop``: where the range that the server sends ends; ``None`` if it sends the whole resource.
     ``detects_truncation``: whether a body that ends too early raises, because its length is known or its end
     is marked. The end of a connection alone tells nothing.
     """
 
     start: int
+    stop: int | None
     version: Version
     detects_truncation: bool
 
-    def readinto(self, buffer: memoryview) -> int:
-        """Reads some bytes; 0 at the end. Raises ``Interrupted`` if another try may succeed."""
+    def read(self) -> bytes:
+        """The next piece; empty at the end. Raises ``Interrupted`` if another try may succeed."""
 
     def close(self) -> None:
         """Ends the request, whether its body was read to the end or not."""
+
+
+class FetchedBody(Body):
+    """What another body brings until it ends or breaks, in memory. Reading raises what broke it."""
+
+    def __init__(self, body: Body, wanted: Callable[[], bool] = lambda: True) -> None:
+        self.start, self.stop, self.version = body.start, body.stop, body.version
+        self.detects_truncation = body.detects_truncation
+        self.error: Interrupted | None = None
+        self._pieces: deque[bytes] = deque()
+        try:
+            while wanted() and (piece := body.read()):
+                self._pieces.append(piece)
+        except Interrupted as interruption:
+            self.error = interruption
+        finally:
+            body.close()
+
+    def read(self) -> bytes:
+        if self._pieces:
+            return self._pieces.popleft()
+        if self.error is not None:
+            raise self.error
+        return b""
+
+    def close(self) -> None:
+        self._pieces.clear()
 
 
 def changed(name: str, position: int | None, difference: str) -> StreamError:
@@ -168,16 +214,25 @@ def changed(name: str, position: int | None, difference: str) -> StreamError:
     )
 
 
-class Resource(Protocol):
+class Resource(ABC):
     """A file or object at a server. ``name`` is for messages, without credentials."""
 
     name: str
 
-    def get(self, position: int, version: Version | None) -> Body:
-        """Requests the bytes from a position on, of a version if possible (``None`` for any)."""
+    @abstractmethod
+    def get(self, position: int, version: Version | None, stop: int | None) -> Body:
+        """Requests the bytes from a position on, up to ``stop``, of a version if possible (``None``: any)."""
 
+    @abstractmethod
     def put(self, file: BinaryIO, size: int) -> None:
         """Sends a file of this size. Raises ``Interrupted`` if another try may succeed."""
+
+    def keep(self, position: int, body: Body) -> bool:
+        """Whether the resource has read a body into memory, which ``get`` returns for this position."""
+        return False
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """Ends what the resource does ahead of its reader."""
 
 
 def open_resource(
@@ -201,7 +256,7 @@ def open_resource(
     return io.BufferedReader(_ResumingReader(resource, offset, retries, stop), max(bufsize, _BUFFER_BYTES))
 
 
-class _ResumingReader(InputStream):
+class _ResumingReader(PieceStream):
     def __init__(self, resource: Resource, offset: int, retries: Retries, stop: int | None) -> None:
         self.name = resource.name
         self._resource = resource
@@ -211,22 +266,33 @@ class _ResumingReader(InputStream):
         self._attempts = Attempts(self.name, retries)
         self._progress = 0
         self._body: Body | None = None
+        self._piece = memoryview(b"")  # the rest of the piece that the body brought last
         self._pid = os.getpid()
         self._ended = False
         self._error: StreamError | None = None
         self._retrying(self._connect)
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._drop_body()
         view = memoryview(buffer).cast("B")
-        return self._retrying(lambda: self._read_some(view))
+        piece = self._read(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def read_piece(self, size: int) -> bytes:
+        return bytes(self._read(size))  # a copy only of what was cut
+
+    def tell(self) -> int:
+        return self._position
 
     def close(self) -> None:
         if not self.closed:
             self._drop_body()
+            self._resource.close()
             super().close()
+
+    def preload(self) -> None:
+        if self._body is not None and self._resource.keep(self._position, self._body):
+            self._body = None
 
     def _retrying(self, step: Callable[[], T]) -> T:
         if self._error is not None:  # what a failed read of the buffer above had gathered is lost
@@ -247,20 +313,29 @@ class _ResumingReader(InputStream):
             self._error = error
             raise
 
-    def _read_some(self, view: memoryview) -> int:
+    def _read(self, size: int) -> bytes | memoryview:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._drop_body()
         if self._stop is not None:
-            view = view[: self._stop - self._position]
+            size = min(size, self._stop - self._position)
+        return self._retrying(lambda: self._read_some(size))
+
+    def _read_some(self, size: int) -> bytes | memoryview:
         while not self._ended and self._position not in (self.version.size, self._stop):
             if self._body is None:
                 self._connect()
                 continue
             is_late = not self._attempts.left_s()
-            if count := self._body.readinto(view):
+            if piece := self._piece or self._body.read():
                 if is_late:
                     raise self._attempts.too_late(f"up to byte {self._position}", self._position)
-                self._position += count
-                self._progress += count
-                return count
+                self._piece = memoryview(piece)[size:]
+                if self._piece:
+                    piece = memoryview(piece)[:size]
+                self._position += len(piece)
+                self._progress += len(piece)
+                return piece
             if self.version.size is None:
                 self._ended = True
             elif self._progress == 0 or not self.version.is_recognisable:
@@ -268,14 +343,21 @@ class _ResumingReader(InputStream):
             else:
                 self._drop_body()
         self._drop_body()
-        return 0
+        return b""
 
     def _connect(self) -> None:
         known = self.version if self._position > self._offset else None
         if known is not None:
             self._check_recognisable(None)
-        body = self._resource.get(self._position, known)
+        body = self._resource.get(self._position, known, self._stop)
         try:
+            if self._stop is not None and known is None and body.stop is None:
+                raise StreamError(
+                    f"{self.name}: a range of bytes was asked for, and the server sends everything: it does "
+                    "not do ranges; read a copy, without remote=True",
+                    self.name,
+                    self._position,
+                )
             if known is not None and (difference := known.difference(body.version)):
                 raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.
@@ -292,14 +374,14 @@ class _ResumingReader(InputStream):
     def _skip(self, body: Body) -> None:
         """Reads up to the stream's position if the server sends from an earlier byte."""
         at = body.start
-        buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(self._position - at, 1))))
         while at < self._position:
-            count = body.readinto(buffer[: self._position - at])
-            if count == 0 and body.version.size is not None and at < body.version.size:
+            piece = memoryview(body.read())
+            if not piece and body.version.size is not None and at < body.version.size:
                 raise Interrupted(f"the server sent a part only, which ends at byte {at},")
-            if count == 0:
+            if not piece:
                 raise too_short(self.name, at, self._position)
-            at += count
+            self._piece = piece[self._position - at :]
+            at += len(piece)
 
     def _check_recognisable(self, cause: Interrupted | None) -> None:
         if self._position > self._offset and not self.version.is_recognisable:
@@ -313,7 +395,7 @@ class _ResumingReader(InputStream):
             ) from cause
 
     def _drop_body(self) -> None:
-        body, self._body = self._body, None
+        body, self._body, self._piece = self._body, None, memoryview(b"")
         if body is not None:
             body.close()
 
@@ -360,9 +442,9 @@ class _SpooledUpload(DiscardsOnError):
     def _send_all(self) -> None:
         file = cast(BinaryIO, self._spool)
         size = file.seek(0, os.SEEK_END)
-        while True:
+
+        def send() -> None:
             file.seek(0)
-            try:
-                return self._resource.put(file, size)
-            except Interrupted as interruption:
-                self._attempts.failed(interruption, f"while {size} bytes were sent, and nothing was written")
+            self._resource.put(file, size)
+
+        self._attempts.run(send, f"while {size} bytes were sent, and nothing was written")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from mpwds.errors import ShardError
-from mpwds.storage.streams.base import Readable, detects_truncation, piece_reader
+from mpwds.storage.streams.base import PieceStream, Readable, detects_truncation, piece_reader, unbuffered
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.compression import LOOK_BYTES, Codec, compression_of
 from mpwds.storage.tar.headers import BLOCK, begins_archive, no_header, nothing_there
@@ -25,6 +25,7 @@ OpenAt = Callable[[str, int], BinaryIO]
 _WINDOW_BYTES = 256 * 1024
 _LEAST_WINDOW_BYTES = 4 * 1024
 _PIECE_BYTES = 256 * 1024
+_MOST_PIECE_BYTES = 1024 * 1024  # where pieces are had without copying them
 
 # glibc gives freed memory back to the system and has it cleared again for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
@@ -128,6 +129,7 @@ class StreamInput(Input):
         self.largest = largest
         self.end = sys.maxsize
         self._read = piece_reader(stream)
+        self._piece_bytes = _MOST_PIECE_BYTES if isinstance(unbuffered(stream), PieceStream) else _PIECE_BYTES
         self._chunk = b""
         self._position = offset  # of the chunk
 
@@ -138,7 +140,7 @@ class StreamInput(Input):
         if have >= need:
             return self._chunk, at
         pieces = [self._chunk[at:]] if have > 0 else []
-        while have < need and (piece := self._read(_PIECE_BYTES)):
+        while have < need and (piece := self._read(self._piece_bytes)):
             pieces.append(piece)
             have += len(piece)
         if have < need:
@@ -156,7 +158,7 @@ class StreamInput(Input):
             # The rest is copied, so that the chunk's memory can be used again; later pieces are views.
             pieces: list[bytes | memoryview] = [self._chunk[at:]]
             missing = size - len(pieces[0])
-            while missing > 0 and (piece := self._read(_PIECE_BYTES)):
+            while missing > 0 and (piece := self._read(self._piece_bytes)):
                 self._position += len(self._chunk)
                 self._chunk = piece
                 pieces.append(memoryview(piece)[:missing])
@@ -172,7 +174,7 @@ class StreamInput(Input):
         """Reads until the chunk, or its end, is at ``position``, or the stream ends."""
         while position > self._position + len(self._chunk):
             self._position += len(self._chunk)
-            self._chunk = self._read(_PIECE_BYTES)
+            self._chunk = self._read(self._piece_bytes)
             if not self._chunk:
                 self.end, self._position = min(self.end, self._position), position
 

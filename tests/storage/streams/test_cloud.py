@@ -48,7 +48,7 @@ def test_requests_to_r2_are_signed_for_its_region(web, monkeypatch, config, regi
 def test_reads_from_an_offset(web, offset):
     with open_at("s3://bucket/a/x.tar", offset) as stream:
         assert stream.read() == CONTENT[offset:]
-    assert web.requests[0][2]["range"] == f"bytes={offset}-"
+    assert web.requests[0][2]["range"].startswith(f"bytes={offset}-")
 
 
 def test_an_offset_behind_the_end_is_an_error():
@@ -120,7 +120,7 @@ def test_a_connection_that_breaks_behind_the_last_byte_is_no_failure(monkeypatch
             yield from result.stream(size)
             raise ConnectionResetError
 
-        return SimpleNamespace(meta=result.meta, stream=chunks)
+        return SimpleNamespace(meta=result.meta, range=result.range, stream=chunks)
 
     monkeypatch.setattr(cloud, "_obstore", lambda: SimpleNamespace(get=get, head=obstore.head))
     with cloud.open_cloud("s3://bucket/a/x.tar", retries=quick) as stream:

@@ -223,7 +223,8 @@ def test_what_a_server_says_does_nothing_to_a_terminal(web, quick):
 def test_a_server_says_how_long_to_wait(web, pauses, wish):
     web.plan = [{"status": 429, "headers": {"Retry-After": wish}}]
     assert read(web, retries=Retries(first_s=0.0)) == CONTENT
-    assert pauses == [7.0 if wish == "7" else 0.0]
+    (pause,) = pauses
+    assert 6.9 <= pause <= 8.75 if wish == "7" else pause == 0.0  # forks must not come back together
 
 
 def test_the_users_random_numbers_are_left_alone(web):

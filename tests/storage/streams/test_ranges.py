@@ -1,0 +1,278 @@
+"""Reading ahead: ranges that threads fetch, of web servers and of cloud storage."""
+
+import concurrent.futures
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpwds.errors import StreamError
+from mpwds.storage.caches.shard_cache import ShardCache
+from mpwds.storage.streams import ranges
+from mpwds.storage.streams.base import stream_version
+from mpwds.storage.streams.gopen import gopen, open_at, open_range, shards_ahead
+from mpwds.storage.streams.resuming import Retries
+
+SIZE = 300_000
+RANGE = 20_000
+CONTENT = random.Random(0).randbytes(SIZE)
+OTHER = random.Random(1).randbytes(SIZE)
+SCHEMES = pytest.mark.parametrize("scheme", ["http", "s3"])
+
+
+@pytest.fixture(autouse=True)
+def storage(web, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setattr(ranges, "RANGE_BYTES", RANGE)
+    web.files["/bucket/x.tar"] = CONTENT
+    ranges._allowance.__init__()
+    yield
+    assert ranges._allowance._held == 0
+
+
+@pytest.fixture
+def url(web, scheme):
+    return web.url("/bucket/x.tar") if scheme == "http" else "s3://bucket/x.tar"
+
+
+def asked(web):
+    """The ranges that were requested: the first byte, and the byte after the last."""
+    headers = [*web.asked("Range"), *web.asked("range")]
+    found = [re.fullmatch(r"bytes=(\d+)-(\d+)", header or "") for header in headers]
+    return [(int(match[1]), int(match[2]) + 1) for match in found if match]
+
+
+def wait_for_ranges(stream):
+    """Waits until threads have done what was requested."""
+    concurrent.futures.wait([future for _, future in stream.raw._resource._ahead])
+
+
+@SCHEMES
+@pytest.mark.parametrize("offset", [0, 1, RANGE, SIZE - 1, SIZE])
+def test_each_byte_comes_once_and_each_range_is_requested_once(web, url, offset):
+    with open_at(url, offset, read_ahead=4) as stream:
+        assert stream.read() == CONTENT[offset:]
+        assert stream_version(stream).size == SIZE
+    starts = sorted(start for start, _ in asked(web))
+    assert starts == [*range(offset, SIZE, RANGE)] or (offset == SIZE and starts == [SIZE])
+
+
+@SCHEMES
+@pytest.mark.parametrize("size", [1, RANGE - 1, RANGE])
+def test_what_is_no_longer_than_a_range_takes_one_request_and_no_thread(web, url, size):
+    web.files["/bucket/x.tar"] = CONTENT[:size]
+    with gopen(url, read_ahead=4) as stream:
+        assert stream.read() == CONTENT[:size]
+        assert [method for method, *_ in web.requests] == ["GET"]
+        ours = [each for each in threading.enumerate() if each.name == "mpwds ahead"]
+    assert ours == []
+
+
+@SCHEMES
+@pytest.mark.parametrize("content", [CONTENT, b""])
+def test_a_server_without_ranges_sends_everything_in_one_answer(web, url, content):
+    web.files["/bucket/x.tar"], web.ranges = content, False
+    with gopen(url, read_ahead=4) as stream:
+        assert stream.read() == content
+    assert len(web.requests) == (2 if url.startswith("s3") else 1)  # obstore raises at the first answer
+
+
+def test_an_empty_resource_is_read_from_servers_that_refuse_ranges_of_it(web):
+    web.files["/bucket/x.tar"] = b""
+    for name in (web.url("/bucket/x.tar"), "s3://bucket/x.tar"):
+        with gopen(name, read_ahead=4) as stream:
+            assert stream.read() == b""
+
+
+def test_a_server_that_does_not_say_which_version_it_sends_is_asked_for_everything(web):
+    web.etags, web.modified = False, None
+    with gopen(web.url("/bucket/x.tar"), read_ahead=4) as stream:
+        assert stream.read() == CONTENT
+    assert web.asked("Range") == [f"bytes=0-{RANGE - 1}", None]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    scheme=st.sampled_from(["http", "s3"]),
+    faults=st.lists(
+        st.one_of(
+            st.just({}),
+            st.fixed_dictionaries({"cut": st.integers(0, RANGE)}),
+            st.fixed_dictionaries({"reset": st.integers(0, RANGE)}),
+            st.fixed_dictionaries({"status": st.sampled_from([408, 429, 500, 502, 503, 504])}),
+        ),
+        max_size=12,
+    ),
+    count=st.integers(1, 8),
+    offset=st.integers(0, SIZE),
+)
+def test_whatever_breaks_each_byte_comes_once(web, scheme, faults, count, offset):
+    web.plan = list(faults)
+    name = web.url("/bucket/x.tar") if scheme == "http" else "s3://bucket/x.tar"
+    retries = Retries(tries=14, first_s=0.0)
+    with open_at(name, offset, read_ahead=count, retries=retries) as stream:
+        assert stream.read() == CONTENT[offset:]
+
+
+@SCHEMES
+@pytest.mark.parametrize("change", ["at once", "half way"])
+def test_a_changed_resource_is_an_error_and_never_mixed(web, url, quick, change):
+    with gopen(url, read_ahead=2, retries=quick) as stream:
+        seen = stream.read(1 if change == "at once" else SIZE // 2)
+        web.files["/bucket/x.tar"] = OTHER
+        with pytest.raises(StreamError, match="it changed while it was read"):
+            while block := stream.read1(1000):
+                seen += block
+    assert CONTENT.startswith(seen)
+
+
+@SCHEMES
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_server_that_is_gone_gets_no_more_requests_than_tries_and_ranges_under_way(web, url, status):
+    ranges._allowance._most = 32
+    web.plan = [{}, *[{"status": status}] * 200]
+    with (
+        gopen(url, read_ahead=4, retries=Retries(tries=5, first_s=0.0)) as stream,
+        pytest.raises(StreamError, match=f"{status} .*gave up after 5 tries"),
+    ):
+        stream.read()
+    assert len(web.requests) <= 1 + 4 + 5
+
+
+@SCHEMES
+def test_after_a_failure_no_range_is_requested_before_the_reader_has_got_over_it(web, url, pauses):
+    ranges._allowance._most = 32
+    failing = {"status": 503}
+    web.plan = [{}, failing, failing]
+    with gopen(url, read_ahead=2, retries=Retries(first_s=100.0, longest_s=100.0)) as stream:
+        wait_for_ranges(stream)
+        assert stream.read(RANGE) == CONTENT[:RANGE]
+        assert len(web.requests) == 3
+        assert stream.read() == CONTENT[RANGE:]
+    pauses = [each for each in pauses if each > 20]  # other threads sleep for less
+    assert len(pauses) == 2
+    assert max(pauses) <= 100
+    assert len(web.requests) == SIZE // RANGE + 2
+
+
+@SCHEMES
+def test_closing_early_ends_the_threads(web, url):
+    ranges._allowance._most = 32
+    before = set(threading.enumerate())
+    stream = gopen(url, read_ahead=8)
+    stream.read(1)
+    threads = [each for each in threading.enumerate() if each.name == "mpwds ahead" and each not in before]
+    assert threads
+    stream.close()
+    for thread in threads:
+        thread.join(600)
+        assert not thread.is_alive()
+    assert len(web.requests) <= 9
+
+
+def test_a_stream_that_is_dropped_gives_back_what_it_held(web):
+    ranges._allowance._most = 32
+    stream = gopen("s3://bucket/x.tar")
+    stream.read(1)
+    assert ranges._allowance._held == 8
+    del stream
+    assert ranges._allowance._held == 0
+
+
+def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
+    ranges._allowance._most = 32
+    streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
+    assert ranges._allowance._held == 32
+    assert [stream.read() for stream in streams] == [CONTENT] * 6
+    assert ranges._allowance._held == 0
+
+
+def test_a_reader_that_never_waits_holds_one_range_ahead(web):
+    with gopen("s3://bucket/x.tar") as stream:
+        for number in range(1, SIZE // RANGE):
+            wait_for_ranges(stream)
+            assert len(web.requests) == max(2, number)  # those read, and one
+            stream.read(RANGE)
+        assert ranges._allowance._most == 1
+
+
+def test_a_reader_that_waits_gets_more_ranges_ahead(web):
+    web.plan = [{}, {"stall": 0}, *[{}] * 20]
+    stream = gopen("s3://bucket/x.tar", retries=Retries(first_s=0.0), timeout_s=1)
+    assert stream.read() == CONTENT
+    stream.close()
+    assert ranges._allowance._most > 1
+
+
+def test_ranges_that_are_asked_for_are_one_request_each(web):
+    with open_range("s3://bucket/x.tar", 1000, 3 * RANGE) as stream:
+        assert stream.read() == CONTENT[1000 : 1000 + 3 * RANGE]
+    assert asked(web) == [(1000, 1000 + 3 * RANGE)]
+
+
+@pytest.mark.parametrize(
+    ("name", "read_ahead", "count"),
+    [
+        ("s3://bucket/x.tar", None, 8),
+        ("gs://bucket/x.tar", 2, 2),
+        ("s3://bucket/x.tar", 0, 0),
+        ("https://host/x.tar", None, 0),
+        ("https://host/x.tar", 3, 3),
+        ("pipe:cat x.tar", 3, 0),
+        ("x.tar", 3, 0),
+    ],
+)
+def test_cloud_storage_is_read_ahead_unless_it_is_said_and_others_if_it_is(name, read_ahead, count):
+    assert shards_ahead(name, read_ahead, size=1) == count
+    assert shards_ahead(name, read_ahead) == min(1, count)
+
+
+def read_in_fork(stream, answers):
+    answers.put(stream.read())
+
+
+def test_a_fork_goes_on_without_the_threads_of_its_parent(web):
+    ranges._allowance._most = 32
+    context = multiprocessing.get_context("fork")
+    with gopen(web.url("/bucket/x.tar"), read_ahead=8) as stream:
+        assert stream.read(RANGE // 2) == CONTENT[: RANGE // 2]
+        answers = context.SimpleQueue()
+        child = context.Process(target=read_in_fork, args=(stream, answers))
+        child.start()
+        rest = answers.get()
+        child.join()
+        # The buffer that the fork has holds some bytes already, and the rest follows.
+        assert rest == CONTENT[RANGE // 2 :]
+        assert stream.read() == CONTENT[RANGE // 2 :]
+
+
+EXIT = """
+import sys
+from mpwds.storage.streams import ranges
+from mpwds.storage.streams.gopen import gopen
+ranges.RANGE_BYTES, ranges._allowance._most = 20_000, 32
+kept = gopen(sys.argv[1], read_ahead=8)
+kept.read(1)
+"""
+
+
+@SCHEMES
+def test_a_program_may_end_while_ranges_are_under_way(web, url):
+    web.plan = [{}, *[{"stall": 5000}] * 20]
+    done = subprocess.run([sys.executable, "-c", EXIT, url], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_shard_cache_fetches_by_ranges(web, tmp_path):
+    with ShardCache(tmp_path, validator=None).open("s3://bucket/x.tar") as stream:
+        assert stream.read() == CONTENT
+    assert len(asked(web)) == SIZE // RANGE
+    with open_at("s3://bucket/x.tar", SIZE - 1) as stream:
+        assert stream.read() == CONTENT[-1:]
