@@ -13,9 +13,9 @@ from typing import Any
 from mpwds.cli.outputs import (
     already_there,
     existing,
-    exists,
     make_folders,
     warn_of_older,
+    which_exist,
 )
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
@@ -65,7 +65,7 @@ def resume_or_start(
     before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     done: set[str] = set()
     try:
-        done.update(filter(exists, (*shards, *also)))
+        done.update(which_exist([*shards, *also]))
         now = json.dumps({"version": 2, "output": output, **run}, indent=1).encode()
         there = sorted(done.union(*map(existing, (output, *also))))
         if force or not there or not _continues(before, now, path):
@@ -88,7 +88,7 @@ def resume_or_start(
         if not keep:
             os.unlink(path)
     except BaseException:
-        if not before and not any(exists(name) for name in shards if name not in done):
+        if not before and not any(which_exist([name for name in shards if name not in done])):
             os.unlink(path)
         raise
     finally:

@@ -6,11 +6,12 @@ import io
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.streams.ahead import work_ahead
+from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import (
     WrongArgument,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
+_REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
 
 
@@ -136,17 +138,13 @@ def warn_of_older(target: str, written: Iterable[str]) -> None:
         print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
 
 
-def exists(url: str) -> bool:
-    """True if there is a file or an object of this name. Commands and pipes never exist."""
-    if url == "-" or url_scheme(url) == "pipe":
-        return False
-    if is_local(url):
-        return os.path.isfile(local_path(url))
-    try:
-        open_at(url).close()
-    except FileNotFoundError:
-        return False
-    return True
+def which_exist(names: Sequence[str]) -> Iterator[str]:
+    """Yields the names of files and objects that exist. Servers are asked for many at a time."""
+    if all(map(is_local, names)):
+        yield from filter(exists, names)
+    else:
+        asked = work_ahead(exists, names, _REQUESTS)
+        yield from (name for name, found in asked if found.result())
 
 
 def existing(target: str) -> list[str]:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import mpwds
 from mpwds.cli.console import progress
-from mpwds.cli.outputs import exists
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.samples import read_samples
+from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import local_path
 
 if TYPE_CHECKING:

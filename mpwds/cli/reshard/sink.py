@@ -8,12 +8,12 @@ from mpwds.cli.options import Duplicates, Resharding
 from mpwds.cli.outputs import (
     already_there,
     existing,
-    exists,
     make_folders,
 )
 from mpwds.cli.reshard.raw_samples import Blocks, FileBlocks, RawSample
 from mpwds.errors import ShardError
 from mpwds.storage.streams.base import ClosesOrDiscards
+from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
