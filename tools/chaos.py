@@ -239,7 +239,7 @@ class Run:
                 self._job.loader(0).load_state_dict(merged(last.folder, last.saved_as))
                 break
             except ValueError:
-                # Streams have ended: how far lost ones were is unknown, or ranks are in different epochs.
+                # Streams have ended, and how far the lost ones were is unknown.
                 self._tally.refused += 1
                 self._checkpoints.pop()
         return lost

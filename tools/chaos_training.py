@@ -187,9 +187,7 @@ class Rank:
             self._note(epoch=epoch, rows=rows, pid=os.getpid(), workers=self._loader.worker_pids)
             self._steps += 1
             time.sleep(STEP_S / self._launch.ranks)
-            # With a rank in the next epoch, ranks' states do not fit: merge_states says so, torch does not.
-            fits = going_on == self._launch.ranks or self._launch.saved_as != "dcp"
-            if self._dice.random() < CHECKPOINTS and fits:
+            if self._dice.random() < CHECKPOINTS:
                 self._save(epoch)
                 if self._dice.random() < STOPS:
                     return False

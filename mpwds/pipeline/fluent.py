@@ -110,7 +110,7 @@ class Fluent(Composable):
         """
         if size is None and total is None:
             raise TypeError("shuffle() needs size, the elements of a stream's buffer, or total")
-        stage = mpwds.shuffle(size, initial, rng, seed, handler, total=total)
+        stage = mpwds.shuffle(1000 if size is None else size, initial, rng, seed, handler, total=total)
         return self.compose() if size is not None and size < 1 else self.compose(stage)
 
     def pipe(self: Self, f: Any, *args: Any, **keywords: Any) -> Self:

@@ -12,10 +12,12 @@ from mpwds.pipeline.filter import PassThroughStage
 from mpwds.pipeline.stream import Address, RowStep, Stream, WrappedStream, fetch_held
 from mpwds.suggestions import suggest_arguments
 
+_BUFSIZE = 1000
+
 
 @suggest_arguments
 def shuffle(
-    bufsize: int | None = None,
+    bufsize: int = _BUFSIZE,
     initial: int = 100,
     rng: random.Random | None = None,
     seed: int | None = None,
@@ -30,8 +32,7 @@ def shuffle(
     Put the stage before ``decode``, so that the buffer holds compressed bytes.
 
     Args:
-        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged. 1000 by
-            default.
+        bufsize: Elements held, also as a float such as ``1e4``; below 2, the order stays unchanged.
         initial: Elements to take in before the first is yielded, at most ``bufsize``. After that the stage
             takes in two for each that it yields, until the buffer is full.
         rng: Random generator from which to draw the seed.
@@ -57,9 +58,9 @@ def shuffle(
         if seed is not None:
             raise ValueError("shuffle: rng and seed both give the seed: pass one of them")
         seed = rng.getrandbits(32)
-    if bufsize is not None and total is not None:
+    if total is not None and bufsize != _BUFSIZE:
         raise ValueError("shuffle: bufsize and total both give the size of the buffer: pass one of them")
-    size = max(_whole("size", 1000 if bufsize is None else bufsize), 1)
+    size = max(_whole("size", bufsize), 1)
     if total is not None:
         size = total = _whole("total", total)
     return Shuffle(size, max(_whole("initial", initial), 1), seed, total)
