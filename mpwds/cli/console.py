@@ -46,9 +46,7 @@ def _without_nan(value: Any) -> Any:
 def console(to_stderr: bool = False, soft_wrap: bool = True) -> Console:
     """A console that shows texts as they are: names in data are neither markup nor emoji. Files are wide.
 
-    Args:
-        to_stderr: Print to standard error.
-        soft_wrap: Leave it to the terminal to break long lines of text.
+    With ``soft_wrap``, it is left to the terminal to break long lines of text.
     """
     from rich.console import Console
 
@@ -87,12 +85,7 @@ def progress(
 ) -> Iterator[Callable[[int, str], None]]:
     """Shows on standard error, if that is a terminal, how much of ``total`` is done.
 
-    Yields ``advance(by, text)``; the text stands before the bar.
-
-    Args:
-        total: Bytes or other units; ``None`` if unknown.
-        done: How many of them are done already.
-        in_bytes: Whether they are bytes.
+    Yields ``advance(by, text)``; the text stands before the bar. ``total`` is ``None`` if it is unknown.
     """
     if not sys.stderr.isatty():
         yield lambda by, text: None

@@ -91,10 +91,7 @@ def guessed_encoding(field: str) -> str:
 def between(stored: str, field: str, target: str) -> Convert:
     """The function from a column's bytes, or a field's if ``stored`` is empty, to those of another column.
 
-    Args:
-        stored: The column's encoding.
-        field: The field that the column would become.
-        target: The other column's encoding.
+    ``stored`` and ``target`` are encodings, ``field`` is the field that the column would become.
     """
     if stored == target:
         return bytes
@@ -132,13 +129,8 @@ def to_column(field: str, name: str) -> Convert:
 def field_of(column: str, name: str, first: bytes) -> str:
     """The field of a tar shard that a column becomes: its name, and an extension that tells its kind.
 
-    Args:
-        column: The column's name.
-        name: Its encoding.
-        first: The column's bytes in some sample.
-
-    Raises:
-        ValueError: Fields cannot hold such values.
+    ``name`` is the column's encoding, ``first`` its bytes in some sample. Raises ``ValueError`` if fields
+    cannot hold such values.
 
     Example:
         >>> field_of("jpg", "jpeg", b""), field_of("text", "str", b""), field_of("image", "bytes", b"GIF89a")
@@ -188,8 +180,7 @@ def extension_of(data: Any, path: str = "") -> str:
 def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Reads a user's choice, ``NAME:TARGET,...`` or ``NEW=NAME:TARGET``: by name, the new one and the target.
 
-    Raises:
-        ValueError: A part has another form, or names what there is not.
+    Raises ``ValueError`` if a part has another form, or names what there is not.
 
     Example:
         >>> parse("jpg:jpeg,label=cls:int", ["jpg", "cls"])
@@ -210,14 +201,9 @@ def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
 def convert_fields(
     sample: Mapping[str, bytes], converters: Mapping[str, tuple[str, Convert]]
 ) -> dict[str, bytes]:
-    """The sample with other names and bytes; errors name the sample and the field.
+    """The sample with other names and bytes, by each field's new name and converter.
 
-    Args:
-        sample: Fields' bytes, and ``__key__``.
-        converters: By field, its new name, and the function that makes its new bytes.
-
-    Raises:
-        ValueError: The sample lacks a field, or its bytes do not fit.
+    Errors name the sample and the field: ``ValueError`` if the sample lacks one, or its bytes do not fit.
     """
     converted = {}
     for name, (new, convert) in converters.items():

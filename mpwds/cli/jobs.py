@@ -16,14 +16,11 @@ T = TypeVar("T")
 def run_jobs(
     items: Sequence[S], work: Callable[[S], Iterator[T]], workers: int, **options: Any
 ) -> Iterator[T]:
-    """Yields all that ``work`` yields for each item.
+    """Yields all that ``work``, a generator function, yields for each item.
 
-    Args:
-        items: Shards, or whatever else ``work`` takes.
-        work: A generator function, or an object whose call is one. It can be pickled, as can items and
-            results, unless processes are forked.
-        workers: Processes to use; 0 works in this one.
-        options: Of :class:`mpwds.MultiLoader`. Results come in the order of the items by default.
+    It takes ``workers`` processes; 0 works in this one. ``options`` are those of :class:`mpwds.MultiLoader`.
+    Results come in the order of the items by default. Unless processes are forked, ``work``, items and
+    results are pickled.
     """
     if not workers:
         for item in items:

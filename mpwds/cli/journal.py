@@ -40,19 +40,13 @@ def resume_or_start(
     those that exist while there is a journal are complete. It stays locked inside ``with``. At the end,
     standard error names older shards of the same series.
 
-    Args:
-        output: The series of shards.
-        shards: Their names.
-        run: What is made of what, as JSON can have it. A run that continues must have the same.
-        force: Begin again, and remove the shards that exist.
-        journal: The file; ``None`` for one beside the output.
-        keep: Leave the journal when all is done, so that the same run again finds nothing to do.
-        also: Further series and files that the run writes.
+    ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. ``force``
+    begins again, and removes the shards that exist. The ``journal`` is a file beside the output by default;
+    ``keep`` leaves it when all is done, so that the same run again finds nothing to do. ``also`` are further
+    series and files that the run writes.
 
-    Raises:
-        FileExistsError: Shards, or what is in ``also``, exist without a journal.
-        ValueError: The journal is of another run, or another process has it; or the output is not local and
-            ``journal`` is ``None``.
+    Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
+    is of another run, if another process has it, or if the output is not local and there is no ``journal``.
     """
     if output == "-" or url_scheme(output) == "pipe":
         yield set()

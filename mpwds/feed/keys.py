@@ -39,16 +39,10 @@ def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]
     A server needs ``server.key_secret`` and the public keys of its clients (``client*.key``), a trainer
     ``server.key`` and ``client.key_secret``.
 
-    Args:
-        folder: Where the files go. It is made if it does not exist, for its owner alone.
-        client: Name of the client's files: ``"client"``, or one that starts with it.
+    The folder is made if it does not exist, for its owner alone. ``client`` is the name of the client's
+    files: ``"client"``, or one that starts with it. Returns the files that were written.
 
-    Returns:
-        The files that were written.
-
-    Raises:
-        ValueError: ``client`` does not start with ``"client"``, or is no file name.
-        SecurityError: Others can write to the folder.
+    Raises ``ValueError`` if the client has another name, ``SecurityError`` if others can write to the folder.
 
     Example:
         >>> import tempfile

@@ -67,15 +67,8 @@ class Metrics:
 def serve_server_metrics(read: Callable[[], Status], port: int = 0, host: str = LOOPBACK) -> Metrics:
     """Hands a feed server's figures to Prometheus.
 
-    Args:
-        read: Returns the server's status, such as ``server.status``. It is called in another thread, once for
-            each time that Prometheus asks.
-        port: The port; 0 takes a free one.
-        host: The address to listen at. Others than loopback show the figures to everybody who reaches it.
-
-    Raises:
-        ImportError: prometheus_client is not installed.
-        OSError: The port is taken.
+    ``read`` returns the server's status, such as ``server.status``; it is called in another thread, once for
+    each time that Prometheus asks. Port, host and errors are those of :func:`serve_metrics`.
     """
     return Metrics(lambda: server_metrics(feed_report(None, [read()])), port, host)
 

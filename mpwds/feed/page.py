@@ -49,15 +49,9 @@ _POLICY = (
 class Page:
     """Serves the page to browsers of this machine until it is closed.
 
-    Who opens ``url`` first gets a cookie, and the link is spent: another user of the machine who finds it in
-    a list of processes comes too late. The page only shows; nothing can be changed by it.
-
-    Args:
-        source: The feed. The caller closes it.
-        port: The port, on 127.0.0.1; 0 takes a free one.
-
-    Attributes:
-        url: The link, with its token.
+    Who opens ``url``, which holds a token, first gets a cookie, and the link is spent: another user of the
+    machine who finds it in a list of processes comes too late. The page only shows; nothing can be changed by
+    it. It is on a ``port`` of 127.0.0.1; 0 takes a free one. The caller closes ``source``.
     """
 
     def __init__(self, source: StatusSource, port: int = 0) -> None:

@@ -27,26 +27,16 @@ Status = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WorkerReport(Rates):
-    """A worker of a server, and what it sent.
+    """A worker of a server, and what it sent."""
 
-    Attributes:
-        state: ``"running"``, ``"idle"`` between epochs, ``"free"`` if no client has it, or ``"lost"`` if its
-            server does not answer.
-        client: The client that it works for; empty if there is none.
-        assigned_s: Seconds in which a client had it.
-        waiting_share: Share of ``assigned_s`` in which it waited for its client or for an epoch, 0 to 1.
-        queued_bytes: Bytes that it sent and its client has not acknowledged, of ``window_bytes``.
-        restarts: How often its process was restarted so far.
-    """
-
-    state: str
-    client: str
+    state: str  # running, idle between epochs, free without a client, or lost if its server does not answer
+    client: str  # that it works for; empty if there is none
     epoch: int
-    assigned_s: float
-    waiting_share: float
-    queued_bytes: int
+    assigned_s: float  # in which a client had it
+    waiting_share: float  # of assigned_s, in which it waited for its client or for an epoch, 0 to 1
+    queued_bytes: int  # that it sent and its client has not acknowledged, of window_bytes
     window_bytes: int
-    restarts: int
+    restarts: int  # of its process so far
     stats: WorkerStats
 
 
@@ -70,57 +60,39 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class ServerReport(Rates):
-    """A server, and what it sent.
-
-    Attributes:
-        draining: True if it takes no more clients and ends soon.
-        dataset: Its source and stages, with their ``fingerprint``.
-        workers: Workers that it has.
-        clients: Clients that are connected.
-        dropped: Messages that it did not accept, by reason.
-        lost_s: Seconds for which it has not answered; 0 if it answers. The other values are then its last.
-    """
+    """A server, and what it sent. If it does not answer, the values are its last."""
 
     url: str
     host: str
     pid: int
     version: str
     uptime_s: float
-    draining: bool
-    dataset: tuple[str, ...]
-    fingerprint: str
-    workers: int
-    clients: int
+    draining: bool  # it takes no more clients and ends soon
+    dataset: tuple[str, ...]  # its source and stages
+    fingerprint: str  # of the dataset
+    workers: int  # that it has
+    clients: int  # that are connected
     verdict: str
-    dropped: Mapping[str, int]
-    lost_s: float
+    dropped: Mapping[str, int]  # messages that it did not accept, by reason
+    lost_s: float  # for which it has not answered; 0 if it answers
 
 
 @dataclass(frozen=True)
 class FeedReport(Rates):
-    """The work of a feed between two readings, or since its servers started.
+    """The work of a feed between two readings, or since its servers started."""
 
-    Attributes:
-        seconds: Seconds that the rates and shares are about.
-        waiting_share: As a worker's, of all that had an epoch to do, or of all if none had.
-        stages: The pipeline's stages, of all workers together; none if servers have different datasets.
-        skipped: Elements that error handlers have left out so far, by ``"stage: exception"``.
-        dropped: Messages that were not accepted so far, by reason.
-        tensors: The latest batch's tensors, with types and shapes; of a tensorcom feed only.
-    """
-
-    seconds: float
+    seconds: float  # that the rates and shares are about
     verdict: str
-    waiting_share: float = 0.0
+    waiting_share: float = 0.0  # as a worker's, of all that had an epoch to do, or of all if none had
     queued_bytes: int = 0
     window_bytes: int = 0
     servers: tuple[ServerReport, ...] = ()
     workers: tuple[WorkerReport, ...] = ()
-    stages: tuple[StageStats, ...] = ()
+    stages: tuple[StageStats, ...] = ()  # of all workers together; none if servers have different datasets
     clients: tuple[ClientReport, ...] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    tensors: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)  # elements left out, by "stage: exception"
+    dropped: Mapping[str, int] = field(default_factory=dict)  # messages that were not accepted, by reason
+    tensors: tuple[str, ...] = ()  # the latest batch's, with types and shapes; of a tensorcom feed only
 
     @property
     def lost(self) -> dict[str, float]:
@@ -135,13 +107,10 @@ class FeedReport(Rates):
 def feed_report(previous: Sequence[Status] | None, now: Sequence[Status]) -> FeedReport:
     """The report on a feed between two readings.
 
-    Args:
-        previous: Statuses of earlier readings, of which a server's last one counts; without one, or where the
-            server has restarted since, the report is about the time since it started.
-        now: The servers' statuses, one for each; of those that do not answer, by :func:`lost`.
-
-    Raises:
-        MpwdsError: A status lacks something, or has a value of the wrong type.
+    Of ``previous`` statuses, a server's last one counts; without one, or where the server has restarted
+    since, the report is about the time since it started. ``now`` are the statuses of all servers; of those
+    that do not answer, by :func:`lost`. Raises ``MpwdsError`` if a status lacks something, or has a value of
+    the wrong type.
     """
     before = {status["server"]: status for status in previous or ()}
     away = {status["url"]: status["lost_s"] for status in now if "lost_s" in status}

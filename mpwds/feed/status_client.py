@@ -29,14 +29,9 @@ _ANSWER_S = 3.0  # for a server that has answered before: meanwhile, the report 
 class StatusClient:
     """Asks servers for their status and for copies of batches.
 
-    Args:
-        urls: URLs of the servers, braces expanded.
-        folder: Folder with ``client.key_secret`` and ``server.key``, as for ``RemoteLoader``.
-        insecure: Ask servers on other machines without keys.
-        timeout: Seconds to wait for an answer.
-
-    Attributes:
-        silent: URLs of the servers that did not answer when their status was asked for last.
+    ``urls`` have no braces. ``folder`` has the keys, as for ``RemoteLoader``; without them, servers on other
+    machines are asked if ``insecure``. An answer may take ``timeout`` seconds. ``silent`` are the URLs of the
+    servers that did not answer when their status was asked for last.
     """
 
     def __init__(
@@ -164,10 +159,7 @@ class StatusSource(Protocol):
 class FeedStatus:
     """Feed servers, as a :class:`StatusSource`. Batches are copies: clients get them as well.
 
-    Args:
-        urls: Their URLs, without braces.
-        keys: Folder of the keys; servers of other machines need one.
-        insecure: Connect to other machines without keys.
+    Arguments are those of :class:`StatusClient`.
     """
 
     def __init__(

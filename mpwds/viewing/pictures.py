@@ -39,21 +39,13 @@ class SamplePicture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures or texts of a batch's samples.
+    """Pictures or texts of a batch's samples."""
 
-    Attributes:
-        path: Where the shown tensor or texts are in the batch; empty if there is nothing to show.
-        kind: ``"image"``, ``"waveform"``, ``"text"`` or empty.
-        note: How values became colours, if they did not lie in a usual range.
-        samples: The first samples.
-        total: Samples in the batch.
-    """
-
-    path: str
-    kind: str
-    note: str
-    samples: tuple[SamplePicture, ...]
-    total: int
+    path: str  # of the shown tensor or texts in the batch; empty if there is nothing to show
+    kind: str  # "image", "waveform", "text" or empty
+    note: str  # how values became colours, if they did not lie in a usual range
+    samples: tuple[SamplePicture, ...]  # the first ones
+    total: int  # samples in the batch
 
 
 def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Pictures:

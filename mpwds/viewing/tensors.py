@@ -23,21 +23,13 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """The content of one place of a batch: an array, several of one kind, texts, or another object.
+    """The content of one place of a batch: an array, several of one kind, texts, or another object."""
 
-    Attributes:
-        path: Where it is: ``[0]``, ``["image"]["left"]``.
-        arrays: Its arrays: one, or those of a list whose arrays differ in size. Empty for texts and others.
-        texts: Its texts; empty for arrays.
-        dtype: Name of the element type, as ``float32``; of others the Python type.
-        shape: The shape; ``"*"`` stands for a size that differs between the arrays.
-    """
-
-    path: str
-    arrays: tuple[Values, ...]
-    texts: tuple[str, ...]
-    dtype: str
-    shape: tuple[int | str, ...]
+    path: str  # [0], ["image"]["left"]
+    arrays: tuple[Values, ...]  # several of a list whose arrays differ in size; none of texts and others
+    texts: tuple[str, ...]  # empty for arrays
+    dtype: str  # name of the element type, as float32; of others the Python type
+    shape: tuple[int | str, ...]  # "*" stands for a size that differs between the arrays
 
 
 def leaves(batch: Any) -> list[Leaf]:
@@ -129,41 +121,23 @@ def _array(node: Any) -> tuple[Values, str] | None:
 
 @dataclass(frozen=True)
 class TensorFigures:
-    """Statistics of one place's values over the batches seen.
+    """Statistics of one place's values over the batches seen. Complex values count by magnitude."""
 
-    Attributes:
-        path: Where the tensor is in a batch.
-        dtype: Its element type.
-        shape: Its shape; ``"*"`` for sizes that differ.
-        batches: Batches that had it.
-        elements: Values counted.
-        low: The least value; ``None`` if there is none that is finite. Complex values count by magnitude.
-        high: The largest.
-        mean: Of the finite values.
-        std: Their standard deviation.
-        nans: Values that are NaN.
-        infinities: Values that are infinite.
-        bins: How many values each bin of the histogram has.
-        first_edge: Where the first bin begins.
-        bin_width: How wide each is.
-        texts: The first texts, where there is no number.
-    """
-
-    path: str
+    path: str  # where the tensor is in a batch
     dtype: str
-    shape: tuple[int | str, ...]
-    batches: int
+    shape: tuple[int | str, ...]  # "*" for sizes that differ
+    batches: int  # that had it
     elements: int
-    low: float | None
+    low: float | None  # the least value; None if there is none that is finite
     high: float | None
-    mean: float | None
+    mean: float | None  # of the finite values
     std: float | None
     nans: int
     infinities: int
-    bins: tuple[int, ...]
-    first_edge: float
+    bins: tuple[int, ...]  # how many values each bin of the histogram has
+    first_edge: float  # where the first bin begins
     bin_width: float
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # the first ones, where there is no number
 
     @property
     def filled_bins(self) -> tuple[int, ...]:

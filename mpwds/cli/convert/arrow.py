@@ -33,18 +33,12 @@ Block = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class ArrowRows:
-    """The rows of Parquet or Arrow files, and how they become samples. A worker reads some of them.
-
-    Attributes:
-        blocks: The files' row groups or record batches.
-        numbers: The rows to iterate.
-        files_bytes: Of each row, the bytes of the files that it names, in a tar archive; empty if none.
-    """
+    """The rows of Parquet or Arrow files, and how they become samples. A worker reads some of them."""
 
     blocks: Sequence[Block]
     map: ColumnMap
-    numbers: Sequence[int] = ()
-    files_bytes: Sequence[int] = ()
+    numbers: Sequence[int] = ()  # the rows to iterate
+    files_bytes: Sequence[int] = ()  # of each row, the bytes of the files that it names, in a tar archive
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -97,10 +91,7 @@ def _rows(path: str, file: Any, index: int, columns: Sequence[str] | None = None
 def read_arrow(paths: Sequence[str]) -> tuple[list[Block], dict[str, TableColumn]]:
     """The blocks and the columns of Parquet and Arrow files.
 
-    Raises:
-        ShardError: A file is damaged.
-        ValueError: Files have different columns, or there is no row.
-        ImportError: pyarrow is missing: the extra ``mpwds[parquet]`` brings it.
+    Raises ``ShardError`` if a file is damaged, ``ValueError`` if files have different columns, or no row.
     """
     blocks: list[Block] = []
     names: list[str] = []
@@ -139,10 +130,9 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
     """The files of each split of a Hugging Face dataset, in order; nothing if the folder is none.
 
     A folder of ``save_to_disk`` (a dataset or a ``DatasetDict``), or one with Parquet files, in itself or in
-    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``.
-
-    Raises:
-        ValueError: The folder names files that are not in it.
+    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``. ``data/``, whose names
+    begin with their split's: ``train-00000-of-00002.parquet``. Raises ``ValueError`` if the folder names
+    files that are not in it.
     """
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "dataset_dict.json")) as file:
         return {

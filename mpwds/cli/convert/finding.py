@@ -37,22 +37,14 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source, as it was found.
-
-    Attributes:
-        splits: The samples of each split; one without a name if there are no splits.
-        digest: Of the names, sizes and times of its files, and of rows that are in memory.
-        fields: What each column becomes; empty if there are no tables.
-        classes: By the field that holds their numbers, names of classes.
-        notes: What the user should know.
-    """
+    """A source, as it was found."""
 
     text: str  # what it is, in words
-    splits: Mapping[str, Samples]
-    digest: str
-    fields: Mapping[str, str] = field(default_factory=dict)
-    classes: Mapping[str, Iterable[str]] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    splits: Mapping[str, Samples]  # one without a name if there are no splits
+    digest: str  # of the names, sizes and times of its files, and of rows that are in memory
+    fields: Mapping[str, str] = field(default_factory=dict)  # what each column becomes
+    classes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # names, by the numbers' field
+    notes: Sequence[str] = ()  # that the user should know
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,7 @@ class Wanted:
 def find(source: str, wanted: Wanted) -> FoundSource:
     """Finds out what a source is, and what is in it.
 
-    Raises:
-        ValueError: It is nothing that shards could be made of, or holds no samples.
-        FileNotFoundError: It does not exist.
+    Raises ``ValueError`` if shards cannot be made of it, ``FileNotFoundError`` if it does not exist.
     """
     if wanted.kind and wanted.kind not in KINDS:
         raise ValueError(f"--from {wanted.kind}: expected one of {', '.join(KINDS)}")
@@ -247,17 +237,11 @@ def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap
 
 @dataclass(frozen=True)
 class MDSSamples:
-    """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy.
+    """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy."""
 
-    Attributes:
-        shards: An ``MDSShards`` that does not decode, or ``MDS1Shards``.
-        fields: Columns, the fields that they become, and the functions between their bytes.
-        numbers: The samples to iterate; all of them if ``None``.
-    """
-
-    shards: Any
-    fields: Sequence[tuple[str, str, Convert]]
-    numbers: Sequence[int] | None = None
+    shards: Any  # an ``MDSShards`` that does not decode, or ``MDS1Shards``
+    fields: Sequence[tuple[str, str, Convert]]  # columns, their fields, and the functions between their bytes
+    numbers: Sequence[int] | None = None  # the samples to iterate; all of them if None
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -26,19 +26,13 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The samples of a folder, in the order of their keys. A worker reads some of them.
-
-    Attributes:
-        classes: The class folders; empty if folders are no classes.
-        skipped: Names of files that can be no field: without an extension, or hidden.
-        digest: Of the names, sizes and times of all files.
-    """
+    """The samples of a folder, in the order of their keys. A worker reads some of them."""
 
     root: str
     groups: Sequence[Group]
-    classes: Sequence[str] = ()
-    skipped: Sequence[str] = ()
-    digest: str = ""
+    classes: Sequence[str] = ()  # the class folders; empty if folders are no classes
+    skipped: Sequence[str] = ()  # files that can be no field: without an extension, or hidden
+    digest: str = ""  # of the names, sizes and times of all files
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -68,15 +62,12 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
     the base name, in lower case, is the field. Symbolic links are followed. Hidden files, hidden folders and
     files without an extension are left out.
 
-    Args:
-        root: The folder.
-        with_classes: Whether each folder in ``root`` is a class, so that samples get its number, in the order
-            of their names, as ``cls`` (torchvision's ``ImageFolder``). ``None``: if ``root`` holds nothing
-            but two or more folders, and each sample is a single file.
+    ``with_classes`` makes each folder in ``root`` a class, whose samples get its number, in the order of
+    their names, as ``cls`` (torchvision's ``ImageFolder``). If it is ``None``, they are classes if ``root``
+    holds nothing but two or more folders, and each sample is a single file.
 
-    Raises:
-        ValueError: There is no sample, a file stands beside the class folders, or a sample has a ``cls``.
-        OSError: A folder cannot be read.
+    Raises ``ValueError`` if there is no sample, a file stands beside the class folders, or a sample has a
+    ``cls``; ``OSError`` if a folder cannot be read.
     """
     tree = group_files(root, sorted(_files_below(root)))
     folders = sorted({group.key.partition("/")[0] for group in tree.groups})
@@ -96,14 +87,9 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
 
 
 def group_files(root: str, files: Iterable[tuple[str, int, int]]) -> Tree:
-    """The samples of files, in the order in which samples begin.
+    """The samples of files (name below ``root``, size, time in ns), in the order in which samples begin.
 
-    Args:
-        root: Where names start.
-        files: Their names, sizes, and times of modification in ns.
-
-    Raises:
-        ValueError: There is no sample, or two files of a sample have one field.
+    Raises ``ValueError`` if there is no sample, or two files of a sample have one field.
     """
     found: dict[str, list[tuple[str, str, int]]] = {}
     skipped = []

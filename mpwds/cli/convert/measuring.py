@@ -61,9 +61,7 @@ def run(dataset: Any, workers: int, seconds: float, start_method: str | None) ->
     """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
 
     Epochs follow each other. A training loop that does nothing shows the most that workers can deliver.
-
-    Raises:
-        ValueError: An epoch is empty.
+    Raises ``ValueError`` if an epoch is empty.
     """
     complete = True
     first: tuple[float, LoaderStats] | None = None

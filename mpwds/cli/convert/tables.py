@@ -39,12 +39,10 @@ LOOKED_AT = 100  # rows
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table.
+    """A column of a table: its kind, and the names of the classes that its numbers stand for.
 
-    Attributes:
-        kind: ``"file"`` (values name files), ``"media"`` (values are the bytes of files), ``"text"``,
-            ``"integer"`` or ``"other"``.
-        names: Of the classes that its numbers stand for.
+    The kind is ``"file"`` (values name files), ``"media"`` (values are the bytes of files), ``"text"``,
+    ``"integer"`` or ``"other"``.
     """
 
     kind: str
@@ -53,30 +51,19 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Turns the rows of a table into samples.
+    """Turns the rows of a table into samples."""
 
-    Attributes:
-        fields: By column, its field. ``"*"`` in a field's name stands for the extension of the column's
-            files, or for what their first bytes say.
-        rest: The field that holds all other columns, as a dictionary; they are left out if empty.
-        key: The column that holds the samples' keys; if empty, rows are numbered.
-        files: The columns whose values name files, from ``root`` on.
-        classes: By field, the names of classes whose numbers it gets.
-    """
-
-    fields: Mapping[str, str]
-    rest: str = ""
-    key: str = ""
-    files: frozenset[str] = field(default_factory=frozenset)
+    fields: Mapping[str, str]  # by column, its field; "*" in it is the extension of files, by name or content
+    rest: str = ""  # the field that holds all other columns, as a dictionary; they are left out if empty
+    key: str = ""  # the column that holds the samples' keys; if empty, rows are numbered
+    files: frozenset[str] = field(default_factory=frozenset)  # columns whose values name files, from root on
     root: str = ""
-    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # numbers by name, by field
 
     def sample(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """The sample of a row. A column without a value gives no field.
 
-        Raises:
-            ValueError: Two columns become the same field, or a value does not fit its field.
-            OSError: A file cannot be read.
+        Raises ``ValueError`` if two columns become the same field, or a value does not fit its field.
         """
         sample: dict[str, Any] = {"__key__": self.key_of(number, row)}
         rest = {}
@@ -158,9 +145,8 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
     there are several columns of files. Numbers of classes become ``cls``, a text ``txt``, and all other
     columns together ``json``.
 
-    Raises:
-        ValueError: There is no such column, a part is not ``COLUMN:FIELD``, or texts that name no files are
-            to be pictures or the like.
+    Raises ``ValueError`` if there is no such column, a part is not ``COLUMN:FIELD``, or texts that name no
+    files are to be pictures or the like.
 
     Example:
         >>> number = TableColumn("integer")

@@ -151,15 +151,9 @@ class Written:
 def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = ()) -> list[Written]:
     """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
 
-    A shard appears under its name when it is complete. Errors, and Ctrl-C, leave the complete ones.
-
-    Args:
-        shards: What to write.
-        jobs: How many processes may write.
-        done: Names of shards that are complete.
-
-    Raises:
-        ValueError: Two samples of a shard have one key, or a sample cannot be written.
+    A shard appears under its name when it is complete; those in ``done`` are already. Errors, and Ctrl-C,
+    leave the complete ones. Raises ``ValueError`` if two samples of a shard have one key, or one cannot be
+    written.
     """
     written = {
         number: Written(shard.url, shard.total, None, _filesize(shard.url))

@@ -119,20 +119,15 @@ def _kinds_of(values: Iterable[Any]) -> str:
 
 @dataclass
 class FieldFigures:
-    """Figures of a field over samples. They can be pickled, and added to those of other samples.
-
-    Attributes:
-        looked_into: Fields whose data was looked at; ``kinds``, ``shapes`` and numbers are of these.
-        shapes: The least and the largest size in each dimension, by the number of dimensions.
-    """
+    """Figures of a field over samples. They can be pickled, and added to those of other samples."""
 
     samples: int = 0
     total: int = 0  # bytes
     least: int = 0
     largest: int = 0
-    looked_into: int = 0
+    looked_into: int = 0  # fields whose data was looked at, for what follows
     kinds: Counter[str] = field(default_factory=Counter)
-    shapes: dict[int, tuple[Shape, Shape]] = field(default_factory=dict)
+    shapes: dict[int, tuple[Shape, Shape]] = field(default_factory=dict)  # least and largest, by dimensions
     low: float | None = None
     high: float | None = None
 
@@ -187,19 +182,14 @@ class FieldFigures:
 
 @dataclass
 class ShardFigures:
-    """Figures of a shard, or of several.
-
-    Attributes:
-        fields: Figures of each field; of more than a thousand, those after them are counted as one.
-        problems: The first ones; ``problem_count`` counts all.
-    """
+    """Figures of a shard, or of several."""
 
     name: str
     samples: int = 0
     nbytes: int = 0
-    fields: dict[str, FieldFigures] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    problem_count: int = 0
+    fields: dict[str, FieldFigures] = field(default_factory=dict)  # after a thousand, the others are one
+    problems: list[Problem] = field(default_factory=list)  # the first ones
+    problem_count: int = 0  # all
 
     def add(self, found: Sample | Problem) -> None:
         if isinstance(found, Problem):

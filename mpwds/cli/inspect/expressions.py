@@ -22,12 +22,10 @@ class Expression:
     or not``, comparisons, ``in``, arithmetic of numbers, ``[index]``, and the functions ``len abs int float
     str lower``. A comparison with something that a sample lacks is false.
 
-    Args:
-        text: The condition.
+    str lower``. A comparison with something that a sample lacks is false.
 
-    Raises:
-        ValueError: It is not such an expression; or, when called, a field cannot be decoded, or values cannot
-            be compared.
+    Raises ``ValueError`` if the text is not such an expression; or, when it is called, a field cannot be
+    decoded, or values cannot be compared.
 
     Example:
         >>> Expression("cls in (3, 4) and json.width > 200")({"cls": b"3", "json": b'{"width": 640}'})

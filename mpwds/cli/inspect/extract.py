@@ -53,14 +53,10 @@ class UnsafeName(MpwdsError, ValueError):
 
 
 class Folder:
-    """A folder to write files to; made when the first one is written.
+    """A folder to write files to; made when the first one is written. ``force`` replaces files that exist.
 
     No name leads out of it: not by ``..``, not by starting at the root, and not through symbolic links, even
     those that others make at the same time.
-
-    Args:
-        path: The folder.
-        force: Replace files that exist.
     """
 
     def __init__(self, path: str, force: bool = False) -> None:
@@ -71,9 +67,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """Writes a file, which appears under its name when it is complete.
 
-        Raises:
-            UnsafeName: The name leads out of the folder.
-            FileExistsError: There is such a file, and ``force`` is not set.
+        Raises ``UnsafeName`` if the name leads out of the folder, ``FileExistsError`` without ``force``.
         """
         *directories, last = [part for part in name.split("/") if part != "."] or [""]
         if {"", ".."} & {*directories, last} or "\0" in name:

@@ -18,11 +18,8 @@ from mpwds.viewing.wording import printable
 class SampleSelection:
     """The samples of shards that a user chose by options, with their chosen fields alone.
 
-    Iterating reads the fields, and leaves out samples that damage may have made incomplete.
-
-    Attributes:
-        limit: The most samples; ``None`` for all.
-        problems: How many problems there were, which standard error names.
+    Iterating reads the fields, and leaves out samples that damage may have made incomplete. ``limit`` is the
+    most samples, ``None`` for all. ``problems`` counts the problems that standard error names.
     """
 
     def __init__(self, shards: Sequence[Shard], chosen: Chosen, limit: int | None = None) -> None:
@@ -49,9 +46,8 @@ class SampleSelection:
     def read(self, wants: Wants, report: Callable[[Problem], None] | None = None) -> Iterator[Sample]:
         """Yields all chosen samples, and reads nothing after the last number and the limit.
 
-        Args:
-            wants: Which fields to read, beside those that the choice depends on.
-            report: Called with each damaged place; by default :meth:`report`.
+        ``wants`` says which fields to read, beside those that the choice depends on. ``report`` is called
+        with each damaged place; by default :meth:`report`.
         """
 
         def needs(number: int, key: str, field: str) -> object:

@@ -54,20 +54,15 @@ class Member:
 
 @dataclass
 class Sample:
-    """A sample.
-
-    Attributes:
-        interrupted: Damage begins inside it or right after it, so its last member may be wrong.
-        after_damage: It is the first one after damage, so members may be missing.
-    """
+    """A sample, and what damage did to it."""
 
     shard: str
     number: int  # in the dataset
     key: str
     offset: int
     members: list[Member] = field(default_factory=list)
-    interrupted: bool = False
-    after_damage: bool = False
+    interrupted: bool = False  # damage begins inside it or right after it, so its last member may be wrong
+    after_damage: bool = False  # it is the first one after damage, so members may be missing
 
     @property
     def size(self) -> int:

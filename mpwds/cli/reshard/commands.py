@@ -16,13 +16,7 @@ from mpwds.cli.console import progress, report
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Force, Json, Output, Resharding, Spilling, TarShards
 from mpwds.cli.outputs import refuse_own_input, warn_of_older
-from mpwds.cli.reshard.ordering import (
-    bucket_shuffle,
-    external_sort,
-    fields_of,
-    rank_of,
-    temporary_directory,
-)
+from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
@@ -224,16 +218,10 @@ def _process(
 
 
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:
-    """Copies the samples of shards to other shards, and prints how many there are.
+    """Copies samples ``to`` other shards, as ``arrange`` puts them in order, and prints how many there are.
 
-    Args:
-        to: From where to where, and how.
-        arrange: Puts the samples in their new order.
-        fields: Extensions of the fields that ``arrange`` looks at.
-
-    Raises:
-        ShardError: A shard is damaged, or samples got lost.
-        ValueError: A shard would be replaced by what is read from it.
+    ``fields`` are the extensions of the fields that ``arrange`` looks at. Raises ``ShardError`` if a shard is
+    damaged or samples got lost, ``ValueError`` if a shard would be replaced by what is read from it.
     """
     from mpwds.cli.reshard.sink import ShardSink
 

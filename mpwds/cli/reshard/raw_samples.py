@@ -54,20 +54,13 @@ class RawSample:
 
     Members that belong to no sample (directories, links, ``__meta__/...``) go with the sample after them,
     and with the last one at the archive's end.
-
-    Args:
-        key: The sample's key.
-        blocks: The archive.
-        extents: Where the sample is in it, with headers and padding.
-        size: Bytes in it, of all extents.
-        fields: Data of some of its fields, by extension.
     """
 
     key: str
-    blocks: Blocks
-    extents: Extents
-    size: int
-    fields: dict[str, bytes] = field(default_factory=dict)
+    blocks: Blocks  # the archive
+    extents: Extents  # where the sample is in it, with headers and padding
+    size: int  # bytes, of all extents
+    fields: dict[str, bytes] = field(default_factory=dict)  # data of some of its fields, by extension
 
     def __str__(self) -> str:
         return f"sample {self.key!r} at offset {self.extents[0][0]} of {self.blocks.url}"
@@ -119,11 +112,7 @@ class OpenFiles:
 
 
 class FileBlocks:
-    """A local archive, which is opened when bytes are wanted.
-
-    Attributes:
-        end: Its size in bytes.
-    """
+    """A local archive, which is opened when bytes are wanted. ``end`` is its size in bytes."""
 
     window_bytes = WINDOW_BYTES
 
@@ -167,18 +156,11 @@ class HeldBlocks:
 def read_raw_samples(
     urls: Iterable[str], files: OpenFiles, fields: Collection[str] = ()
 ) -> Iterator[RawSample]:
-    """Yields the samples of tar shards.
+    """Yields the samples of tar shards, with the data of some ``fields``.
 
-    Those of local shards that are not compressed are found by their headers alone. Those of other shards are
-    held in memory, as long as the sample is.
-
-    Args:
-        urls: The shards.
-        files: Opens local ones, when a sample's bytes are wanted.
-        fields: Extensions of fields to read.
-
-    Raises:
-        ShardError: A shard is damaged; the samples before the fault have been yielded.
+    Those of local shards that are not compressed are found by their headers alone; ``files`` opens them when
+    a sample's bytes are wanted. Those of other shards are held in memory, as long as the sample is. Raises
+    ``ShardError`` if a shard is damaged; the samples before the fault have been yielded.
     """
     for url in urls:
         path = _plain_file(url)

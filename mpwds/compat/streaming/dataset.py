@@ -64,13 +64,10 @@ class StreamingDataset(PartitionedDataset):
         shuffle_block_size: Samples of a block; 262144 by default.
         allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
         replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
-        predownload: Has no effect, as have ``sampling_granularity``, ``partition_algo`` and
-            ``num_canonical_nodes``: they tune how theirs reads.
+        predownload, sampling_granularity, partition_algo, num_canonical_nodes: Have no effect: they tune how
+            mosaicml-streaming reads.
         sampling_method: Of a stream of which an epoch has a part, ``"balanced"`` draws another part for each
             epoch; ``"fixed"`` keeps the first.
-        sampling_granularity: See ``predownload``.
-        partition_algo: See ``predownload``.
-        num_canonical_nodes: See ``predownload``.
         batching_method: Only ``"random"``; ``mpwds.RandomMix`` mixes batches of one dataset each.
         stream_name: Only ``"stream"``: there is no registry of streams.
         stream_config: Not offered, for the same reason.

@@ -64,15 +64,10 @@ class Stream:
 def weigh(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | None, seed: int) -> list[int]:
     """Counts the samples of each stream in an epoch, as mosaicml-streaming does. The streams get all weights.
 
-    Args:
-        streams: The streams.
-        counts: How many samples each has.
-        epoch_size: How many samples an epoch is to have, if streams have proportions.
-        seed: Determines of which streams there is one sample more, if the proportions do not come out even.
-
-    Raises:
-        ValueError: Some streams have proportions and others do not, or ``epoch_size`` is given with
-            ``repeat`` or ``choose``.
+    ``counts`` are how many samples each has. ``epoch_size`` is how many an epoch is to have, if streams have
+    proportions. The seed determines of which streams there is one sample more, if these do not come out even.
+    Raises ``ValueError`` if some streams have proportions and others do not, or if ``epoch_size`` is given
+    with ``repeat`` or ``choose``.
 
     Example:
         >>> weigh([Stream(local="a", repeat=2), Stream(local="b", choose=1)], [2, 3], None, 0)
@@ -103,11 +98,7 @@ def weigh(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | No
 def samples_of_an_epoch(sizes: Sequence[int], counts: Sequence[int], seed: int, epoch: int) -> Numbers | None:
     """Numbers of the samples of an epoch, counted through all streams; ``None`` for each sample once.
 
-    Args:
-        sizes: How many samples of each stream an epoch has.
-        counts: How many samples each stream has.
-        seed: Determines which samples are chosen, with the epoch.
-        epoch: The epoch's number.
+    ``sizes`` and ``counts`` are how many samples of each stream an epoch has, and the stream.
 
     Example:
         >>> samples_of_an_epoch([4, 1], [2, 3], 0, 0)

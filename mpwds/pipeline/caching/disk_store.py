@@ -52,16 +52,11 @@ class ElementCodec(Protocol):
 
 
 class DiskStore:
-    """The elements of one part; its methods are those of ``Memory``.
+    """The elements of the part of this name; its methods are those of ``Memory``.
 
-    Args:
-        path: The database; created if it is missing.
-        stage: The stage's name, for errors.
-        part: The part's name.
-        rows: Elements written at a time.
-        fingerprint: Identifies what made the elements; empty for no check.
-        pickler: Converts elements to bytes and back; without pickle by default.
-        size_bytes: The database's largest size; no limit by default.
+    ``rows`` elements are written at a time. ``fingerprint`` identifies what made them; empty for no check.
+    ``stage`` is the stage's name, for errors. Without a ``pickler``, elements are stored without pickle. The
+    database may have ``size_bytes``, if these are given.
     """
 
     survives = True

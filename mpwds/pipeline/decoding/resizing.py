@@ -31,21 +31,15 @@ _REDUCTIONS = (8, 4, 2)
 
 
 class Crop(NamedTuple):
-    """A box of pixels of the image, and what becomes of it.
-
-    Attributes:
-        size: Height and width to which the box is resized.
-        inner: The part of the resized box that is the result, as ``(top, left, height, width)``.
-        flipped: Whether the result is mirrored, left to right.
-    """
+    """A box of pixels of the image, and what becomes of it."""
 
     top: int
     left: int
     height: int
     width: int
-    size: tuple[int, int]
-    inner: tuple[int, int, int, int] | None = None
-    flipped: bool = False
+    size: tuple[int, int]  # height and width to which the box is resized
+    inner: tuple[int, int, int, int] | None = None  # top, left, height, width: the result in the resized box
+    flipped: bool = False  # left to right
 
 
 @dataclass(frozen=True)
@@ -109,10 +103,8 @@ class Resizer:
 class Image:
     """An image that is resized, flipped and scaled: JPEG as it is written into its place, pixels at once.
 
-    Args:
-        data: JPEG, or uint8 pixels of shape (height, width, 3), which are not kept.
-        reduction: By how much JPEG is reduced while it is decoded.
-        size: Height and width in pixels.
+    JPEG is reduced by ``reduction`` while it is decoded. Other ``data`` are uint8 pixels of shape (height,
+    width, 3), which are not kept. ``size`` is height and width in pixels.
     """
 
     def __init__(

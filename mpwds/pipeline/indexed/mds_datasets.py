@@ -114,14 +114,11 @@ class MDSDataset(IndexedDataset):
 class PartitionedSamples(IndexedSamples):
     """Indexed samples of which each rank, and each of its workers, reads consecutive ones of an epoch.
 
-    Args:
-        batch_size: Samples of a batch. Workers then get whole batches, but for the one whose turn it is to
-            make a rank's last batch. 0 divides the samples evenly.
-        replication: Number of consecutive ranks that read the same samples. Divides the number of ranks.
-        in_turn: Whether workers take batches in turn, as a DataLoader delivers them: the order of a rank then
-            does not depend on the number of its workers.
-        drawn: Returns ``chosen`` for an epoch, if each has other samples.
-        resumed: An epoch, and how many of each rank's samples it leaves out, as they were delivered before.
+    With a ``batch_size``, workers get whole batches, but for the one whose turn it is to make a rank's last
+    batch; 0 divides the samples evenly. ``replication`` consecutive ranks read the same samples. Workers take
+    batches ``in_turn``, as a DataLoader delivers them: the order of a rank then does not depend on the number
+    of its workers. ``drawn`` returns ``chosen`` for an epoch, if each has other samples. ``resumed`` is an
+    epoch, and how many of each rank's samples it leaves out, as they were delivered before.
     """
 
     batch_size: int = 0

@@ -263,9 +263,6 @@ class LazyBytesIO(BytesIO):
     So a program that looks at the labels alone does not wait for the pictures. A pickled stream becomes a
     ``BytesIO``.
 
-    Args:
-        view: The bytes.
-
     Example:
         >>> stream = LazyBytesIO(memoryview(b"abc"))
         >>> stream.read(2), stream.getvalue()

@@ -30,15 +30,9 @@ _BLOCK = 4096  # places whose samples are found at once
 class IndexedSamples(Origin):
     """Source of a pipeline: the samples of indexed shards.
 
-    Ranks and workers divide the samples of an epoch: see ``worker_positions``. Seed and epoch
-    determine the order. A sample's address is its number in the shards, counted through all of them.
-
-    Args:
-        shards: Where the samples are.
-        shuffle: As for ``IndexedDataset``.
-        chunksize: Samples of a chunk, for ``shuffle="chunked"``.
-        chosen: The numbers of the samples that there are, in order; all by default.
-        threads: How many samples an epoch reads at a time.
+    Ranks and workers divide the samples of an epoch: see ``worker_positions``. Seed and epoch determine the
+    order. A sample's address is its number in the shards, counted through all of them. Arguments are those of
+    ``IndexedDataset``; ``chosen`` are the numbers of the samples that there are, in order, all by default.
 
     Example:
         >>> source = IndexedSamples(ElementsAsShard("abcde"), "global")
@@ -239,14 +233,10 @@ def _number(address: Any) -> int:
 def order_of(
     shuffle: Shuffling, samples: int, shard_starts: Callable[[], Numbers], chunksize: int, *facts: object
 ) -> Order:
-    """The order of an epoch.
+    """The order of an epoch of so many samples; ``facts`` is what it depends on: seed, epoch, ...
 
-    Args:
-        shuffle: As for ``IndexedDataset``; ``"shards"`` reads the samples of a shard as they are stored.
-        samples: Samples in the dataset.
-        shard_starts: Returns the positions at which shards begin, the first being 0.
-        chunksize: Samples of a chunk.
-        facts: What the order depends on: seed, epoch, ...
+    ``shard_starts`` returns the positions at which shards begin, the first being 0. The order ``"shards"``
+    reads the samples of a shard as they are stored.
 
     Example:
         >>> order_of("chunked", 9, lambda: np.array([0]), 3, "a seed")(np.arange(9))

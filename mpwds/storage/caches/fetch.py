@@ -77,30 +77,20 @@ class Fetch:
     """Fetches one shard, in a thread that ends with the process.
 
     If the shard cannot be kept, each reader that gets that far opens the URL there.
-
-    Attributes:
-        position: Bytes in the partial file.
-        complete: Whether these are all.
-        detects_truncation: Whether the URL's stream would have raised if it had ended too early.
-        ended: Whether the thread is done.
-        error: The exception that reading the stream raised.
-        not_kept: Why the shard is not kept.
-        readers: Number of readers.
-        waiting: Number of those that wait for the whole shard, and are told why it is not kept.
     """
 
     def __init__(self, url: str, entry: CacheEntry, options: FetchOptions, claim: int) -> None:
         self.url = url
         self.entry = entry
         self.options = options
-        self.position = 0
-        self.complete = False
-        self.detects_truncation = True
-        self.ended = False
-        self.error: Exception | None = None
-        self.not_kept: Exception | None = None
+        self.position = 0  # bytes in the partial file
+        self.complete = False  # these are all
+        self.detects_truncation = True  # the URL's stream would have raised if it had ended too early
+        self.ended = False  # the thread is done
+        self.error: Exception | None = None  # that reading the stream raised
+        self.not_kept: Exception | None = None  # why the shard is not kept
         self.readers = 0
-        self.waiting = 0
+        self.waiting = 0  # readers that wait for the whole shard, and are told why it is not kept
         self.changed = threading.Condition()
         self._claim = claim
         self._file = os.open(entry.partial, os.O_RDONLY | os.O_CLOEXEC)  # without the lock, for readers

@@ -8,16 +8,8 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from mpwds.errors import StreamError
+from mpwds.storage.caches import fetch
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit
-from mpwds.storage.caches.fetch import (
-    REFUSED,
-    FetchOptions,
-    join,
-    unread,
-    wait_for_other,
-    warn_not_kept,
-    warn_once,
-)
 from mpwds.storage.caches.locks import unlock
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import (
@@ -104,7 +96,7 @@ class ShardCache:
         self.prefetch_shards = prefetch_shards
         self._url_to_name = url_to_name
         limit = SizeLimit(self.directory, int(size_bytes), verbose)
-        self._options = FetchOptions(opener or open_at, validator, limit, prefetch_shards)
+        self._options = fetch.FetchOptions(opener or open_at, validator, limit, prefetch_shards)
 
     def __repr__(self) -> str:
         size = self._options.limit.size_bytes
@@ -134,7 +126,7 @@ class ShardCache:
                 stream = self._open_kept(url, entry, offset, keep)
             except (OSError, RuntimeError) as error:
                 what = f"the shard cache {self.directory} cannot be used, shards are streamed without it"
-                warn_once(self.directory, what, error)
+                fetch.warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
     def open_whole(self, url: str) -> BinaryIO:
@@ -149,15 +141,15 @@ class ShardCache:
         """
         entry = self._entry(url)
         while (file := entry.open()) is None:
-            reader = join(url, entry, self._options, whole=True)
+            reader = fetch.join(url, entry, self._options, whole=True)
             if reader is not None:
                 with reader:
                     why = reader.wait()
                 if why is not None:
                     raise self._not_kept(url, why)
-            elif (refused := wait_for_other(url, entry)) is not None:
+            elif (refused := fetch.wait_for_other(url, entry)) is not None:
                 refused.close()
-                raise self._not_kept(url, REFUSED)
+                raise self._not_kept(url, fetch.REFUSED)
         unlock(file.fileno())
         return file
 
@@ -168,7 +160,7 @@ class ShardCache:
         Errors are raised when the shard is opened.
         """
         url = os.fspath(url)
-        if not _is_kept(url) or len(unread(self.directory)) >= self.prefetch_shards:
+        if not _is_kept(url) or len(fetch.unread(self.directory)) >= self.prefetch_shards:
             return False
         try:
             entry = self._entry(url)
@@ -176,7 +168,7 @@ class ShardCache:
             if file is not None:
                 file.close()
                 return False
-            reader = join(url, entry, self._options)
+            reader = fetch.join(url, entry, self._options)
         except (OSError, RuntimeError):
             return False
         if reader is not None:
@@ -206,13 +198,13 @@ class ShardCache:
                 return file
             if not keep:
                 return None
-            reader = join(url, entry, self._options, offset)
+            reader = fetch.join(url, entry, self._options, offset)
             if reader is not None:
                 return io.BufferedReader(reader, BUFFER_BYTES)
             try:
-                refused = wait_for_other(url, entry)
+                refused = fetch.wait_for_other(url, entry)
             except TimeoutError as error:
-                warn_not_kept(entry, url, error)
+                fetch.warn_not_kept(entry, url, error)
                 return None
             if refused is not None:
                 refused.seek(offset)

@@ -42,25 +42,13 @@ def create_description(
 ) -> dict[str, Any]:
     """Reads shards, and returns the description of a dataset of them, sorted by URL.
 
-    Each shard is read once, as a stream; compressed shards are counted, too.
+    Each shard is read once, as a stream, ``jobs`` at a time; compressed shards are counted, too. Readers
+    start relative URLs at ``base``, by default at the description's folder. That folder is ``relative_to``:
+    local shards get paths relative to it. With ``offsets`` the description carries where samples begin, 2 or
+    3 bytes a sample. ``progress`` is called with the URL of each shard that has been read, in their order.
 
-    Args:
-        urls: The shards: paths or URLs.
-        name: The dataset's name; by default the words of the first shard's name. Empty for none.
-        base: Where relative URLs of shards start for readers; by default at the description's folder.
-        info: Text about the dataset.
-        relative_to: The folder that the description is for: local shards get paths relative to it.
-        offsets: Whether the description is to carry where samples begin, 2 or 3 bytes a sample.
-        jobs: How many shards to read at a time, in threads; by default as many as CPUs, up to 8.
-        progress: Called with the URL of each shard that has been read, in their order.
-
-    Raises:
-        ValueError: There are no shards, or one is given twice.
-        ShardError: A shard is damaged.
-        OSError: A shard cannot be read.
-
-    Source:
-        ``widsindex create`` of webdataset 0.2.100.
+    Raises ``ValueError`` if there are no shards, or one is given twice; ``ShardError`` if one is damaged;
+    ``OSError`` if one cannot be read.
 
     Example:
         >>> import tempfile, mpwds
@@ -159,24 +147,11 @@ def update_description(
 ) -> dict[str, Any]:
     """Changes a description file, and keeps the earlier one as ``PATH.bak``.
 
-    Args:
-        path: A local file. One without a name gets that of the file.
-        name: The dataset's name.
-        info: Text about the dataset.
-        base: Where relative URLs start.
-        keep: Whether readers should keep copies of its shards.
-        directory: Replaces the folder of each shard's URL; empty to leave the file's name alone.
-        rebase: Make the one folder that all shards are in the ``base``, and leave the files' names.
+    ``directory`` replaces the folder of each shard's URL; empty, it leaves the file's name alone. ``rebase``
+    makes the one folder that all shards are in the ``base``. A description without a name gets the file's.
 
-    Returns:
-        The description as it is now.
-
-    Raises:
-        ValueError: ``rebase``, and the shards are in several folders.
-        SpecError: The file is no description.
-
-    Source:
-        ``widsindex update`` of webdataset 0.2.100.
+    Raises ``ValueError`` if shards are in several folders and one is to be the base, ``SpecError`` if the
+    file is no description.
     """
     path = os.fspath(path)
     data = read_description(path)

@@ -23,7 +23,6 @@ import base64
 import contextlib
 import os
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,16 +69,14 @@ class OpenShard(SeekableArchive, Protocol):
 class Offsets(NamedTuple):
     """The places of a shard's samples, in blocks of 512 bytes.
 
-    Attributes:
-        starts: Where the first header of each sample is; then the end.
-        suffixes: Those of a sample's members (``".jpg"``), if all samples have the same, in the same order;
-            otherwise empty, and headers tell.
-        rows: For each sample a ``row`` of uint32, little-endian: the bytes of its key, then where the data of
-            each member is, and its bytes. So all of it is in one line of memory.
+    ``rows`` has for each sample a ``row`` of uint32: the bytes of its key, then where the data of each member
+    is, and its bytes. So all of it is in one line of memory.
     """
 
-    starts: array[int]
-    suffixes: Sequence[str] = ()
+    starts: array[int]  # where the first header of each sample is; then the end
+    suffixes: Sequence[
+        str
+    ] = ()  # ".jpg", if all samples have the same ones in the same order; else headers tell
     rows: bytes = b""
 
     @property
@@ -132,7 +129,7 @@ def _offsets_of(windows: Iterable[_Window]) -> Offsets:
         if is_regular:
             rows.extend(row)
     starts.append(end // BLOCK)
-    return Offsets(starts, expected, _little_endian(rows).tobytes()) if is_regular else Offsets(starts)
+    return Offsets(starts, expected, rows.tobytes()) if is_regular else Offsets(starts)
 
 
 def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, int, int, bool]]]:
@@ -200,7 +197,7 @@ def _load(shard: OpenShard, path: str) -> Offsets | None:
     most, suffixes = shard.end // BLOCK + 1, known["suffixes"]
     starts = array("I", _unpacked(known["starts"], 1, most))
     rows = _unpacked(known["rows"], 1 + 2 * len(suffixes), most) if suffixes else b""
-    offsets = Offsets(_little_endian(starts), suffixes, rows)
+    offsets = Offsets(starts, suffixes, rows)
     return offsets if shard.is_remote or _agree(offsets, shard) else None
 
 
@@ -223,7 +220,7 @@ def _agree(offsets: Offsets, shard: OpenShard) -> bool:
 def _store(shard: OpenShard, offsets: Offsets, path: str) -> None:
     from mpwds.storage.writing.destinations import PendingFile, write_whole
 
-    starts = _differences(_little_endian(offsets.starts).tobytes(), 1)
+    starts = _differences(offsets.starts.tobytes(), 1)
     rows = _differences(offsets.rows, 1 + 2 * len(offsets.suffixes))
     known = {
         "starts": zlib.compress(starts, 1),
@@ -246,19 +243,12 @@ def _unpacked(data: bytes, width: int, most_rows: int) -> bytes:
     return table
 
 
-def _little_endian(numbers: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
-    return numbers
-
-
 def to_text(offsets: Offsets, size: int) -> str:
     """The starts of samples as text for a description, of a shard of ``size`` bytes.
 
     Base64 of zlib of the size (int64) and the differences between starts (uint32), all little-endian.
     """
-    data = struct.pack("<q", size) + _differences(_little_endian(offsets.starts).tobytes(), 1)
+    data = struct.pack("<q", size) + _differences(offsets.starts.tobytes(), 1)
     return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
@@ -271,7 +261,7 @@ def from_text(text: str, shard: OpenShard) -> Offsets | None:
     try:
         data = zlib.decompress(base64.b64decode(text))
         (size,) = struct.unpack_from("<q", data)
-        starts = array("I", accumulate(_little_endian(array("I", data[8:]))))
+        starts = array("I", accumulate(array("I", data[8:])))
     except (TypeError, ValueError, OverflowError, struct.error, zlib.error) as error:
         raise ShardError(
             f"the description of {shard.url} carries offsets that cannot be read ({error}): leave them out"

@@ -143,13 +143,8 @@ class TarShards(OpenShards):
     ) -> dict[str, Any]:
         """A sample's members by suffix, which is the extension with the dot, and its ``__key__``.
 
-        Args:
-            shard: The shard's number.
-            index: The sample's number in it, which is not checked.
-            small: Makes a member's value of its data.
-            large: Makes it of 16 KiB or more, given as a view of the shard.
-
-        Raises as :meth:`read`.
+        ``small`` makes a member's value of its data, ``large`` of 16 KiB or more, given as a view of the
+        shard. ``index`` is not checked. Raises as :meth:`read`.
         """
         self.accesses += 1
         _, _, suffixes, rows, row, block, blank = self._open.get(shard) or self._opened(shard)

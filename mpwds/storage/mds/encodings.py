@@ -22,19 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The conversion of a column's values to bytes, and back.
+    """The conversion of a column's values to bytes, and back. Bytes are stored as they are."""
 
-    Attributes:
-        name: As in an index: ``"int"``, ``"ndarray:float32:3,4"``.
-        size: Bytes that every value has; ``None`` if they differ.
-        encode: The bytes of a value; a ``ValueError`` or ``TypeError`` if it has none.
-        decode: The value of bytes; raises some exception if they have none.
-    """
+    name: str  # as in an index: "int", "ndarray:float32:3,4"
+    size: int | None  # bytes that every value has; None if they differ
+    to_bytes: Callable[[Any], bytes]  # raises ValueError or TypeError for values that it does not take
+    decode: Callable[[bytes], Any]  # raises some exception for bytes without a value
 
-    name: str
-    size: int | None
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes], Any]
+    def encode(self, value: Any) -> bytes:
+        """The bytes of a value."""
+        return value if isinstance(value, bytes) else self.to_bytes(value)
 
 
 @functools.lru_cache(maxsize=256)  # an index names those of its columns again for each shard
@@ -86,9 +83,7 @@ def encoding(name: str, allow_pickle: bool = False) -> Encoding:
     if isinstance(found, Encoding):
         return found
     own = found()
-    return Encoding(
-        name, own.size, lambda value: value if isinstance(value, bytes) else own.encode(value), own.decode
-    )
+    return Encoding(name, own.size, own.encode, own.decode)
 
 
 class _Encodings(dict[str, Any]):
@@ -107,8 +102,6 @@ def _encoding(
     size: int | None = None,
 ) -> Encoding:
     def checked(value: Any) -> bytes:
-        if isinstance(value, bytes):
-            return value
         if not isinstance(value, kind):
             names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise TypeError(f"{name} takes {names} or bytes, got {type(value).__name__}")
@@ -119,13 +112,12 @@ def _encoding(
 
 def _scalar(name: str) -> Encoding:
     dtype = np.dtype(name).newbyteorder("<")
-
-    def encode(value: Any) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        return np.asarray(dtype.type(value), dtype).tobytes()
-
-    return Encoding(name, dtype.itemsize, encode, lambda data: np.frombuffer(data, dtype)[0])
+    return Encoding(
+        name,
+        dtype.itemsize,
+        lambda value: np.asarray(dtype.type(value), dtype).tobytes(),
+        lambda data: np.frombuffer(data, dtype)[0],
+    )
 
 
 _INT = struct.Struct("<q")
@@ -179,8 +171,6 @@ def _ndarray(name: str, details: str) -> Encoding:
         shape = tuple(map(int, axes))
 
     def encode(value: Any) -> bytes:
-        if isinstance(value, bytes):
-            return value
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{name} takes a numpy.ndarray or bytes, got {type(value).__name__}")
         code = _TYPE_CODES.get(value.dtype.name)

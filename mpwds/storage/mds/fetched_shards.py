@@ -102,24 +102,11 @@ class FetchedShards(OpenShards):
     hashes if ``validate_hash`` is given; what is fetched is compared with all hashes of the index. Some files
     stay open. Objects can be pickled, and used in forks and threads.
 
-    Args:
-        location: Where the dataset is.
-        files: The shards' files.
-        lengths: The number of samples in each shard.
-        in_place: Whether compressed shards of a local dataset are uncompressed beside themselves, rather than
-            to a temporary folder.
-        validate_hash, cache_limit: As for ``mpwds.MDSDataset``.
-        datasets: How many such objects share ``cache_limit`` and ``most_open_files()``; each may keep
-            two shards.
+    Compressed shards of a local dataset are uncompressed beside themselves (``in_place``), or to a temporary
+    folder. ``datasets`` such objects share ``cache_limit`` and the files that may be open; each may keep two
+    shards. ``urls`` are the paths of the shards' uncompressed files, in ``folder``.
 
-    Attributes:
-        files, lengths: As given.
-        folder: The folder in which shards are read.
-        urls: Paths of the shards' files, uncompressed.
-
-    Raises:
-        ValueError: ``validate_hash`` is not among the index's hashes, or ``cache_limit`` is below the largest
-            shard.
+    Raises ``ValueError`` if the index lacks ``validate_hash``, or ``cache_limit`` is below the largest shard.
     """
 
     def __init__(

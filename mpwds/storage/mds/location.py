@@ -38,21 +38,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetLocation:
-    """The place of a dataset, and the folder in which its shards are read.
-
-    Attributes:
-        local: The folder in which shards are read.
-        remote: The folder or URL that they are fetched from; ``None`` if they are in ``local``.
-        retries: Further attempts, when fetching fails.
-        timeout_s: Seconds that fetching one file may take.
-        temporary: Keeps ``local``, if the user named no folder.
-    """
+    """The place of a dataset, and the folder in which its shards are read."""
 
     local: str
-    remote: str | None
-    retries: int = 2
-    timeout_s: float = 60.0
-    temporary: TemporaryFolder | None = None
+    remote: str | None  # the folder or URL that shards are fetched from; None if they are in ``local``
+    retries: int = 2  # further attempts, when fetching fails
+    timeout_s: float = 60.0  # that fetching one file may take
+    temporary: TemporaryFolder | None = None  # keeps ``local``, if the user named no folder
 
     @staticmethod
     def of(
@@ -65,10 +57,7 @@ class DatasetLocation:
         """The location that a user's arguments name. ``local`` is empty for a temporary folder.
 
         A ``local`` that is the URL of another machine counts as ``remote``, and a ``remote`` folder without
-        ``local`` is read where it is.
-
-        Raises:
-            ValueError: Neither is given, or a number is negative.
+        ``local`` is read where it is. Raises ``ValueError`` if neither is given, or a number is negative.
         """
         if local is not None and remote is None and not is_local(local):
             local, remote = None, local
@@ -88,16 +77,11 @@ class DatasetLocation:
         return DatasetLocation(folder, source, retries, timeout_s)
 
     def opened(self, *names: str) -> tuple[DatasetLocation, str, bytes]:
-        """Reads the dataset's index, which has one of these names.
+        """The location with its folder, and the name and content of the index, which has one of these names.
 
-        A remote index is compared with the one that the folder was made of, and kept there.
-
-        Returns:
-            The location with its folder, the index's name, and its content.
-
-        Raises:
-            FileNotFoundError: There is no index.
-            FileExistsError: The folder holds another dataset, or another version of this one.
+        A remote index is compared with the one that the folder was made of, and kept there. Raises
+        ``FileNotFoundError`` if there is none, ``FileExistsError`` if the folder holds another dataset, or
+        another version of this one.
         """
         if self.remote is None:
             return self, *_first(names, self._read_local)
@@ -203,9 +187,6 @@ class TemporaryFolder:
 
     The last process that uses it removes it. What a killed process left is removed when the next folder is
     made. Copies by pickling use the same folder.
-
-    Attributes:
-        path: The folder.
     """
 
     def __init__(self, path: str) -> None:

@@ -28,18 +28,11 @@ _INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Index:
-    """A parsed index.
-
-    Attributes:
-        samples_per_shard: Number of samples in each shard.
-        bytes_per_shard: Size of each shard, uncompressed.
-        sample_sizes: Bytes of each sample, over all shards; a number if all have the same.
-        fields: Names of the fields of every sample.
-    """
+    """A parsed index."""
 
     samples_per_shard: npt.NDArray[np.int64]
-    bytes_per_shard: npt.NDArray[np.int64]
-    sample_sizes: npt.NDArray[Any] | int
+    bytes_per_shard: npt.NDArray[np.int64]  # uncompressed
+    sample_sizes: npt.NDArray[Any] | int  # bytes of each sample, over all shards; a number if all are alike
     fields: tuple[str, ...]
 
     def offsets(self, shard: int) -> npt.NDArray[np.int64]:
@@ -191,10 +184,6 @@ class MDS1Shards(FetchedShards):
 
     The arguments, attributes and errors are those of ``MDSShards``, as far as they are here.
 
-    Attributes:
-        fields: The fields' names.
-        shard_columns, files: As of ``MDSShards``.
-
     Example:
         >>> import tempfile
         >>> from mpwds import StreamingDatasetWriter
@@ -224,7 +213,6 @@ class MDS1Shards(FetchedShards):
         super().__init__(location, files, lengths, in_place, cache_limit=cache_limit)
         self.fields = self._index.fields
         self.shard_columns = [tuple((name, "bytes") for name in self.fields)] * len(files)
-        self._sizes = struct.Struct(f"<{len(self.fields)}q")
 
     def read(self, shard: int, index: int) -> dict[str, bytes]:
         """The fields of a sample, by name. Raises as ``MDSShards.read``."""
@@ -244,8 +232,8 @@ class MDS1Shards(FetchedShards):
         return self._split(file.read(size, start), file.url, start, index)
 
     def _split(self, data: bytes, path: str, offset: int, index: int) -> dict[str, bytes]:
-        end = self._sizes.size
-        sizes = self._sizes.unpack_from(data) if len(data) >= end else (-1,)
+        end = 8 * len(self.fields)
+        sizes = struct.unpack_from(f"<{len(self.fields)}q", data) if len(data) >= end else (-1,)
         if min(sizes, default=0) < 0 or end + sum(sizes) != len(data):
             raise ShardError(
                 f"{path} is damaged at offset {offset}: the sizes of the fields of sample {index} do not add "
@@ -257,13 +245,6 @@ class MDS1Shards(FetchedShards):
             end += size
             sample[name] = data[start:end]
         return sample
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_sizes": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._sizes = struct.Struct(f"<{len(self.fields)}q")
 
 
 def _files(name: str, size: int, end: str) -> ShardFiles:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,6 @@ def parse_index(data: bytes, path: str) -> list[IndexedShard]:
     """The shards that an index lists; ``path`` is its name for errors.
 
     Raises ``ShardError`` with the place if it is damaged, or of another version or format.
-
-    Source:
-        ``streaming.base.format``.
     """
     try:
         index = json.loads(data)
@@ -147,28 +143,12 @@ _PAGE = 1024  # samples whose offsets are read at a time
 class MDSShards(FetchedShards):
     """The samples of an MDS dataset of version 2, by shard and number.
 
-    Shards are read in the folder ``local``. With ``remote``, each shard is fetched when it is first read, by
-    one process of the machine while others wait, uncompressed, and compared with the index's hashes. Objects
-    can be pickled, and used in forks and threads.
-
-    Args:
-        decode: Whether fields are values; without it they are bytes as they are stored.
-        in_place, datasets: As for ``FetchedShards``.
-        local, remote, split, allow_pickle, validate_hash, cache_limit, retries, timeout_s: As for
-            ``mpwds.MDSDataset``.
+    The arguments and errors are those of ``mpwds.MDSDataset``, which also says what is fetched; ``in_place``
+    and ``datasets`` are those of ``FetchedShards``. Without ``decode``, fields are bytes as they are stored.
 
     Attributes:
-        urls, lengths, folder, files: As of ``FetchedShards``.
         columns: The first shard's columns: names, and their encodings.
         shard_columns: Those of each shard, as pairs.
-
-    Raises:
-        FileNotFoundError: There is no index.
-        ShardError: The index is damaged.
-        ValueError: An argument is invalid, or a column holds pickles.
-
-    Source:
-        ``streaming.base.format.mds``.
 
     Example:
         >>> import tempfile
@@ -267,8 +247,6 @@ def _load_offsets(file: LocalFile, count: int, page: int) -> array[int]:
             )
     first = page * _PAGE
     offsets = array("I", file.read(4 * (min(_PAGE, count - first) + 1), 4 + 4 * first))
-    if sys.byteorder == "big":
-        offsets.byteswap()
     file.tables[page] = offsets
     return offsets
 

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 from mpwds.imports import require
@@ -25,15 +26,9 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """A shard as it is read, and the compressed file that it comes from, if there is one.
+    """A shard as it is read, and the compressed file that it comes from, if there is one."""
 
-    Attributes:
-        raw: The uncompressed file. Its size is known.
-        packed: The compressed file.
-        compression: How it is compressed.
-    """
-
-    raw: StoredFile
+    raw: StoredFile  # uncompressed; its size is known
     packed: StoredFile | None = None
     compression: str = ""
 
@@ -56,17 +51,7 @@ class Compression:
 
     @staticmethod
     def of(name: str) -> Compression:
-        """The compression of a name as in an index.
-
-        Args:
-            name: ``"br"``, ``"bz2"``, ``"gz"``, ``"snappy"`` or ``"zstd"``; all but snappy with ``":LEVEL"``
-                if you like.
-
-        Raises:
-            ValueError: There is no such compression.
-
-        Source:
-            ``streaming.base.compression``, for names, levels and defaults.
+        """The compression of a name as in an index, ``"zstd:7"``; raises ``ValueError`` if there is none.
 
         Example:
             >>> packed = Compression.of("gz:1").compress(bytes(1000))
@@ -105,16 +90,9 @@ class Compression:
             ) from error
 
 
-def _brotli() -> Any:
-    return require("brotli", _HINT.format("br", "brotli"))
-
-
-def _snappy() -> Any:
-    return require("snappy", _HINT.format("snappy", "python-snappy"))
-
-
-def _zstandard() -> Any:
-    return require("zstandard", _HINT.format("zstd", "zstandard"))
+_brotli = partial(require, "brotli", _HINT.format("br", "brotli"))
+_snappy = partial(require, "snappy", _HINT.format("snappy", "python-snappy"))
+_zstandard = partial(require, "zstandard", _HINT.format("zstd", "zstandard"))
 
 
 def _read_all(stream: BinaryIO | Any, limit_bytes: int) -> bytes:
@@ -198,9 +176,6 @@ def digest(name: str, data: bytes | bytearray) -> str:
     """The hash of ``data``, in hexadecimal digits: any of ``hashlib`` of fixed length, or of xxhash.
 
     Raises ``ValueError`` if there is no such hash, ``ImportError`` if xxhash is missing.
-
-    Source:
-        ``streaming.base.hashing``.
 
     Example:
         >>> digest("md5", b"")

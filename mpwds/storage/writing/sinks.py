@@ -23,21 +23,13 @@ _WITHOUT_LIMIT = 1 << 62
 
 
 class WriteOptions(NamedTuple):
-    """Options of writing a dataset.
+    """Options of writing a dataset."""
 
-    Attributes:
-        maxcount: Samples in a tar shard or record file, at most.
-        maxsize: Bytes in a shard; ``None`` for the format's default.
-        compression: As MDS names it, such as ``"zstd:7"``; empty for none.
-        hashes: Names of hashes in an MDS index.
-        force: Replace what exists.
-    """
-
-    maxcount: int = 10_000
-    maxsize: int | None = None
-    compression: str = ""
-    hashes: tuple[str, ...] = ()
-    force: bool = False
+    maxcount: int = 10_000  # samples in a tar shard or record file, at most
+    maxsize: int | None = None  # bytes in a shard; None for the format's default
+    compression: str = ""  # as MDS names it, such as "zstd:7"; empty for none
+    hashes: tuple[str, ...] = ()  # in an MDS index
+    force: bool = False  # replace what exists
 
 
 class Sink(Protocol):
