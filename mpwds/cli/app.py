@@ -26,8 +26,7 @@ class About(NamedTuple):
 
 COMMANDS = {
     "demo": About(
-        "demo.demo",
-        "Train a small network from tar shards, on handwritten digits or your own images.",
+        "demo.demo", "Train a small network from tar shards, on handwritten digits or your own images."
     ),
     "ls": About("inspect.commands", "List the samples of shards: number, bytes, key, and fields."),
     "info": About("inspect.commands", "Sum up shards: samples, bytes, fields with types and shapes, damage."),
@@ -36,8 +35,7 @@ COMMANDS = {
         "Show samples of shards, or a batch of a feed: in the terminal, as a picture, or on a page.",
     ),
     "cat": About(
-        "inspect.commands",
-        "Write fields or samples of shards to standard output: bytes, JSON or tar.",
+        "inspect.commands", "Write fields or samples of shards to standard output: bytes, JSON or tar."
     ),
     "extract": About("inspect.extract", "Write fields of shards to files in a folder."),
     "verify": About(
@@ -45,8 +43,7 @@ COMMANDS = {
     ),
     "repair": About("inspect.commands", "Write a copy of shards without what is damaged in them."),
     "create": About(
-        "convert.create",
-        "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.",
+        "convert.create", "Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS."
     ),
     "convert": About("convert.convert", "Convert datasets between tar shards, MDS and record files."),
     "index": About("convert.index", "Make and change descriptions of indexed datasets (wids)."),

@@ -105,11 +105,7 @@ def encoded_nbytes(arrays: Sequence[Array]) -> int:
 
 
 def encode_into(
-    buffer: Buffer,
-    arrays: Sequence[Array],
-    infos: Sequence[str] | None = None,
-    *,
-    allow64: bool = True,
+    buffer: Buffer, arrays: Sequence[Array], infos: Sequence[str] | None = None, *, allow64: bool = True
 ) -> int:
     """Encode arrays at the start of an existing buffer, shared memory for instance.
 
@@ -314,10 +310,7 @@ def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, outpu
 
 
 def save(
-    path: str | os.PathLike[str],
-    *arrays: Array,
-    infos: Sequence[str] | None = None,
-    nocheck: bool = False,
+    path: str | os.PathLike[str], *arrays: Array, infos: Sequence[str] | None = None, nocheck: bool = False
 ) -> None:
     """Write arrays to a ``.ten`` file.
 

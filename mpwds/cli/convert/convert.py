@@ -112,10 +112,7 @@ def convert(
     limit = parse_size(maxsize) if maxsize else None
     count, total, began = 0, 0, time.monotonic()
     options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
-    with (
-        target.writer(where, encodings, options) as sink,
-        progress(dataset.count) as advance,
-    ):
+    with target.writer(where, encodings, options) as sink, progress(dataset.count) as advance:
         for sample in itertools.chain([first], samples):
             if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
                 if in_columns:

@@ -68,8 +68,7 @@ def create(
         typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
     ] = None,
     maxcount: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Samples in a shard, at most."),
+        int | None, typer.Option(min=1, metavar="N", help="Samples in a shard, at most.")
     ] = None,
     maxsize: Annotated[
         str,

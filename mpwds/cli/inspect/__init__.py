@@ -2,6 +2,6 @@
 ``repair``.
 
 ``shards.py`` turns arguments into shards and reads their samples past damage, ``selection.py`` selects
-samples and fields, by the conditions of ``expressions.py``. ``describing.py`` says what fields hold,
+samples and fields. ``describing.py`` says what fields hold,
 ``sheet.py`` draws samples for ``show``.
 """

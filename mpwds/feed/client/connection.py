@@ -257,7 +257,7 @@ class ServerConnection:
             self.refuse(
                 f"the server {self.url} came back with another dataset (fingerprint "
                 f"{welcome['fingerprint']}) than before ({before}): serve the same definition again, or "
-                "begin the epoch again",
+                "begin the epoch again"
             )
             return
         self.session += 1  # first: memory that the training thread cannot map from now on is of the old one

@@ -68,12 +68,7 @@ class ShardListSampler(_RangeSampler):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        lengths: Iterable[int] | None = None,
-        seed: int = 0,
-        shufflefirst: bool = False,
+        self, dataset: Any, *, lengths: Iterable[int] | None = None, seed: int = 0, shufflefirst: bool = False
     ) -> None:
         ranges, start = [], 0
         for length in dataset.lengths if lengths is None else lengths:

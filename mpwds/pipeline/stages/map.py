@@ -14,11 +14,7 @@ from mpwds.suggestions import suggest_arguments
 
 @suggest_arguments
 def map(
-    f: Callable[[Any], Any],
-    handler: Handler = reraise_exception,
-    *,
-    threads: int = 1,
-    in_order: bool = True,
+    f: Callable[[Any], Any], handler: Handler = reraise_exception, *, threads: int = 1, in_order: bool = True
 ) -> Map:
     """Stage that yields ``f(element)`` for each element.
 

@@ -59,10 +59,7 @@ _SIGNATURES = [
         "x-amz-algorithm x-amz-credential x-amz-date x-amz-expires x-amz-signedheaders x-amz-signature "
         "x-amz-security-token x-amz-s3session-token x-amz-region-set",
     ),
-    (
-        ("awsaccesskeyid=", "signature=", "expires="),
-        "awsaccesskeyid signature expires x-amz-security-token",
-    ),
+    (("awsaccesskeyid=", "signature=", "expires="), "awsaccesskeyid signature expires x-amz-security-token"),
     (
         ("x-goog-signature=",),
         "x-goog-algorithm x-goog-credential x-goog-date x-goog-expires x-goog-signedheaders x-goog-signature",

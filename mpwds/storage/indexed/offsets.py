@@ -222,11 +222,7 @@ def _store(shard: OpenShard, offsets: Offsets, path: str) -> None:
 
     starts = _differences(offsets.starts.tobytes(), 1)
     rows = _differences(offsets.rows, 1 + 2 * len(offsets.suffixes))
-    known = {
-        "starts": zlib.compress(starts, 1),
-        "suffixes": offsets.suffixes,
-        "rows": zlib.compress(rows, 1),
-    }
+    known = {"starts": zlib.compress(starts, 1), "suffixes": offsets.suffixes, "rows": zlib.compress(rows, 1)}
     rest = msgpack.packb({"size": shard.end, "version": shard.version, **known})
     write_whole(PendingFile(path, sync=False), _HEADER.pack(_MAGIC, zlib.crc32(rest)), rest)
 

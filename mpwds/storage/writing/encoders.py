@@ -77,8 +77,7 @@ def tenbin_dumps(data: Any) -> bytes:
 
 
 def torch_dumps(data: Any) -> bytes:
-    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
-    """
+    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone."""
     torch = require("torch", "pth files are encoded with torch: pip install torch")
     if type(data) is torch.Tensor and data.layout is torch.strided:
         stored = data.untyped_storage().nbytes()
@@ -263,8 +262,7 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, FieldEncoder] = default_handlers
 ) -> dict[str, Any]:
-    """A sample, encoded by a table of functions. Fields that start with ``_`` stay as they are.
-    """
+    """A sample, encoded by a table of functions. Fields that start with ``_`` stay as they are."""
     return {
         field: value if field.startswith("_") else encode_field(field, value, handlers)
         for field, value in sample.items()

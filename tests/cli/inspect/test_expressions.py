@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.inspect.expressions import Expression
+from mpwds.cli.inspect.selection import Expression
 
 buffer = io.BytesIO()
 np.save(buffer, np.zeros((3, 4)))
