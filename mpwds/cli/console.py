@@ -61,13 +61,9 @@ def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()
 ) -> Table:
     """A table. Columns named in ``left`` hold words, which may be folded; others hold figures."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    found = Table(
-        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False
-    )
+    found = empty_table(title)
     for place, column in enumerate(columns):
         if column in left:
             widest = max([len(column), *(len(row[place]) for row in rows)])
@@ -77,6 +73,15 @@ def table(
     for row in rows:
         found.add_row(*(Text(printable(cell)) for cell in row))
     return found
+
+
+def empty_table(title: str, **look: Any) -> Table:
+    """A table without columns, as all commands show them."""
+    from rich import box
+    from rich.table import Table
+
+    head: Any = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "show_edge": False}
+    return Table(title=title or None, **head, **look)
 
 
 @contextlib.contextmanager

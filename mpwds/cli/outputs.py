@@ -49,15 +49,9 @@ def is_file(output: str) -> bool:
 def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), ending: str = ".tar") -> str:
     """The place that a command's argument names for shards: a pattern with a ``%`` directive, or one name.
 
-    Args:
-        output: Such a pattern, the name of an archive, ``"-"``, or a folder for shards called ``SPLIT-%06d``.
-        split: The split; empty if there is only one. It replaces ``%s``, or the name of a split with which
-            the pattern begins; else the pattern begins with it.
-        splits: All splits.
-        ending: Of shards in a folder.
-
-    Raises:
-        ValueError: There is no split for ``%s``.
+    The argument is one of these, or a folder for shards called ``SPLIT-%06d``. A ``split``, of the ``splits``
+    that there are, replaces ``%s``, or the name of a split with which the pattern begins; else the pattern
+    begins with it. Raises ``ValueError`` if there is no split for ``%s``.
 
     Example:
         >>> shard_pattern("data/x-%04d.tar", "val"), shard_pattern("train-%d.tar", "val", ["train", "val"])

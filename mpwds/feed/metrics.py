@@ -20,11 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Metrics:
-    """An HTTP server that hands figures to Prometheus, until it is closed. Made by the functions below.
-
-    Attributes:
-        port: Its port.
-    """
+    """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed."""
 
     def __init__(self, read: Callable[[], list[Metric]], port: int, host: str) -> None:
         try:

@@ -134,9 +134,7 @@ class StatusClient:
 class StatusSource(Protocol):
     """A feed that commands and the page show. One thread may call ``read`` while another calls ``peek``.
 
-    Attributes:
-        name: What it is called: its URLs.
-        classes: Names of its labels, as far as they are known after a reading.
+    Its ``name`` is its URLs; ``classes`` are names of its labels, as far as they are known after a reading.
     """
 
     name: str
@@ -146,11 +144,7 @@ class StatusSource(Protocol):
         """The report since some calls before; the first call's since the feed started."""
 
     def peek(self, timeout_s: float) -> Any:
-        """A batch that was not shown before.
-
-        Raises:
-            TimeoutError: None came in time.
-        """
+        """A batch that was not shown before; ``TimeoutError`` if none comes in time."""
 
     def close(self) -> None:
         """Closes the connections. The feed itself goes on."""

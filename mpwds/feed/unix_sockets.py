@@ -18,9 +18,8 @@ _BACKLOG = 128
 def listen(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """A socket that listens at a path, in place of the file that a killed process left there.
 
-    Raises:
-        OSError: ``EADDRINUSE`` if a process listens there, ``EEXIST`` if the file is not a socket; or the
-            path cannot be bound to.
+    Raises ``OSError`` if the path cannot be bound to: ``EADDRINUSE`` if a process listens there, ``EEXIST``
+    if the file is not a socket.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
     try:

@@ -92,8 +92,7 @@ _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
 def plain_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a dataclass's numbers, flags and texts, which came from outside, as these types.
 
-    Raises:
-        KeyError, TypeError, ValueError: One is missing, or is of another type.
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` if one is missing, or of another type.
 
     Example:
         >>> plain_values(StageSnapshot, {"time_ns": 5, "elements": 2.0, "storage": 0, "nbytes": 0, "x": 1})

@@ -28,16 +28,7 @@ _PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "
 
 
 def contact_sheet(batch: Any, title: str, most: int = 48, classes: Sequence[str] = ()) -> Image:
-    """Draws a batch.
-
-    Args:
-        batch: Arrays of NumPy or torch, numbers and texts in dicts, lists and tuples.
-        title: A line above the pictures.
-        most: Samples to show.
-        classes: Names of the values of the first integer that each sample has.
-
-    Returns:
-        An RGB image, 880 pixels wide.
+    """Draws a batch, as ``pictures`` shows it, below a title: an RGB image, 880 pixels wide.
 
     Example:
         >>> import numpy as np

@@ -49,15 +49,11 @@ class Pictures:
 
 
 def pictures(batch: Any, most: int = 48, classes: Sequence[str] = ()) -> Pictures:
-    """The first samples of a batch, as pictures or texts.
+    """The first samples of a batch, ``most`` of them, as pictures or texts.
 
     Images may have their channels first or last, or none, and be of any numeric type. A batch without images
-    is shown as waveforms, else as texts, else as the first values of each sample.
-
-    Args:
-        batch: Arrays, numbers and texts in dicts, lists and tuples.
-        most: Samples to show.
-        classes: Names of the values of the first integer that each sample has.
+    is shown as waveforms, else as texts, else as the first values of each sample. ``classes`` are the names
+    of the values of the first integer that each sample has.
 
     Example:
         >>> shown = pictures((np.zeros((2, 3, 8, 8), "float32"), np.array([5, 7])))

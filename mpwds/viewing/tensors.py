@@ -33,12 +33,9 @@ class Leaf:
 
 
 def leaves(batch: Any) -> list[Leaf]:
-    """The leaves of a batch, in order.
+    """The leaves of a batch of arrays, tensors, numbers and texts in dicts, lists and tuples, in order.
 
     Lists of numbers and lists of arrays of one kind, below the top, count as one leaf.
-
-    Args:
-        batch: Arrays of NumPy or torch, numbers and texts in dicts, lists and tuples.
 
     Example:
         >>> for leaf in leaves((np.zeros((2, 3), "uint8"), {"txt": ["a", "b"]})):

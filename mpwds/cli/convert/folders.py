@@ -13,7 +13,6 @@ from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.tar_members import member_bytes
 
 _LABEL = "cls"
-_PIECE_BYTES = 1 << 26
 
 
 class Group(NamedTuple):
@@ -51,7 +50,8 @@ class Tree:
             if labels:
                 sample[_LABEL] = labels[key.partition("/")[0]]
             for name, field in files:
-                sample[field] = _contents(os.path.join(self.root, name))
+                with open(os.path.join(self.root, name), "rb", buffering=0) as file:
+                    sample[field] = file.read()
             yield sample
 
 
@@ -126,19 +126,6 @@ def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
     size = sum(member_bytes(size, name) for name, _, size in files)
     # An absolute name would not be found again below the folder that the shard is unpacked to.
     return Group(key.lstrip("/"), tuple((name, field) for name, field, _ in files), size)
-
-
-def _contents(path: str) -> bytes:
-    """A file's bytes, in half of the system calls that a file object makes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        data = os.read(descriptor, size + 1)
-        while len(data) != size and (piece := os.read(descriptor, _PIECE_BYTES)):  # a large file, or a pipe
-            data += piece
-        return data
-    finally:
-        os.close(descriptor)
 
 
 def _files_below(root: str) -> Iterator[tuple[str, int, int]]:

@@ -75,10 +75,8 @@ def random_box(width: int, height: int) -> tuple[float, float, float, float]:
 def from_folder(folder: Path, size: int, batch_size: int) -> DataPipeline:
     """A dataset of the images in a folder with a folder for each class: ``(images, labels)`` in batches.
 
-    Labels are the classes' places in the order of their names.
-
-    Raises:
-        FileNotFoundError: There is no such folder, or no image in a folder of it.
+    Labels are the classes' places in the order of their names. Raises ``FileNotFoundError`` if there is no
+    such folder, or no image in a folder of it.
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     images = [

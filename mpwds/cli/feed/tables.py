@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mpwds.cli.console import empty_table
 from mpwds.feed import report as wording
 from mpwds.feed.report import FeedReport
 from mpwds.viewing.pictures import Pictures, SamplePicture, tile
@@ -62,20 +62,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def _empty(title: str) -> RichTable:
-    return RichTable(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
 def _table(content: Table, most: int | None = None) -> RichTable:
-    table = _empty(content.title)
+    table = empty_table(content.title, pad_edge=False, collapse_padding=True)
     for position, column in enumerate(content.columns):
         is_long = column in _LONG
         side: Any = "left" if is_long or position < content.left else "right"
@@ -98,7 +86,7 @@ def _cells(row: Sequence[str], left: int) -> list[Text]:
 
 
 def _stages(stages: Sequence[Any]) -> RichTable:
-    table = _empty("stages")
+    table = empty_table("stages", pad_edge=False, collapse_padding=True)
     table.add_column("stage", overflow="fold")
     table.add_column("share of workers' time", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)

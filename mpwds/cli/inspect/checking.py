@@ -69,24 +69,16 @@ class Checker:
 
 @dataclass
 class Report:
-    """The damage that was found in a shard. Can be pickled.
-
-    Attributes:
-        problems: The first ones; ``problem_count`` counts all.
-        sets: How many samples, of those that are not damaged, have each set of fields.
-        places: The first samples of each set, without their data.
-        keys: A number of 64 bits for each key.
-        is_readable: There are samples in it, or nothing is wrong.
-    """
+    """The damage that was found in a shard. Can be pickled."""
 
     shard: str
     samples: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    problem_count: int = 0
-    sets: Counter[FieldSet] = field(default_factory=Counter)
-    places: dict[FieldSet, list[Sample]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)  # the first ones
+    problem_count: int = 0  # all
+    sets: Counter[FieldSet] = field(default_factory=Counter)  # of fields, in samples that are not damaged
+    places: dict[FieldSet, list[Sample]] = field(default_factory=dict)  # the first ones, without their data
     keys: np.ndarray[tuple[int], np.dtype[np.uint64]] = field(default_factory=lambda: np.empty(0, np.uint64))
-    is_readable: bool = True
+    is_readable: bool = True  # there are samples in it, or nothing is wrong
 
     def add(self, problem: Problem) -> None:
         self.problem_count += 1
@@ -172,20 +164,14 @@ def _hash(key: str) -> int:
 
 @dataclass
 class Copy:
-    """A shard to copy, and what became of it.
-
-    Attributes:
-        target: Where the copy goes; empty to replace the shard, which is kept under another name beside it.
-        damaged: Verifying it found something wrong.
-        left_out_keys: The keys of the first samples that were left out.
-    """
+    """A shard to copy, and what became of it."""
 
     shard: Shard
-    target: str
-    damaged: bool
+    target: str  # empty to replace the shard, which is kept under another name beside it
+    damaged: bool  # verifying it found something wrong
     kept: int = 0
     left_out: int = 0
-    left_out_keys: list[str] = field(default_factory=list)
+    left_out_keys: list[str] = field(default_factory=list)  # the first ones
 
     @property
     def name(self) -> str:
@@ -205,10 +191,8 @@ class Copy:
 class Repair:
     """Function that copies a shard, member by member as they are, and leaves damaged samples out.
 
-    Args:
-        decode: Leave out samples whose fields cannot be decoded.
-        required: Fields that a sample must have.
-        force: Replace a file that has the name of a copy by the time that it is complete.
+    Samples need the ``required`` fields; with ``decode``, their fields can be decoded. ``force`` replaces a
+    file that has the name of a copy by the time that it is complete.
     """
 
     decode: bool

@@ -39,9 +39,8 @@ _SOUND_S = 30.0
 def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[TensorFigures]]:
     """Draws samples, and counts the fields in them that cannot be decoded as problems of the selection.
 
-    Returns:
-        Pictures of the first samples' fields, each with a title; and histograms over all samples: bytes of
-        each field, and labels.
+    Returns pictures of the first samples' fields, each with a title; and histograms over all samples: bytes
+    of each field, and labels.
     """
     first: list[Sample] = []
     histograms = _Histograms()

@@ -24,17 +24,12 @@ _BUFFER_BYTES = 256 * 1024  # larger writes cost ext4 four times the processor t
 
 
 class ShardSink(ClosesOrDiscards):
-    """Writes raw samples to one shard, or to a series of shards.
+    """Writes raw samples to one shard, or to a series of ``shards``; counts ``samples`` and their ``bytes``.
 
     A shard appears under its name when it is complete; an exception inside ``with`` leaves the complete ones
     and drops the current one. As with ``cp``, the system decides when it writes them to the disk. A single
     sample may exceed ``maxsize``. Raises ``FileExistsError`` if a shard exists, and ``force`` is not set;
     ``ShardError`` if a key occurs twice; ``WrongArgument`` if there are limits, but ``output`` is no series.
-
-    Attributes:
-        shards: Names of the shards.
-        samples: Number of samples in them.
-        bytes: Bytes of samples in them.
     """
 
     def __init__(self, options: Resharding) -> None:

@@ -84,9 +84,8 @@ class ServerConnections:
     def connect(self) -> None:
         """Waits until every server has welcomed this trainer; closes the connections if one does not.
 
-        Raises:
-            ServerLost: One did not within ``server_timeout`` or ``timeout`` seconds.
-            MpwdsError: One refuses, or the servers have different datasets.
+        Raises ``ServerLost`` if one did not within ``server_timeout`` or ``timeout`` seconds, ``MpwdsError``
+        if one refuses, or the servers have different datasets.
         """
         self._thread.start()
         try:

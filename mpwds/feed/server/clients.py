@@ -75,12 +75,6 @@ class Clients:
     ``definition`` are the fields of a welcome that are the same for all. ``most`` trainers or groups come at
     once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is
     silent for ``timeout_s``.
-
-    Attributes:
-        slots: The last of each number here, also of trainers that have gone.
-        groups: Who has workers.
-        sessions: Each trainer, by its identity.
-        are_turned_away: The server ends soon, so nobody else is welcomed.
     """
 
     definition: dict[str, Any]
@@ -92,10 +86,10 @@ class Clients:
     workers_of_each: int | None
     timeout_s: float
     shared_memory: bool
-    slots: dict[int, WorkerRelay] = field(default_factory=dict)
-    groups: list[ClientGroup] = field(default_factory=list)
-    sessions: dict[bytes, ClientSession] = field(default_factory=dict)
-    are_turned_away: bool = False
+    slots: dict[int, WorkerRelay] = field(default_factory=dict)  # the last of each number, also of the gone
+    groups: list[ClientGroup] = field(default_factory=list)  # who has workers
+    sessions: dict[bytes, ClientSession] = field(default_factory=dict)  # by identity
+    are_turned_away: bool = False  # the server ends soon, so nobody else is welcomed
     _looked: float = field(default_factory=time.monotonic)
     _ending: list[tuple[float, Any]] = field(default_factory=list)
 

@@ -23,12 +23,7 @@ _LINGER_S = 2.0
 
 
 class Router:
-    """The socket at which trainers reach a server.
-
-    Attributes:
-        url: Its address.
-        dropped: How many messages were dropped, by reason.
-    """
+    """The socket at which trainers reach a server; ``dropped`` counts dropped messages by reason."""
 
     def __init__(
         self, bind: str, folder: str | os.PathLike[str] | None, insecure: bool, client_timeout: float

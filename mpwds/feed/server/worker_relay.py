@@ -192,8 +192,7 @@ class WorkerRelay:
     def start(self, client: bytes, start: dict[str, Any]) -> None:
         """A trainer asks for a part, in place of what it asked for before.
 
-        Raises:
-            ValueError: It is another part than others of its group have asked for.
+        Raises ``ValueError`` if it is another part than others of its group have asked for.
         """
         for other, member in self.members.items():
             if other != client and member.start["place"] != start["place"]:

@@ -280,9 +280,7 @@ class DiskStore:
 def element_to_bytes(stage: str, element: Any) -> bytes:
     """Nested dicts, lists, tuples, arrays, tensors, numbers, strings and bytes, without pickle.
 
-    Raises:
-        TypeError: The element holds something else; the message tells where.
-        TenbinError: It holds an array of a kind that tenbin does not know.
+    Raises ``TypeError`` if the element holds something else, which the message names.
     """
     try:
         structure, arrays = nest.flatten(element)

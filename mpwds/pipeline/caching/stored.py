@@ -144,11 +144,8 @@ class Stored(WrappedStream[Any]):
     An interrupted epoch leaves the store incomplete. The next one yields what is stored and continues with
     the source, provided that the source still has the last stored element in its place. Otherwise it empties
     the store, with a warning. If the source fails on an element, neither that element nor any later one is
-    stored: the next epoch tries it again.
-
-    Args:
-        order: Positions in a complete store, in the order to yield them; ``None`` for their own.
-        limit: Where the stream ends at the latest; ``None`` with the source.
+    stored: the next epoch tries it again. ``order`` are positions in a complete store; at ``limit`` the
+    stream ends at the latest.
     """
 
     def __init__(

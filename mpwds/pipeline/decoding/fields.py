@@ -243,10 +243,7 @@ def pth_loads(data: Any, allow_pickle: bool = False) -> Any:
 def gunzip(data: Any, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
     """Decompresses gzip data of one member or several. Takes no more memory than ``max_bytes``.
 
-    Raises:
-        DecodeError: It decompresses to more.
-        EOFError: It is truncated.
-        zlib.error: It is damaged, or not gzip.
+    Raises ``DecodeError`` if it decompresses to more, ``EOFError`` or ``zlib.error`` if it is damaged.
     """
     pieces = []
     size = 0
@@ -265,9 +262,7 @@ def gunzip(data: Any, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
 def unzip(data: Any, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> dict[str, bytes]:
     """The files of a zip archive by name, stored or deflated. Takes no more memory than ``max_bytes``.
 
-    Raises:
-        DecodeError: Together they decompress to more, or one is compressed in another way.
-        zipfile.BadZipFile: The data is damaged, or not an archive.
+    Raises ``DecodeError`` if they are more, or compressed in another way, ``BadZipFile`` if it is damaged.
     """
     files = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -62,11 +62,8 @@ class Media:
     """An opened audio or video file; a context manager.
 
     Reads only the data given: a file that refers to others (a playlist, a list to concatenate, a description
-    of a session) gets nothing from the disk or the network.
-
-    Raises:
-        ValueError: The file is of an unknown kind, damaged, or cut off.
-        ImportError: PyAV, which is needed for ``purpose``, is missing.
+    of a session) gets nothing from the disk or the network. Raises ``ValueError`` if the file is of an
+    unknown kind, damaged, or cut off.
     """
 
     def __init__(
@@ -116,13 +113,9 @@ class Media:
     def frames(self, wanted: Collection[str], start: float = 0.0) -> Iterator[tuple[str, float | None, Any]]:
         """The kind ("video" or "audio"), time in seconds and frame, of the first stream of each kind.
 
-        Args:
-            wanted: Kinds of frames. Read again for every packet: remove a kind when it is no longer needed.
-            start: Seconds; frames before it may be left out.
-
-        Raises:
-            ValueError: A frame is damaged.
-            SeekFailed: Frames from ``start`` on may be missing. Decode again from the beginning.
+        ``wanted`` is read again for every packet: remove a kind when it is no longer needed. Frames before
+        ``start`` may be left out. Raises ``ValueError`` if a frame is damaged, ``SeekFailed`` if frames from
+        ``start`` on may be missing: decode again from the beginning.
         """
         streams = [stream for stream in (self.video, self.audio) if stream and stream.type in wanted]
         self._sought = start > _LEAD

@@ -187,12 +187,7 @@ class PartitionedDataset(IndexedDataset):
     """Base of datasets whose subclasses may change ``ds[i]``: epochs then consist of those samples.
 
     torch's DataLoader iterates them; its epochs are numbered from 0. ``len`` is the number of this rank's
-    samples.
-
-    Args:
-        source: All samples, of which ``ds[i]`` is the one of number ``i``.
-        chosen: Numbers of the samples of an epoch; all by default.
-        seed: Determines the order of an epoch.
+    samples. ``chosen`` are the numbers of the samples of an epoch; all by default.
     """
 
     def __init__(
@@ -295,10 +290,8 @@ class SharedEpochCounter:
 
     torch's DataLoader tells its new workers nothing but a random number, which is the same for epochs before
     which the user sets torch's seed. So a worker of an epoch that has such a worker already begins the next.
-    The list is a nameless file in memory, which forks and pickles share.
-
-    Args:
-        path: Where the file can be opened; a new one is made if it is gone.
+    The list is a nameless file in memory, which forks and pickles share by its path; a new one is made if it
+    is gone.
 
     Example:
         >>> numbers = SharedEpochCounter()

@@ -178,8 +178,7 @@ class Fetch:
     def _reserve(self, needed: int, size: int | None) -> int:
         """Makes room for the shard, as ``SizeLimit.reserve`` does. Waits for it while others fetch theirs.
 
-        Raises:
-            OSError: There is no room, or somebody reads the shard who need not have it whole.
+        Raises ``OSError`` if there is no room, or somebody reads the shard who need not have it whole.
         """
         limit, partial = self.options.limit, self.entry.partial
         deadline = time.monotonic() + patience_s

@@ -52,19 +52,9 @@ def load_description(
     those of the ``shardlist``. They may have ``datasets`` themselves. A shard without ``weight`` or ``name``
     gets those of the description around it; ``dataset`` is the name of the part of ``datasets`` it is in.
 
-    Args:
-        source: Path, URL or open file of a description.
-        base: Where relative URLs start, in place of the description's own ``base``.
-        options: Override keys of the description.
-        trusted: Whether URLs in it may run commands (``pipe:``).
-
-    Returns:
-        The description as a new dict.
-
-    Raises:
-        SpecError: It is no valid description; the message says where.
-        SecurityError: It is not trusted, and a URL would run a command.
-        OSError: A file cannot be read.
+    ``base`` and ``options`` override the description's own. If it is ``trusted``, URLs in it may run commands
+    (``pipe:``); else they are a ``SecurityError``. Raises ``SpecError``, which says where, if it is not
+    valid.
 
     Source:
         ``wids.wids_specs.load_dsdesc_and_resolve`` (webdataset 0.2.100), which ignores the ``base`` of the
@@ -121,11 +111,9 @@ class _Part:
 
 
 class Description:
-    """A description that was read. The URLs of its shards are checked at once, and joined when needed.
+    """A description that was read: what the file and ``options`` hold, and the shards' numbers of samples.
 
-    Attributes:
-        contents: What the file and ``options`` hold.
-        lengths: The number of samples in each shard.
+    The URLs of its shards are checked at once, and joined when needed.
     """
 
     def __init__(

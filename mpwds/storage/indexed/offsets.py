@@ -85,11 +85,7 @@ class Offsets(NamedTuple):
 
 
 def find_offsets(shard: OpenShard) -> Offsets:
-    """Reads a shard's headers, and no data where it is large, to find its samples.
-
-    Raises:
-        ShardError: The shard is damaged, truncated or compressed.
-    """
+    """The places of a shard's samples, by its headers; ``ShardError`` if it is damaged or compressed."""
     start = bytes(shard.read(BLOCK, 0))
     if not begins_archive(start):
         compression = compression_of(start)
@@ -251,8 +247,7 @@ def to_text(offsets: Offsets, size: int) -> str:
 def from_text(text: str, shard: OpenShard) -> Offsets | None:
     """The offsets of :func:`to_text`; ``None`` if they are those of a shard of another size.
 
-    Raises:
-        ShardError: The text is none of offsets.
+    Raises ``ShardError`` if the text is none of offsets.
     """
     try:
         data = zlib.decompress(base64.b64decode(text))

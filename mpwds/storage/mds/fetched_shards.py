@@ -68,12 +68,10 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
 
 
 class LocalFile:
-    """An open shard (see ``OpenShards``). The caller closes ``stream``.
+    """An open shard (see ``OpenShards``) of ``end`` bytes. The caller closes ``stream``.
 
-    Attributes:
-        end: Its size in bytes.
-        read: ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer.
-        tables: Where its samples begin, as its reader has found out.
+    ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer. ``tables``
+    say where its samples begin, as its reader has found out.
     """
 
     __slots__ = ("_descriptor", "end", "read", "tables", "url")
@@ -147,9 +145,7 @@ class FetchedShards(OpenShards):
     def _file(self, shard: int) -> LocalFile:
         """A shard's file, which stays open for a while.
 
-        Raises:
-            ShardError: It is missing, or its size or hash is wrong.
-            StreamError: It cannot be fetched or kept.
+        Raises ``ShardError`` if it is missing or damaged, ``StreamError`` if it cannot be fetched or kept.
         """
         file = self._open.get(shard)
         if file is None:

@@ -200,13 +200,10 @@ class MDSShards(FetchedShards):
         self._decoders = [made[columns] for columns in self.shard_columns]
 
     def read(self, shard: int, index: int) -> dict[str, Any]:
-        """The fields of a sample, by name.
+        """The fields of a sample, by name. Errors of its data name file and offset.
 
-        Raises:
-            ShardError: The shard is damaged. The message names file and offset.
-            DecodeError: A field cannot be decoded. The message names file, offset and field.
-            StreamError: The shard cannot be fetched.
-            IndexError: There is no such sample.
+        Raises ``ShardError`` if the shard is damaged, ``DecodeError`` if a field cannot be decoded,
+        ``StreamError`` if the shard cannot be fetched, ``IndexError`` if there is no such sample.
         """
         count = self.lengths[shard]
         if not 0 <= index < count:

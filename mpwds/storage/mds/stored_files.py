@@ -74,12 +74,7 @@ class Compression:
         return _CODECS[self.extension].compress(data, self.level)
 
     def decompress(self, data: bytes, limit_bytes: int) -> bytes:
-        """The original bytes, of which there may be ``limit_bytes``.
-
-        Raises:
-            ValueError: They are more, or the data is damaged.
-            ImportError: A package is missing.
-        """
+        """The original bytes; ``ValueError`` if they are more than ``limit_bytes``, or damaged."""
         try:
             return _CODECS[self.extension].decompress(data, limit_bytes)
         except (ImportError, MemoryError):

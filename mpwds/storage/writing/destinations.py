@@ -87,8 +87,7 @@ def write_whole(destination: Destination, *pieces: bytes | bytearray) -> None:
 def write_all(stream: BinaryIO, data: bytes | bytearray | memoryview, name: str | None = None) -> None:
     """Writes all of ``data`` to a stream, which may take less than it is given; ``name`` is for errors.
 
-    Raises:
-        BlockingIOError: A raw stream does not block.
+    Raises ``BlockingIOError`` if a raw stream does not block.
     """
     while data:
         try:
@@ -186,14 +185,11 @@ class PendingFile:
 
     ``discard`` removes the file, and so does the end of this object or of the interpreter. A process that is
     killed leaves it as ``.NAME.XXXXXXXX.partial``, which is locked while its writer lives. A fork removes
-    nothing.
+    nothing. If the path is a symbolic link, that stays, and the file that it names is written.
 
-    Args:
-        path: The file's name. If it is a symbolic link, that stays, and the file that it names is written.
-        sync: Make the file durable before it gets its name.
-        replace: Replace a file that has the name when this one is published.
-        directory: A descriptor of the directory that the file is in, so that renaming directories and
-            symbolic links do not lead elsewhere; a link of that name is not followed.
+    With ``sync``, the file is durable before it gets its name; with ``replace``, it replaces one that has the
+    name then. ``directory`` is a descriptor of the directory that the file is in, so that renaming
+    directories and symbolic links do not lead elsewhere; a link of that name is not followed.
     """
 
     path: str
