@@ -273,12 +273,6 @@ class _Utils(PeerModule):
         enforce_security(on)
 
 
-def stub(module: str) -> str:
-    """The file that tells type checkers the names of a module."""
-    lines = sorted(f"from {home} import {name} as {name}\n" for name, home in homes_of(module).items())
-    return "".join(lines) + ("\nenforce_security: bool\n" if module == "utils" else "")
-
-
 def install() -> None:
     """Puts the modules into ``sys.modules``."""
     kinds = {"filters": _Filters, "utils": _Utils}

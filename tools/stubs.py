@@ -8,9 +8,15 @@ import mpwds
 from mpwds import names
 
 
+def stub(module: str) -> str:
+    """The file that tells type checkers the names of a module."""
+    lines = sorted(f"from {home} import {name} as {name}\n" for name, home in names.homes_of(module).items())
+    return "".join(lines) + ("\nenforce_security: bool\n" if module == "utils" else "")
+
+
 def stubs() -> dict[str, str]:
     """The text of each stub, by the module's name."""
-    by_name = {name: names.stub(name) for name in names.PEERS if "." not in name}
+    by_name = {name: stub(name) for name in names.PEERS if "." not in name}
     modules = dict.fromkeys(("compat", *names.MODULES, *by_name), "mpwds")
     homes = sorted((home, name) for name, home in {**modules, **names.HOMES}.items())
     lines = [

@@ -18,7 +18,7 @@ import typer
 
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
-from mpwds.cli.journal import digest
+from mpwds.cli.outputs import digest
 from mpwds.cli.shards import version_of
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpwds.storage.mds import writers
 from mpwds.storage.mds.encodings import ENCODINGS, encoding
-from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.fetched_shards import DatasetLocation
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, dump_index, parse_index
 from mpwds.storage.mds.writers import refuse_existing
 from mpwds.storage.streams.urls import is_local, local_path

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.errors import ShardError
-from mpwds.storage.mds.fetched_shards import FetchedShards
-from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.fetched_shards import DatasetLocation, FetchedShards
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
 
 INDEX_NAME = "index.mds"

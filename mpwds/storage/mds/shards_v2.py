@@ -12,8 +12,7 @@ from typing import Any
 
 from mpwds.errors import DecodeError, ShardError
 from mpwds.storage.mds.encodings import ENCODINGS, Encoding, encoding
-from mpwds.storage.mds.fetched_shards import FetchedShards, LocalFile
-from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.fetched_shards import DatasetLocation, FetchedShards, LocalFile
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile
 
 INDEX_NAME = "index.json"

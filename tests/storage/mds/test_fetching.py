@@ -12,7 +12,7 @@ import time
 import pytest
 
 from mpwds import MDSWriter, ShardError, StreamError, StreamingDatasetWriter
-from mpwds.storage.mds.location import DatasetLocation
+from mpwds.storage.mds.fetched_shards import DatasetLocation
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import Compression
