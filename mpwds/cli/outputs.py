@@ -1,4 +1,4 @@
-"""What commands write: names, never over data that exists, and journals by which killed commands resume."""
+"""Outputs of commands: their names, never over data that exists, and journals to resume after a kill."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpwds.feed import keys
 from mpwds.feed.report import FeedReport, Status, WorkerReport, feed_report
+from mpwds.imports import require
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -23,14 +24,11 @@ class Metrics:
     """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed."""
 
     def __init__(self, read: Callable[[], list[Metric]], port: int, host: str) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise ImportError("metrics need prometheus_client: pip install 'mpwds[metrics]'") from error
-        registry = CollectorRegistry(auto_describe=False)
+        client = require("prometheus_client", "metrics need prometheus_client: pip install 'mpwds[metrics]'")
+        registry = client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(read))
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server, self._thread = client.start_http_server(port, host, registry)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"metrics at {host}:{port}") from None
         self.port: int = self._server.server_port

@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import Any
 
+from mpwds.imports import require
 from mpwds.stats.collector import WAITED, ConsumerTimer
 
 _REDRAW_TERMINAL_S = 0.25
@@ -17,11 +18,7 @@ _WITHOUT_TOTAL = "{desc}: {n_fmt} [{elapsed}{postfix}]"
 
 
 def require_tqdm() -> Any:
-    try:
-        from tqdm import auto
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install 'mpwds[progress]'") from error
-    return auto
+    return require("tqdm.auto", "progress=True needs tqdm: pip install 'mpwds[progress]'")
 
 
 class ShownTimer(ConsumerTimer):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
+from mpwds.imports import require
 
 if TYPE_CHECKING:
     import torch
@@ -351,14 +352,8 @@ def torch_dtypes() -> tuple[Any, dict[str, Any]]:
 
 @functools.cache
 def ml_bfloat16() -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ImportError(
-            "NumPy arrays of bfloat16 need the package ml_dtypes: pip install 'mpwds[bfloat16]', "
-            "or take tensors (output='torch')"
-        ) from error
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    hint = "NumPy arrays of bfloat16 need the package ml_dtypes: pip install 'mpwds[bfloat16]', "
+    dtype: np.dtype[Any] = np.dtype(require("ml_dtypes", hint + "or take tensors (output='torch')").bfloat16)
     return dtype
 
 

@@ -88,10 +88,7 @@ def decode_error(field: str, sample: Mapping[str, Any], url: Any, reason: str) -
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Any:
     """A tensor that shares an array's memory."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("tensors need torch: pip install torch, or decode to arrays") from error
+    torch = require("torch", "tensors need torch: pip install torch, or decode to arrays")
     return torch.from_numpy(array)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpwds.imports import require
 from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, FieldDecoder, as_tensor, extension_set
 from mpwds.suggestions import shown
 
@@ -130,11 +131,7 @@ def open_image(data: Any) -> Image:
 
 
 def _pillow() -> Any:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise ImportError("images are decoded with Pillow: pip install 'mpwds[images]'") from error
-    return PIL.Image
+    return require("PIL.Image", "images are decoded with Pillow: pip install 'mpwds[images]'")
 
 
 def _converted(data: Any, mode: str) -> Image:
