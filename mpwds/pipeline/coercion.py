@@ -187,6 +187,9 @@ class PipelineFilter:
     ``f`` takes an iterator of elements and returns one. The stage's elements have no addresses (see
     ``mpwds.pipeline.coercion.Generator``), unlike those of ``flatmap``.
 
+    Source:
+        ``webdataset.filters.pipelinefilter``.
+
     Example:
         >>> @pipelinefilter
         ... def every(source, n):
@@ -233,6 +236,9 @@ class _Curried:
 
 class PipelineStage:
     """Base of your own stage classes with a method ``run(source)``. Its elements have no addresses.
+
+    Source:
+        ``webdataset.utils.PipelineStage``.
 
     Example:
         >>> class Twice(PipelineStage):

@@ -52,6 +52,9 @@ def default_collation_fn(
         ValueError: There are no samples; they differ in length, keys or type; or arrays of a field differ in
             shape (``mpwds.padded()`` makes batches of those).
 
+    Source:
+        ``webdataset.filters.default_collation_fn``.
+
     Example:
         >>> samples = [(np.zeros((2, 3)), 7, "a"), (np.ones((2, 3)), 8, "b")]
         >>> images, labels, keys = default_collation_fn(samples)

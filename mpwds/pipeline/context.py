@@ -105,6 +105,9 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     The rank is that in ``group`` (of ``torch.distributed``); by default the environment variables ``RANK``
     and ``WORLD_SIZE``, or the default group, give it.
 
+    Source:
+        ``webdataset.utils.pytorch_worker_info``.
+
     Example:
         >>> pytorch_worker_info()
         (0, 1, 0, 1)
@@ -114,6 +117,9 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 def pytorch_worker_seed(group: Any = None) -> int:
     """A number that differs for all workers of all ranks; ``group`` is as for :func:`pytorch_worker_info`.
+
+    Source:
+        ``webdataset.utils.pytorch_worker_seed``.
 
     Example:
         >>> pytorch_worker_seed()

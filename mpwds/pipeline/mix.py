@@ -101,6 +101,9 @@ class RoundRobin(DataPipeline):
         longest: Whether exhausted datasets drop out and the others continue; otherwise the epoch ends when a
             dataset has no element left for its turn.
 
+    Source:
+        ``webdataset.RoundRobin``.
+
     Example:
         >>> "".join(RoundRobin(["abc", "12"])), "".join(RoundRobin(["abc", "12"], longest=True))
         ('a1b2c', 'a1b2c')

@@ -51,6 +51,9 @@ class Decoder:
         takes_views: All handlers are this library's own.
         loads: By the name of a field, the function that decodes it.
 
+    Source:
+        ``webdataset.autodecode.Decoder``.
+
     Example:
         >>> decode = Decoder(handle_extension("hex", bytes.fromhex), partial=True)
         >>> decode({"__key__": "000017", "cls": b"7", "json": b'{"a": [1]}', "bin": b"xyz"})
@@ -148,6 +151,9 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
             extension with dots (``seg.png``) must match in all of its parts.
         f: Function from the field's bytes to its value; ``None`` leaves the field to the handlers that
             follow.
+
+    Source:
+        ``webdataset.autodecode.handle_extension``.
 
     Example:
         >>> Decoder(handle_extension("seg.txt", len))({"txt": b"abc", "seg.txt": b"abc"})

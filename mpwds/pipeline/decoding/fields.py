@@ -211,6 +211,9 @@ def torch_loads(data: Any, allow_pickle: bool = False) -> Any:
             whose ``weights_only=True`` does not protect.
         SecurityError: ``WDS_SECURE=1``, which refuses all such data.
 
+    Source:
+        ``webdataset.autodecode.torch_loads``.
+
     Example:
         >>> import torch
         >>> stream = io.BytesIO()

@@ -64,6 +64,9 @@ class ImageDecoder(FieldDecoder):
             ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
         OSError: When called, the image is damaged or truncated.
 
+    Source:
+        ``webdataset.autodecode.ImageHandler``.
+
     Example:
         >>> decode = ImageDecoder("rgb8")
         >>> decode(".pgm", b"P5 2 1 255 " + bytes([0, 255])).tolist()

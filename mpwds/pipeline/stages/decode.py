@@ -65,6 +65,9 @@ def decode(
         TypeError: A handler is neither a specification nor a function nor a pair.
         DecodeError: While iterating, a field cannot be decoded.
 
+    Source:
+        ``webdataset.WebDataset.decode``.
+
     Example:
         >>> list(decode()([{"__key__": "a", "cls": b"7", "txt": b"seven"}]))
         [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
@@ -167,6 +170,9 @@ def xdecode(
     Raises:
         DecodeError: While iterating, a field cannot be decoded; its cause is the function's exception.
         TypeError: An argument is not a pair with a function; or, while iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.xdecode``.
 
     Example:
         >>> import json

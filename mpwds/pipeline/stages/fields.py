@@ -41,6 +41,9 @@ def to_tuple(
         ValueError: There are no fields; or, while iterating, a sample lacks one.
         TypeError: While iterating, a sample is not a dict.
 
+    Source:
+        ``webdataset.filters.to_tuple``.
+
     Example:
         >>> list(to_tuple("png;jpg cls")([{"jpg": b"..", "cls": 7}]))
         [(b'..', 7)]
@@ -60,6 +63,9 @@ def rename(handler: Handler = reraise_exception, keep: bool = True, **fields: st
     Raises:
         ValueError: While iterating, a sample lacks a field.
         TypeError: While iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.rename``.
 
     Example:
         >>> list(rename(image="png;jpg", keep=False)([{"__key__": "a", "jpg": b"..", "cls": 7}]))
@@ -88,6 +94,9 @@ def extract_keys(
     Raises:
         ValueError: While iterating, no field or several fields of a sample match a pattern.
         TypeError: While iterating, a sample is not a dict.
+
+    Source:
+        ``webdataset.filters.extract_keys``.
 
     Example:
         >>> list(extract_keys("*.png;*.jpg", "cls")([{"left.jpg": b"..", "cls": 7}]))
@@ -121,6 +130,9 @@ def rename_keys(
         ValueError: While iterating, no field of a sample matches a pattern, or two fields get the same name.
         TypeError: While iterating, a sample is not a dict.
 
+    Source:
+        ``webdataset.filters.rename_keys``.
+
     Example:
         >>> list(rename_keys(image="*.png", keep_unselected=True)([{"left.PNG": b"..", "cls": 7}]))
         [{'image': b'..', 'cls': 7}]
@@ -140,6 +152,9 @@ def map_dict(handler: Handler = reraise_exception, **functions: Callable[[Any], 
         ValueError: There are no functions.
         TypeError: While iterating, a sample is not a dict.
         KeyError: While iterating, a sample lacks the field.
+
+    Source:
+        ``webdataset.filters.map_dict``.
 
     Example:
         >>> list(map_dict(cls=int)([{"cls": "7", "id": "a"}]))
@@ -162,6 +177,9 @@ def associate(associator: Associator, handler: Handler = reraise_exception) -> A
     Raises:
         TypeError: While iterating, a sample is not a dict.
         ValueError: While iterating, a sample has no ``__key__``.
+
+    Source:
+        ``webdataset.filters.associate``.
 
     Example:
         >>> captions = {"a": {"caption": "a cat"}}

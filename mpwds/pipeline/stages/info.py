@@ -38,6 +38,9 @@ def info(
     Raises:
         KeyError: While iterating, ``fmt`` names a field that a sample lacks.
 
+    Source:
+        ``webdataset.filters.info``.
+
     Example:
         >>> import sys
         >>> list(info("cls is {cls}", n=1, stream=sys.stdout)([{"cls": 7}, {"cls": 8}]))
@@ -59,6 +62,9 @@ def log_keys(logfile: str | os.PathLike[str] | None = None) -> LogKeys:
 
     Raises:
         OSError: While iterating, the file cannot be written.
+
+    Source:
+        ``webdataset.filters.log_keys``.
 
     Example:
         >>> import pathlib, tempfile

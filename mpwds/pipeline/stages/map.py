@@ -34,6 +34,9 @@ def map(
         SharedRandomError: While iterating, ``f`` draws from ``random``, ``numpy.random`` or torch in threads,
             which share these generators. Only the first call is checked, which is made alone.
 
+    Source:
+        ``webdataset.filters.map``.
+
     Example:
         >>> list(map(lambda n: n * n if n else None)(range(4)))
         [1, 4, 9]
@@ -60,6 +63,9 @@ def map_tuple(
         TypeError: While iterating, a sample is not a tuple.
         ValueError: While iterating, a tuple has fewer fields than there are functions.
 
+    Source:
+        ``webdataset.filters.map_tuple``.
+
     Example:
         >>> list(map_tuple(None, int)([("a", "7", "x")]))
         [('a', 7, 'x')]
@@ -76,6 +82,9 @@ def transform_with(
 
     Raises:
         ValueError: There are more functions than fields.
+
+    Source:
+        ``webdataset.filters.transform_with``.
 
     Example:
         >>> transform_with(("a", "7", "x"), [None, int])

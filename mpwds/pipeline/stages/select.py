@@ -24,6 +24,9 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
         predicate: Takes an element and returns whether to keep it.
         handler: Called when ``predicate`` raises an exception; the default raises it.
 
+    Source:
+        ``webdataset.filters.select``.
+
     Example:
         >>> list(select(lambda n: n % 2)(range(6)))
         [1, 3, 5]
@@ -43,6 +46,9 @@ def rsample(p: float = 0.5) -> RSample:
 
     Raises:
         ValueError: ``p`` is below 0 or above 1.
+
+    Source:
+        ``webdataset.filters.rsample``.
 
     Example:
         >>> 400 < len(list(rsample(0.5)(range(1000)))) < 600
@@ -64,6 +70,9 @@ def slice(*args: int | None) -> Slice:
     Raises:
         TypeError: The arguments are not one to three integers.
         ValueError: An argument is negative, or ``step`` is 0.
+
+    Source:
+        ``webdataset.filters.slice``.
 
     Example:
         >>> list(slice(2)("abcde")), list(slice(1, None, 2)("abcde"))

@@ -47,6 +47,9 @@ def shuffle(
         ValueError: Both ``rng`` and ``seed`` are given, or both ``bufsize`` and ``total``, or ``total`` is
             below 1.
 
+    Source:
+        ``webdataset.filters.shuffle``.
+
     Example:
         >>> sorted(shuffle(4)(range(6)))
         [0, 1, 2, 3, 4, 5]
@@ -75,6 +78,9 @@ def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: in
         initial: Elements to take in before the first is yielded; at most ``bufsize``.
         seed: Determines the order, with the epoch.
         epoch: Number of the epoch before the first.
+
+    Source:
+        ``webdataset.filters.detshuffle``.
 
     Example:
         >>> list(detshuffle(4)(range(6)))

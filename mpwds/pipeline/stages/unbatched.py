@@ -42,6 +42,9 @@ def unbatched(handler: Handler = reraise_exception) -> Unbatched:
         ValueError: While iterating, the columns of a batch differ in length.
         TypeError: While iterating, an element is not a batch.
 
+    Source:
+        ``webdataset.filters.unbatched``.
+
     Example:
         >>> list(unbatched()([([1, 2], ["a", "b"]), ([3], ["c"])]))
         [(1, 'a'), (2, 'b'), (3, 'c')]
@@ -55,6 +58,9 @@ def unlisted(handler: Handler = reraise_exception) -> Unlisted:
 
     Raises:
         TypeError: While iterating, an element is not a list or tuple.
+
+    Source:
+        ``webdataset.filters.unlisted``.
 
     Example:
         >>> list(unlisted()([["a", "b"], ["c"]]))

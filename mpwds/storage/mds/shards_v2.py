@@ -37,6 +37,9 @@ def parse_index(data: bytes, path: str) -> list[IndexedShard]:
     """The shards that an index lists; ``path`` is its name for errors.
 
     Raises ``ShardError`` with the place if it is damaged, or of another version or format.
+
+    Source:
+        ``streaming.base.format``.
     """
     try:
         index = json.loads(data)

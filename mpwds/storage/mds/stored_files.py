@@ -172,6 +172,9 @@ def digest(name: str, data: bytes | bytearray) -> str:
 
     Raises ``ValueError`` if there is no such hash, ``ImportError`` if xxhash is missing.
 
+    Source:
+        ``streaming.base.hashing``.
+
     Example:
         >>> digest("md5", b"")
         'd41d8cd98f00b204e9800998ecf8427e'

@@ -51,6 +51,9 @@ def numpy_dumps(data: Any) -> bytes:
     """An array, a tensor or a list of numbers as an ``.npy`` file. An array of Python objects is pickled.
 
     Raises ``ValueError`` if something other than an array would become an array of Python objects.
+
+    Source:
+        ``webdataset.writer.numpy_dumps``.
     """
     stream = io.BytesIO()
     np.lib.format.write_array(stream, _storable(data), allow_pickle=True)
@@ -77,7 +80,11 @@ def tenbin_dumps(data: Any) -> bytes:
 
 
 def torch_dumps(data: Any) -> bytes:
-    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone."""
+    """An object as ``torch.save`` stores it. A tensor that is part of a larger one is stored alone.
+
+    Source:
+        ``webdataset.writer.torch_dumps``.
+    """
     torch = require("torch", "pth files are encoded with torch: pip install torch")
     if type(data) is torch.Tensor and data.layout is torch.strided:
         stored = data.untyped_storage().nbytes()
@@ -113,6 +120,9 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     Raises:
         ValueError: The format or the array is not one of these.
         OSError: The format cannot hold such an image (JPEG and alpha, say).
+
+    Source:
+        ``webdataset.writer.imageencoder``.
     """
     extension = format.lower()
     if extension not in IMAGE_FORMATS:
@@ -172,6 +182,9 @@ def _text_or(dumps: FieldEncoder, value: Any) -> bytes:
 
 def make_handlers() -> dict[str, FieldEncoder]:
     """A new table of encoders by extension, to change and pass as a writer's ``encoder``.
+
+    Source:
+        ``webdataset.writer.make_handlers``.
 
     Example:
         >>> handlers = make_handlers()
@@ -233,6 +246,9 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
         ValueError: The extension is not known, or the value does not fit it.
         ImportError: A package is missing, such as Pillow for an image.
 
+    Source:
+        ``webdataset.writer``.
+
     Example:
         >>> encode_field("cls", 7), encode_field("json", {"a": 1}), encode_field("caption.txt", "été")
         (b'7', b'{"a": 1}', b'\\xc3\\xa9t\\xc3\\xa9')
@@ -262,7 +278,11 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, FieldEncoder] = default_handlers
 ) -> dict[str, Any]:
-    """A sample, encoded by a table of functions. Fields that start with ``_`` stay as they are."""
+    """A sample, encoded by a table of functions. Fields that start with ``_`` stay as they are.
+
+    Source:
+        ``webdataset.writer.encode_based_on_extension``.
+    """
     return {
         field: value if field.startswith("_") else encode_field(field, value, handlers)
         for field, value in sample.items()
@@ -275,6 +295,9 @@ def make_encoder(spec: EncoderSpec) -> SampleEncoder:
     Args:
         spec: ``True``: ``encode_field`` for each field. A dictionary: the same, with its functions.
             ``False`` or ``None``: the sample as it is. A function from samples to samples: itself.
+
+    Source:
+        ``webdataset.writer.make_encoder``.
 
     Example:
         >>> make_encoder({"hex": bytes.fromhex})({"__key__": "a", "hex": "ff", "txt": "b"})

@@ -73,6 +73,9 @@ class TarWriter(ClosesOrDiscards):
         BlockingIOError: While writing: a raw stream does not block.
         ImportError: A package is missing, such as zstandard for ``"zst"``.
 
+    Source:
+        ``webdataset.writer.TarWriter``.
+
     Example:
         >>> import io
         >>> stream = io.BytesIO()
@@ -281,6 +284,9 @@ class ShardWriter(ClosesOrDiscards):
 
     Raises:
         ValueError: The pattern has no ``%`` directive for an integer, or a limit is not positive.
+
+    Source:
+        ``webdataset.writer.ShardWriter``.
 
     Example:
         >>> import tempfile
