@@ -91,7 +91,7 @@ class RankRounds:
         return "" if self._batches is None else self._batches.closed
 
     def look_ahead(self, rounds: int) -> int:
-        """How many of the next ``rounds`` this rank can serve, or has batches for that are no repeats."""
+        """Counts those of the next ``rounds`` that this rank can serve, or has more than repeats for."""
         return next((number for number in range(rounds) if not self._has(number)), rounds)
 
     def next(self) -> Any:

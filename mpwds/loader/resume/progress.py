@@ -35,7 +35,7 @@ START = Position()
 
 
 class CarriedPositions:
-    """Where the streams that one worker carries go on, as far as its messages have come.
+    """The positions of the streams that one worker carries, as far as its messages have come.
 
     The keys of ``first`` are the streams in the order of their turns; its values are the next batches.
     """
@@ -59,7 +59,7 @@ class CarriedPositions:
         return not self.first
 
     def wanted(self) -> dict[int, Position]:
-        """Where each stream is to begin if the worker has to begin again, in the order of their turns."""
+        """The positions from which the worker would begin again, in the order of the streams' turns."""
         return {stream: replace(self._positions[stream], first=first) for stream, first in self.first.items()}
 
 

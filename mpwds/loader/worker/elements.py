@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
-from mpwds.loader.worker.endless import PaddedStream, WrappedAround, endless
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -28,6 +27,7 @@ from mpwds.pipeline.stream import Count, LengthUnknown, Stream
 
 if TYPE_CHECKING:
     from mpwds.loader.processes.setup import WorkerSetup
+    from mpwds.loader.worker.endless import PaddedStream, WrappedAround
 
 STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
 STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
@@ -205,6 +205,8 @@ class WorkerIterator(Iterator[Any]):
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream: Stream[Any] = dataset.stream(context)
             if position.after_end:
+                from mpwds.loader.worker.endless import endless
+
                 stream = self._endless = endless(stream, dataset, context, position.after_end)
             # Where results come in any order, only a state right after an element tells which came before.
             self._each = takes_any_order(dataset)
