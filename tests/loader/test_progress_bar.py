@@ -131,7 +131,8 @@ def test_tqdm_is_not_imported_unless_it_is_needed():
 
 
 def test_without_tqdm_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+    for module in ("tqdm", "tqdm.auto"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'mpwds\[progress\]'"):
         MultiLoader([1], progress=True)
 
