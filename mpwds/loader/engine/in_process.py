@@ -94,7 +94,7 @@ class InProcessWorker(WorkerHandle):
                 fields |= {"kind": protocol.END, "sent": iterator.number + 1, "idle": self._idle}
             else:
                 fields |= {"kind": protocol.BATCH, "sequence": iterator.number, **self._copied(element)}
-                fields["repeats"] = iterator.repeats
+                fields["repeats"] = iterator.endless is not None and iterator.endless.repeats
         if element is not ENDED:
             fields["state"] = iterator.state(time.monotonic())
             self._meter.sending(fields["samples"], fields["nbytes"])

@@ -181,6 +181,7 @@ class WorkerIterator(Iterator[Any]):
     before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
     iterator. ``around`` may put another one around what gives elements without addresses. ``streams`` is the
     number of streams that the process makes. Errors call this one ``name``, by default as its worker.
+    ``endless`` is the stream if it goes on after its end: it tells whether the last element was a repeat.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class WorkerIterator(Iterator[Any]):
         self._name = name or f"worker {context.worker}"
         self.position = position
         self._stream: Stream[Any] | OwnElements | None = None
-        self._endless: WrappedAround | PaddedStream | None = None
+        self.endless: WrappedAround | PaddedStream | None = None
         self._elements: Iterator[Any]
         state = None if position.state is None else unpack_state(position.state)
         self._due = time.monotonic() + STATE_EVERY_S
@@ -207,7 +208,7 @@ class WorkerIterator(Iterator[Any]):
             if position.after_end:
                 from mpwds.loader.worker.endless import endless
 
-                stream = self._endless = endless(stream, dataset, context, position.after_end)
+                stream = self.endless = endless(stream, dataset, context, position.after_end)
             # Where results come in any order, only a state right after an element tells which came before.
             self._each = takes_any_order(dataset)
             if self._each and position.at < position.first:
@@ -239,11 +240,6 @@ class WorkerIterator(Iterator[Any]):
             raise
         self.number += 1
         return element
-
-    @property
-    def repeats(self) -> bool:
-        """True if the last element came after the end of the stream, to make an epoch even."""
-        return self._endless is not None and self._endless.repeats
 
     def state(self, now: float) -> bytes | str | None:
         """The packed state after the last element, if it is due at ``now``; once, why there is none."""

@@ -156,7 +156,7 @@ class Worker:
                     end = {"kind": protocol.END, "sent": iterator.number + 1, **named[stream]}
                 elif iterator.number >= iterator.position.first:
                     fields = {"generation": generation, "sequence": iterator.number, **named[stream]}
-                    if iterator.repeats:
+                    if iterator.endless is not None and iterator.endless.repeats:
                         fields["repeats"] = True
                     self._send(element, fields, iterator.state(now))
             return end
