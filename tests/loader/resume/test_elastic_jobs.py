@@ -64,7 +64,9 @@ def shards(tmp_path_factory):
 SOURCES = {
     "sequence": lambda shards: DataPipeline(range(260)),
     "shards": lambda shards: mpwds.WebDataset(shards, shardshuffle=True).map(number_of),
-    "resampled": lambda shards: mpwds.WebDataset(shards, resampled=True).map(number_of).with_epoch(17),
+    "resampled": lambda shards: DataPipeline(
+        mpwds.WebDataset(shards, resampled=True).map(number_of).with_epoch(17)
+    ),
     "indexed": lambda shards: mpwds.IndexedDataset(range(250), "global"),
     "mixed": lambda shards: DataPipeline(
         mpwds.RandomMix([DataPipeline(range(150)), DataPipeline(range(1000, 1200))], [0.4, 0.6])
