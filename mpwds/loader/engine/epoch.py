@@ -80,9 +80,10 @@ class EpochIterator(Iterator[Any]):
             self._carriers = {stream: stream % len(self._workers) for stream in self._turns}
             self._waiting: deque[int] = deque()  # streams that no worker has begun
             makes_again = any(stream.received < stream.delivered for stream in progress.streams)
-            if not (in_order or makes_again):
-                self._waiting = deque(stream for stream in self._turns if stream >= len(self._workers))
-                self._turns = deque(stream for stream in self._turns if stream < len(self._workers))
+            if len(progress.streams) > len(self._workers) and not (in_order or makes_again):
+                self._carriers = {stream: index for index, stream in enumerate(self._turns)}
+                self._waiting = deque(list(self._turns)[len(self._workers) :])
+                self._turns = deque(list(self._turns)[: len(self._workers)])
             with interrupts_deferred():
                 for index in self._all_carriers():
                     self._start(self._workers[index])

@@ -359,3 +359,15 @@ def test_statistics_tell_what_the_shuffle_buffers_of_all_streams_hold(loader_of)
         stats = loader.stats()
         assert stats.buffered == held
         assert f"shuffle buffers hold up to {held} elements" in str(stats)
+
+
+def test_in_any_order_streams_that_are_over_hold_up_none_of_the_others(loader_of):
+    """The first streams, which the workers would begin with, are over when the state is saved."""
+    dataset = DataPipeline(range(300)).select(lambda number: number % STREAMS > 2 or number < STREAMS)
+    whole = sorted(map(int, loader_of(dataset)))
+    first = loader_of(dataset, workers=2, in_order=False)
+    got = [int(number) for number in itertools.islice(first, 60)]
+    for workers in (0, 1, 2, 3):
+        second = loader_of(dataset, workers=workers, in_order=False)
+        second.load_state_dict(first.state_dict())
+        assert sorted(got + list(map(int, second))) == whole
