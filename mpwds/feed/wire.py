@@ -112,6 +112,10 @@ def _is_place(value: Any) -> bool:
     return numbers and rank < world_size and worker < workers and (seed is None or type(seed) is int)
 
 
+def _is_share(value: Any) -> bool:
+    return type(value) is list and len(value) == 2 and all(map(_is_natural, value)) and value[0] < value[1]
+
+
 def _is_row(value: Any) -> bool:
     return type(value) is list and len(value) == 3 and all(map(_is_natural, value))
 
@@ -128,6 +132,7 @@ _TYPES: Mapping[str, _Check] = {
     "versions": ("a list of versions", _list_of(_is_natural, 16)),
     "texts": ("a list of str", _list_of(lambda value: type(value) is str, 10_000)),
     "workers": (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS),
+    "share": ("[number, ranks]", _is_share),
     "place": ("[rank, world_size, worker, workers, seed]", _is_place),
     "table": ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000)),
     "list": ("a list", lambda value: type(value) is list),
@@ -158,6 +163,7 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
         "fingerprint group: line?",
         "rank world_size: number",
         "workers: workers?",
+        "share: share?",
         "members: number?",
         "max_lag: seconds?",
     ),

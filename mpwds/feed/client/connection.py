@@ -8,18 +8,19 @@ import os
 import time
 from collections import deque
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
+from mpwds.feed.client.addresses import ServerAddresses, Urls
 from mpwds.feed.fd_passing import FdReceiver
 from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
-from mpwds.storage.streams.braces import Names
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -37,14 +38,16 @@ OnServerLoss = Literal["wait", "move", "raise"]
 class RemoteOptions:
     """Options by which a loader reaches its servers; see ``RemoteLoader``."""
 
-    urls: str | list[str]
+    urls: Urls
     workers: int | None = None
     keys: str | os.PathLike[str] | None = None
     insecure: bool = False
     group: str | None = None
     members: int | None = None
     max_lag: float | None = None
-    on_server_loss: OnServerLoss = "wait"
+    on_server_loss: OnServerLoss | None = None
+    min_servers: int | None = None
+    max_servers: int | None = None
     server_timeout: float | None = 600.0
     timeout: float | None = None
     heartbeat_timeout: float = wire.LOST_S
@@ -62,20 +65,20 @@ class RemoteOptions:
             options.integer(name, "members", self.members, at_least=1)
         if self.group is None and (self.members is not None or self.max_lag is not None):
             raise ValueError(f"{name}: members= and max_lag= belong to a group=")
-        options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
+        if self.on_server_loss is not None:
+            options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
+        for limit in ("min_servers", "max_servers"):
+            if vars(self)[limit] is not None:
+                options.integer(name, limit, vars(self)[limit], at_least=1)
         options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
         for each in (self.server_timeout, self.max_lag):
             options.timeout(name, each)
         wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
-        if not self.expanded():
-            raise ValueError(f"{name}: there is no URL of a server")
-        for url in self.expanded():
-            keys.check_url(url, self.keys, self.insecure)
+        self.addresses()
 
-    def expanded(self) -> list[str]:
-        """The URLs, after braces are expanded."""
-        urls = [self.urls] if isinstance(self.urls, str) else list(self.urls)
-        return list(Names(*urls))
+    def addresses(self) -> ServerAddresses:
+        """What looks up the servers; raises ValueError or SecurityError if one may not be used."""
+        return ServerAddresses(self.urls, partial(keys.check_url, keys=self.keys, insecure=self.insecure))
 
 
 class ReceivedMessage(NamedTuple):
@@ -140,6 +143,7 @@ class ServerConnection:
 
     url: str
     workers: int | None
+    share: tuple[int, int]  # this trainer's number among those that share the server, and theirs
     options: RemoteOptions
     context: InitVar[zmq.Context[zmq.Socket[bytes]]]
     socket: zmq.Socket[bytes] = field(init=False)
@@ -216,7 +220,9 @@ class ServerConnection:
             attempts = [(queue.slot, queue.attempt) for queue in tuple(self.queues.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
-        elif self.refused or self.send(wire.pack(wire.HELLO, workers=self.workers, **hello)):
+        elif self.refused or self.send(
+            wire.pack(wire.HELLO, workers=self.workers, share=list(self.share), **hello)
+        ):
             self.retry_at = None
         else:
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
@@ -313,16 +319,26 @@ class ServerConnection:
         self.is_up, self.why, self.lost_since = False, why, time.monotonic()
         self.break_all()
 
+    def leave(self, why: str) -> None:
+        """Ends the session, because another server takes this one's place."""
+        self.send(wire.pack(wire.BYE))
+        self.lose(why)
+
     def break_all(self) -> None:
         for queue in tuple(self.queues.values()):
             queue.attempt.broken = True
             queue.announce()
 
     def close(self) -> None:
+        """Ends the connection. What has arrived stays, until :meth:`free`."""
+        self.is_connected = False
         self.socket.disable_monitor()
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
         self._close_fd_receiver()
+
+    def free(self) -> None:
+        """Lets go of the memory of the server's workers."""
         for queue in self.queues.values():
             if queue.receiver is not None:
                 queue.receiver.close()

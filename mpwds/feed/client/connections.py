@@ -23,7 +23,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import wire
-from mpwds.feed.client.connection import ReceivedMessage, ReceiveQueue, RemoteOptions, ServerConnection
+from mpwds.feed.client import addresses, sharing
+from mpwds.feed.client.connection import (
+    OnServerLoss,
+    ReceivedMessage,
+    ReceiveQueue,
+    RemoteOptions,
+    ServerConnection,
+)
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
 from mpwds.viewing.wording import size
@@ -32,6 +39,7 @@ from mpwds.warn import warn
 _MESSAGES_AT_ONCE = 64
 _MOST_MISMATCHES = 3  # the first may come from a server that is about to end
 _ASK_S = 60.0
+_MOST_SOCKETS = 60_000  # three for each server
 _MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
 
 SAY_EVERY_S = 5.0
@@ -42,6 +50,13 @@ class ServerConnections:
     """The servers of a loader; :meth:`connect` starts the thread, :meth:`close` ends it.
 
     A number of workers is dealt to the servers. ``room(nbytes)`` gives memory for the arrays of a batch.
+    Another thread looks up addresses of servers that come and go. A server that is up stays when its address
+    is gone: that may be the look-up's fault.
+
+    Attributes:
+        connections: Those to servers that are up or may come. The list is never changed, but replaced.
+        changes: Counts the moments in which servers came or were lost.
+        on_loss: What to do if a server is lost: see ``on_server_loss`` of ``RemoteLoader``.
     """
 
     def __init__(self, options: RemoteOptions, room: Callable[[int], Any]) -> None:
@@ -63,31 +78,76 @@ class ServerConnections:
         self._room = room
         self._owner = os.getpid()
         self._context = zmq.Context()
-        self._closing = False
+        self._context.max_sockets = _MOST_SOCKETS
+        self._closing = threading.Event()
         self._wake = EventFd()
         self._outbox: deque[tuple[ServerConnection, bytes]] = deque()
         self._questions: dict[int, Future[dict[str, Any]]] = {}
         self._requests = itertools.count()
         self._changed = threading.Event()
         self.connections: list[ServerConnection] = []
-        workers = options.workers
-        urls = options.expanded()[:workers]
-        self._thread = threading.Thread(target=self._run, name="mpwds-feed", daemon=True)
+        self.gone: list[ServerConnection] = []  # whose memory may still be read
+        self.changes = 0
+        self._here = here
+        self._addresses = options.addresses()
+        is_followed = self._addresses.is_followed
+        self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
+        self._least = options.min_servers or (1 if is_followed else None)
+        self._urls = self._addresses.look_up()
+        self._threads = [threading.Thread(target=self._run, name="mpwds-feed", daemon=True)]
+        if is_followed:
+            self._threads.append(threading.Thread(target=self._look_up, name="mpwds-addresses", daemon=True))
         try:
-            for number, url in enumerate(urls):
-                share = None if workers is None else (workers + len(urls) - 1 - number) // len(urls)
-                self.connections.append(ServerConnection(url, share, options, self._context))
+            self._follow(self._urls)
         except BaseException:
             self._context.destroy(0)
             raise
 
+    def _follow(self, urls: list[str]) -> None:
+        """Connects to the servers at these URLs that this rank uses, and lets go of others."""
+        most = self.options.max_servers or sharing.MOST_LINKS
+        if self._here.world_size == 1 and not self._addresses.is_followed:
+            most = self.options.max_servers or len(urls)
+        used = {
+            share.url: share for share in sharing.shares(urls, self._here.rank, self._here.world_size, most)
+        }
+        kept = [connection for connection in self.connections if connection.url in used or connection.is_up]
+        excess = len(kept) + len(used.keys() - {connection.url for connection in kept}) - most
+        for connection in [each for each in kept if each.url not in used][: max(0, excess)]:
+            connection.leave("another server takes its place")
+            kept.remove(connection)
+        for connection in self.connections:
+            if connection not in kept:
+                connection.close()
+                self.gone.append(connection)
+        new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
+        for share, workers in zip(new, self._dealt(len(new), kept), strict=False):
+            place = share.number, share.ranks
+            kept.append(ServerConnection(share.url, workers, place, self.options, self._context))
+        self.connections = kept
+
+    def _dealt(self, servers: int, others: list[ServerConnection]) -> list[int | None]:
+        """The number of workers that each of new servers is asked for: together those that others lack."""
+        wanted = self.options.workers
+        if wanted is None:
+            return [None] * servers
+        lacking = max(0, wanted - sum(connection.workers or 0 for connection in others if connection.is_up))
+        shares = [(lacking + servers - 1 - number) // servers for number in range(servers)]
+        return [share for share in shares if share]
+
+    def slots(self) -> list[tuple[ServerConnection, int]]:
+        """The workers of all servers that are up, each as a connection and a slot there."""
+        up = [connection for connection in self.connections if connection.is_up]
+        return [(connection, slot) for connection in up for slot in range(connection.workers or 0)]
+
     def connect(self) -> None:
-        """Waits until every server has welcomed this trainer; closes the connections if one does not.
+        """Waits until the servers that are needed have welcomed this trainer; closes the connections if not.
 
         Raises ``ServerLost`` if one did not within ``server_timeout`` or ``timeout`` seconds, ``MpwdsError``
         if one refuses, or the servers have different datasets.
         """
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         try:
             self._wait_for_welcomes()
         except BaseException:
@@ -97,18 +157,21 @@ class ServerConnections:
     def _wait_for_welcomes(self) -> None:
         began = time.monotonic()
         say_after_s = SAY_EVERY_S
+        gives_up = any if self._least is None else all  # the servers of which this is true
         while True:
             self._changed.clear()
-            missing = [connection for connection in self.connections if not connection.is_up]
-            for connection in self.connections:
-                if connection.refused:
+            connections = self.connections
+            missing = [connection for connection in connections if not connection.is_up]
+            for connection in missing:
+                if connection.refused and gives_up(each.refused for each in connections):
                     raise MpwdsError(connection.refused)
             self._compare()
-            if not missing:
+            if connections and len(connections) - len(missing) >= (self._least or len(connections)):
                 return
             waited = time.monotonic() - began
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
-            if any(connection.mismatches >= _MOST_MISMATCHES for connection in missing):
+            named = named or f"{self.options.urls} ({self._addresses.why or 'there is no address'})"
+            if missing and gives_up(each.mismatches >= _MOST_MISMATCHES for each in missing):
                 raise ServerLost(f"no server is ready at {named}")
             if self._timeout is not None and waited > self._timeout:
                 raise ServerLost(
@@ -143,17 +206,20 @@ class ServerConnections:
 
     def close(self) -> None:
         """Tells the servers that this trainer leaves. In a fork of the trainer, does nothing."""
-        if os.getpid() != self._owner or self._closing:
+        if os.getpid() != self._owner or self._closing.is_set():
             return
         for connection in self.connections:
             if connection.is_up:
                 self.send(connection, wire.BYE)
-        self._closing = True
+        self._closing.set()
         self._wake.ring()
-        if self._thread.ident is not None:
-            self._thread.join(10)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(10)
         for connection in self.connections:
             connection.close()
+        for connection in [*self.connections, *self.gone]:
+            connection.free()
         self._context.term()
 
     def _compare(self) -> None:
@@ -178,24 +244,45 @@ class ServerConnections:
                 connection.refuse(f"receiving from servers failed: {type(error).__name__}: {error}")
             self._changed.set()
 
-    def _keep_receiving(self) -> None:
+    def _look_up(self) -> None:
+        while not self._closing.wait(addresses.LOOK_EVERY_S):
+            urls = self._addresses.look_up()
+            if urls != self._urls:
+                self._urls = urls
+                self._wake.ring()
+
+    def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._wake.fileno(), zmq.POLLIN)
         for connection in self.connections:
             poller.register(connection.socket, zmq.POLLIN)
             poller.register(connection.breaks, zmq.POLLIN)
+        return poller
+
+    def _keep_receiving(self) -> None:
+        poller, urls, were_up = self._poller(), self._urls, list[ServerConnection]()
         looked = time.monotonic()
         while True:
+            if urls is not self._urls:
+                urls = self._urls
+                self._follow(urls)
+                poller = self._poller()
+            are_up = [connection for connection in self.connections if connection.is_up]
+            if are_up != were_up:
+                were_up = are_up
+                self.changes += 1
             now = time.monotonic()
             for connection in self.connections:
                 if now - looked > 2 * wire.PING_S:  # this process stood still: the silence was its own
                     connection.heard += now - looked
                 connection.keep_alive(now, self._hello)
             looked = now
-            wait_s = min(connection.tick for connection in self.connections) + wire.PING_S - now
+            wait_s = (
+                min((connection.tick for connection in self.connections), default=now) + wire.PING_S - now
+            )
             poller.poll(max(0, round(wait_s * 1000)))
             self._wake.clear()
-            closing = self._closing  # read first: what was to be sent before is in the outbox by now
+            closing = self._closing.is_set()  # read first: what was to be sent before is in the outbox by now
             while self._outbox:
                 connection, data = self._outbox.popleft()
                 connection.send(data)

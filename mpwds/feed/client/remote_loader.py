@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.feed import definition, wire
+from mpwds.feed.client.addresses import Urls
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import RemoteWorker
@@ -23,6 +25,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.suggestions import suggest_arguments
+from mpwds.warn import warn
 
 if TYPE_CHECKING:
     from mpwds.sharedmem.cuda import Pinning
@@ -41,7 +44,9 @@ class RemoteLoader(MultiLoader):
 
     Args:
         urls: ``"tcp://HOST:PORT"`` or ``"ipc://PATH"`` of the servers; braces name several
-            (``"tcp://cpu{1..4}:7880"``). Or a list of URLs.
+            (``"tcp://cpu{1..4}:7880"``). Or a list of URLs. The addresses of servers that come and go are
+            looked up every few seconds: ``"dns+tcp://HOST:PORT"`` is all records of a name, ``"file:PATH"``
+            a file with a URL in each line, or a folder of such files, and a function returns URLs.
         workers: Workers of all servers together. ``None`` takes what the servers grant: all that are free, or
             for the ranks of a job equal shares.
         timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
@@ -60,6 +65,11 @@ class RemoteLoader(MultiLoader):
             error. ``None`` is for ever.
         on_server_loss: If a server dies or cannot be reached, ``"wait"`` until it is back, ``"move"`` its
             part to the other servers, or ``"raise"`` ServerLost. No batch is lost or delivered twice.
+            ``None`` is ``"move"`` if addresses are looked up, and otherwise ``"wait"``.
+        min_servers: Servers that must have answered before the loader begins. ``None`` is one if addresses
+            are looked up, and otherwise all. With ``streams``, those that come later get work, too.
+        max_servers: Servers that this rank connects to. ``None`` is 8, or all URLs of a list for a trainer
+            alone. The ranks of a job share the servers equally.
         server_timeout: Seconds to wait for a server, at the start and after a loss. ``None`` is for ever.
         heartbeat_timeout: Seconds of silence after which a server is lost.
         max_batch_bytes: Largest batch that is accepted; more memory is never allocated for one.
@@ -91,7 +101,7 @@ class RemoteLoader(MultiLoader):
     @suggest_arguments
     def __init__(
         self,
-        urls: str | list[str],
+        urls: Urls,
         workers: int | None = None,
         *,
         in_order: bool = True,
@@ -109,7 +119,9 @@ class RemoteLoader(MultiLoader):
         group: str | None = None,
         members: int | None = None,
         max_lag: float | None = None,
-        on_server_loss: OnServerLoss = "wait",
+        on_server_loss: OnServerLoss | None = None,
+        min_servers: int | None = None,
+        max_servers: int | None = None,
         server_timeout: float | None = 600.0,
         heartbeat_timeout: float = wire.LOST_S,
         max_batch_bytes: int = 4 << 30,
@@ -127,6 +139,8 @@ class RemoteLoader(MultiLoader):
                 members=members,
                 max_lag=max_lag,
                 on_server_loss=on_server_loss,
+                min_servers=min_servers,
+                max_servers=max_servers,
                 server_timeout=server_timeout,
                 timeout=timeout,
                 heartbeat_timeout=heartbeat_timeout,
@@ -136,9 +150,12 @@ class RemoteLoader(MultiLoader):
             )
         )
         try:
+            granted = len(self._remote.slots)
+            if streams is not None and workers is None:
+                granted = min(granted, max(1, streams // Context.current().world_size))
             super().__init__(
                 self._remote.dataset(),
-                len(self._remote.slots),
+                granted,
                 in_order=in_order,
                 prefetch=prefetch,
                 timeout=timeout,
@@ -180,17 +197,16 @@ class Remote:
         self,
         options: RemoteOptions,
         definition: dict[str, Any] | None = None,
-        slots: Sequence[tuple[int, int]] = (),
+        slots: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.options = options
         self._rooms = CopiedBatches(kept=16)
         self.servers: ServerConnections | None = None
         self.definition, self.slots = definition or {}, list(slots)
         if definition is None:
-            connections = self.connected().connections
-            self.definition = connections[0].definition
-            for number, connection in enumerate(connections):
-                self.slots += [(number, slot) for slot in range(connection.workers or 0)]
+            found = self.connected().slots()
+            self.definition = found[0][0].definition
+            self.slots = [(connection.url, slot) for connection, slot in found]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.options, self.definition, self.slots)
@@ -198,7 +214,10 @@ class Remote:
     def connected(self) -> ServerConnections:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
-            chosen = replace(self.options, fingerprint=known, workers=len(self.slots) or self.options.workers)
+            workers = self.options.workers
+            if self.slots and not self.options.addresses().is_followed:  # as many as the first time
+                workers = len(self.slots)
+            chosen = replace(self.options, fingerprint=known, workers=workers)
             servers = ServerConnections(chosen, lambda nbytes: self._rooms.allocate(nbytes))
             servers.connect()
             self.servers = servers
@@ -209,9 +228,15 @@ class Remote:
         self._rooms = CopiedBatches(pinning, kept=16)
 
     def slot(self, number: int) -> tuple[ServerConnection, int]:
-        """The server of the loader's remote worker ``number``, and its slot there."""
-        connection, slot = self.slots[number]
-        return self.connected().connections[connection], slot
+        """The server of the loader's remote worker ``number``, and its slot there.
+
+        If there are fewer now, a server has it beside its own.
+        """
+        found = self.connected().slots()
+        if number < len(found):
+            return found[number]
+        connection, _ = found[number % len(found)]
+        return connection, (connection.workers or 0) + number
 
     def group(self, *arguments: Any, **keywords: Any) -> RemoteGroup:
         """The workers of a loader that has workers of its own, too."""
@@ -256,6 +281,7 @@ class RemoteGroup(WorkerGroup):
     def __init__(self, remote: Remote, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._remote = remote
+        self._changes = 0
         remote.pin(keywords.get("pinning"))
 
     @property
@@ -267,13 +293,43 @@ class RemoteGroup(WorkerGroup):
         if os.getpid() == self._owner:
             self._remote.close()
 
+    @property
+    def has_changed(self) -> bool:
+        return self._remote.connected().changes != self._changes
+
+    def follow(self) -> list[WorkerHandle]:
+        """The workers, also of servers that have come; some of these take the places of lost ones."""
+        servers, setup = self._remote.connected(), self._make_setup()
+        self._changes = servers.changes
+        remote = [worker for worker in self._workers if isinstance(worker, RemoteWorker)]
+        taken = {(id(connection), slot) for connection, slot in (worker.place for worker in remote)}
+        lost = dict.fromkeys(worker.place[0] for worker in remote if not worker.is_available)
+        for connection in lost if any(worker.is_available for worker in self._workers) else ():
+            if not connection.warned:
+                connection.warned = True
+                warn(
+                    f"{connection.loss}: other workers take over its streams, so no batch is lost or "
+                    "delivered twice"
+                )
+        free = deque(place for place in servers.slots() if (id(place[0]), place[1]) not in taken)
+        for worker in remote:
+            if free and not worker.is_available:
+                worker.move_to(*free.popleft())
+        assert setup.streams is not None
+        while free and len(self._workers) < setup.streams // setup.world_size:
+            self._workers.append(self._make_remote(len(self._workers), *free.popleft()))
+        return self.workers
+
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         local = self._remote.options.local
         if index < local:
             return super()._make_worker(index, launcher)
+        return self._make_remote(index, *self._remote.slot(index - local))
+
+    def _make_remote(self, index: int, connection: ServerConnection, slot: int) -> WorkerHandle:
         setup = self._make_setup()
-        place = wire.WorkerAssignment(setup.rank, setup.world_size, index, setup.workers, setup.seed)
-        connection, slot = self._remote.slot(index - local)
+        workers = max(setup.workers, index + 1)  # more have come, which only carry streams
+        place = wire.WorkerAssignment(setup.rank, setup.world_size, index, workers, setup.seed)
         return RemoteWorker(
             index,
             place,

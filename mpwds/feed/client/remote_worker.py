@@ -20,7 +20,7 @@ from mpwds.feed.client.connection import ReceivedMessage, ServerConnection, Star
 from mpwds.feed.client.connections import SAY_EVERY_S, ServerConnections
 from mpwds.loader.engine.epoch import MOST_DEATHS
 from mpwds.loader.engine.local_worker import BatchReceiver, Output, batch_of
-from mpwds.loader.engine.worker_handle import WorkerHandle
+from mpwds.loader.engine.worker_handle import WorkerHandle, WorkerLost
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import LENGTHS, Message
 from mpwds.loader.messages.protocol import with_cause
@@ -40,7 +40,8 @@ class RemoteWorker(WorkerHandle):
     """A worker on a server.
 
     If its server, or a message, is lost, the worker starts again at the first batch that has not arrived: on
-    the same server when that is back, or on another one (``on_server_loss="move"``).
+    the same server when that is back, or on another one (``on_server_loss="move"``). If it carries streams of
+    a job, others take those over instead.
     """
 
     def __init__(
@@ -80,6 +81,21 @@ class RemoteWorker(WorkerHandle):
     def pid(self) -> int:
         """The process id on the server; 0 before it is known."""
         return self._queue.counters.pid
+
+    @property
+    def is_available(self) -> bool:
+        return self._connection.is_up
+
+    @property
+    def place(self) -> tuple[ServerConnection, int]:
+        """The server that it is on, and its slot there."""
+        return self._connection, self._queue.slot
+
+    def move_to(self, connection: ServerConnection, slot: int) -> None:
+        """Makes it a worker of another server, for good, from its next start on."""
+        self._runs = False
+        self._home, self._home_slot = connection, slot
+        self._change_to(connection, slot)
 
     def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
         self._runs = False
@@ -332,8 +348,6 @@ class RemoteWorker(WorkerHandle):
 
     def _recovered(self) -> bool:
         """Starts the worker again if a server is there for it."""
-        if self._connection.refused:
-            raise MpwdsError(self._connection.refused)
         if not self._connection.is_up and not self._moved():
             return False
         losses, before = self._losses
@@ -347,15 +361,25 @@ class RemoteWorker(WorkerHandle):
         return True
 
     def _moved(self) -> bool:
-        """Gives the worker's part to another server, if that is wanted and one is there."""
-        if self._connections.options.on_server_loss == "raise":
+        """Gives the worker's part to another server, if that is wanted and one is there.
+
+        Raises ``WorkerLost`` if other workers are to have it.
+        """
+        hands_over = self._streams is not None and self._connections.on_loss == "move"
+        if self._connection.refused and not hands_over:
+            raise MpwdsError(self._connection.refused)
+        if self._connections.on_loss == "raise":
             raise ServerLost(
                 f"{self._connection.loss} in the middle of an epoch: continue "
                 'from the last state_dict(), or use on_server_loss="wait" or "move"'
             )
         others = [connection for connection in self._connections.connections if connection.is_up]
-        if self._connections.options.on_server_loss != "move" or not others:
+        if self._connections.on_loss != "move" or not (
+            others or (hands_over and self._connections.options.local)
+        ):
             return False
+        if hands_over:
+            raise WorkerLost(self._connection.loss)
         # By its number alone, so that all members of a group choose the same server and slot.
         new = others[self.index % len(others)]
         warn(

@@ -143,11 +143,13 @@ class Clients:
         for party in self.groups:
             if group and party.group == group:
                 return party
-        ranks = max(hello["world_size"], 1)
+        number, ranks = hello["share"] or (hello["rank"], max(hello["world_size"], 1))
         wanted = hello["workers"] or self.workers_of_each
         free = self.workers - sum(party.workers for party in self.groups)
         if wanted is None:
-            wanted = self.workers // ranks if ranks > 1 else max(free, 1)
+            share = self.workers * (number + 1) // ranks - self.workers * number // ranks
+            # Fewer, if other ranks have more: they came when the servers were others.
+            wanted = min(share, max(free, 1)) if ranks <= self.workers else 0
         if not 1 <= wanted <= self.workers:
             self.router.refuse(
                 identity,

@@ -48,7 +48,6 @@ class WorkerGroup:
     """
 
     in_process = False  # the work is done where the batches are asked for
-    has_changed = False  # workers have come, or are lost, since the last follow()
 
     def __init__(
         self,
@@ -160,6 +159,11 @@ class WorkerGroup:
             text = f"{error.strerror}: {setup.workers} workers cannot start; {advice}"
             raise OSError(error.errno, text) from error
 
+    @property
+    def has_changed(self) -> bool:
+        """True if workers have come, or are lost, since the last :meth:`follow`."""
+        return False
+
     def follow(self) -> list[WorkerHandle]:
         """The workers, with those that have come in the meantime. Some may be away."""
         return self.workers
@@ -169,6 +173,7 @@ class WorkerGroup:
         began = time.monotonic()
         for worker in self._workers:
             if not worker.is_ready:
+                worker.awaits_ready = True
                 _, message = next_message([worker], timeout, since=began)
                 if message.fields["kind"] == protocol.ERROR:
                     raise worker.error(message)

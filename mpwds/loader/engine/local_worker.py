@@ -145,7 +145,8 @@ class LocalWorker(WorkerHandle):
             kind = message.fields["kind"]
             if kind == protocol.READY:
                 self.is_ready = True
-                if self.generation == protocol.BEFORE_ANY:
+                if self.awaits_ready or self.generation == protocol.BEFORE_ANY:
+                    self.awaits_ready = False
                     return message
             elif kind == protocol.SEGMENT:
                 with interrupts_deferred():

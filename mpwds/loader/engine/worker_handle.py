@@ -30,15 +30,20 @@ class WorkerHandle:
         index: The worker's index in its loader.
         generation: Counts what the worker was started on; messages of earlier generations are discarded.
         is_ready: The worker has told that it has its dataset.
-        is_available: The worker can be started on streams.
+        awaits_ready: The next ``ready`` is returned also if the worker was started before it came.
         unsent: Something is kept for :meth:`flush`.
     """
 
     index: int
     generation = protocol.BEFORE_ANY
     is_ready = True
-    is_available = True
+    awaits_ready = False
     unsent = False
+
+    @property
+    def is_available(self) -> bool:
+        """True if the worker can be started now."""
+        return True
 
     @property
     def pid(self) -> int:

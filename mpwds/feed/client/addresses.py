@@ -1,0 +1,129 @@
+"""Addresses of servers. Those of servers that come and go are looked up again and again, not read once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from mpwds.names import service
+from mpwds.storage.streams.braces import Names
+from mpwds.warn import warn
+
+LOOK_EVERY_S = 3.0
+"""The time between two look-ups."""
+
+Urls: TypeAlias = str | Sequence[str] | Callable[[], Sequence[str]]
+"""One URL or several, or what returns those of the moment."""
+
+_DNS, _FILE, _RAY = "dns+tcp://", "file:", "ray://"
+
+
+class ServerAddresses:
+    """The URLs of a loader's servers: what ``RemoteLoader`` takes as ``urls``.
+
+    Args:
+        urls: ``tcp://`` and ``ipc://`` URLs, whose braces are expanded, stand for themselves. These are
+            looked up: ``dns+tcp://HOST:PORT``, all addresses of a name; ``file:PATH``, a file with a URL in
+            each line, or a folder of such files; ``ray://NAMESPACE/NAME``, a directory of ``mpwds.cluster``;
+            a function that returns URLs.
+        checked: Raises unless a ``tcp://`` or ``ipc://`` URL may be used.
+
+    Attributes:
+        is_followed: They are looked up, so servers may come and go.
+        why: Why the last look-up of one of them failed; empty if it did not.
+
+    Raises:
+        ValueError: There is no URL, or one is of no kind that is known.
+    """
+
+    def __init__(self, urls: Urls, checked: Callable[[str], None]) -> None:
+        entries = [urls] if isinstance(urls, str) or callable(urls) else list(urls)
+        self._checked = checked
+        self._sources = [_look_up_of(entry, checked) for entry in entries]
+        self._found: list[list[str]] = [[] for _ in entries]
+        self._fixed = [isinstance(source, list) for source in self._sources]
+        self.is_followed = not all(self._fixed)
+        self.why = ""
+        self._warned = ""
+        if not any(self._sources):
+            raise ValueError("RemoteLoader: there is no URL of a server")
+
+    def look_up(self) -> list[str]:
+        """The URLs of the moment. What cannot be looked up counts as it was last."""
+        why = ""
+        for index, source in enumerate(self._sources):
+            try:
+                self._found[index] = source if isinstance(source, list) else self._good(source())
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+        self.why = why
+        return list(dict.fromkeys(url for found in self._found for url in found))
+
+    def _good(self, found: Sequence[str]) -> list[str]:
+        """The URLs that may be used, after braces are expanded; warns of others, once."""
+        good = []
+        for url in Names(*found):
+            try:
+                self._checked(url)
+                good.append(url)
+            except Exception as error:
+                if str(error) != self._warned:
+                    self._warned = str(error)
+                    warn(f"the address of a server is left out: {error}")
+        return good
+
+
+def _look_up_of(entry: object, checked: Callable[[str], None]) -> list[str] | Callable[[], Sequence[str]]:
+    """The URLs of an entry, or what looks them up."""
+    if callable(entry):
+        return entry
+    if not isinstance(entry, str):
+        raise ValueError(f"RemoteLoader: a URL is a str, got {entry!r}")
+    if entry.startswith(_DNS):
+        return _Records(entry, checked)
+    if entry.startswith(_FILE):
+        return _Lines(entry[len(_FILE) :])
+    if entry.startswith(_RAY):
+        found: Callable[[], Sequence[str]] = service("servers_in_ray")(entry)
+        return found
+    urls = list(Names(entry))
+    for url in urls:
+        checked(url)
+    return urls
+
+
+class _Records:
+    """All addresses of a name: those of a headless service, for example."""
+
+    def __init__(self, url: str, checked: Callable[[str], None]) -> None:
+        plain = url[len("dns+") :]
+        checked(plain)
+        parts = urlsplit(plain)
+        self._host, self._port = parts.hostname or "", parts.port
+
+    def __call__(self) -> list[str]:
+        records = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        hosts = sorted({str(address[0]) for *_, address in records})
+        return [
+            f"tcp://[{host}]:{self._port}" if ":" in host else f"tcp://{host}:{self._port}" for host in hosts
+        ]
+
+
+class _Lines:
+    """A URL in each line of a file, or of the files of a folder. ``#`` begins a comment."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path.removeprefix("//"))
+        if not path:
+            raise ValueError("RemoteLoader: file: needs the path of a file with URLs")
+
+    def __call__(self) -> list[str]:
+        is_folder = self._path.is_dir()
+        names = sorted(os.listdir(self._path)) if is_folder else [""]
+        files = [self._path / name if name else self._path for name in names if not name.startswith(".")]
+        lines = [line.partition("#")[0].strip() for file in files for line in file.read_text().splitlines()]
+        return [line for line in lines if line]

@@ -1,0 +1,89 @@
+"""Addresses of servers: those that stand for themselves, and those that are looked up."""
+
+import functools
+import socket
+
+import pytest
+
+import mpwds
+from mpwds.errors import SecurityError
+from mpwds.feed import keys
+from mpwds.feed.client.addresses import ServerAddresses
+
+checked = functools.partial(keys.check_url, keys=None, insecure=True)
+
+
+def test_urls_stand_for_themselves():
+    found = ServerAddresses(["tcp://cpu{1..2}:7880", "ipc:///run/feed"], checked)
+    assert not found.is_followed
+    assert found.look_up() == ["tcp://cpu1:7880", "tcp://cpu2:7880", "ipc:///run/feed"]
+
+
+def test_a_file_has_a_url_in_each_line(tmp_path):
+    path = tmp_path / "servers.txt"
+    path.write_text("# feeders\ntcp://a:1  # old\n\ntcp://b{1..2}:1\n")
+    found = ServerAddresses(f"file:{path}", checked)
+    assert found.is_followed
+    assert found.look_up() == ["tcp://a:1", "tcp://b1:1", "tcp://b2:1"]
+    path.write_text("tcp://c:1\n")
+    assert found.look_up() == ["tcp://c:1"]
+
+
+def test_a_folder_has_such_files(tmp_path):
+    (tmp_path / "one").write_text("tcp://b:1\n")
+    (tmp_path / "another").write_text("tcp://a:1\n")
+    (tmp_path / ".one.swp").write_text("nothing\n")
+    assert ServerAddresses(f"file:{tmp_path}", checked).look_up() == ["tcp://a:1", "tcp://b:1"]
+
+
+def test_a_name_is_all_of_its_addresses(monkeypatch):
+    def resolve(host, port, **_):
+        assert (host, port) == ("feeders", 7880)
+        records = [(socket.AF_INET, "10.0.0.2"), (socket.AF_INET6, "fd00::1"), (socket.AF_INET, "10.0.0.1")]
+        return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for family, address in records]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    found = ServerAddresses("dns+tcp://feeders:7880", checked).look_up()
+    assert found == ["tcp://10.0.0.1:7880", "tcp://10.0.0.2:7880", "tcp://[fd00::1]:7880"]
+
+
+def test_a_function_returns_urls():
+    urls = ["tcp://a:1"]
+    found = ServerAddresses(lambda: urls, checked)
+    assert found.look_up() == ["tcp://a:1"]
+    urls.append("tcp://b:1")
+    assert found.look_up() == ["tcp://a:1", "tcp://b:1"]
+
+
+def test_what_cannot_be_looked_up_counts_as_it_was_last(tmp_path):
+    path = tmp_path / "servers.txt"
+    path.write_text("tcp://a:1\n")
+    found = ServerAddresses([f"file:{path}", "tcp://b:1"], checked)
+    assert found.look_up() == ["tcp://a:1", "tcp://b:1"]
+    assert found.why == ""
+    path.unlink()
+    assert found.look_up() == ["tcp://a:1", "tcp://b:1"]
+    assert "FileNotFoundError" in found.why
+
+
+def test_a_bad_address_is_left_out_with_a_warning(tmp_path):
+    path = tmp_path / "servers.txt"
+    path.write_text("tcp://a:1\nb:1\n")
+    with pytest.warns(RuntimeWarning, match="a server is left out: .* got 'b:1'"):
+        assert ServerAddresses(f"file:{path}", checked).look_up() == ["tcp://a:1"]
+
+
+def test_other_machines_need_keys():
+    with pytest.raises(SecurityError, match="tcp://feeders:1 can be reached from other machines"):
+        mpwds.RemoteLoader("dns+tcp://feeders:1")
+
+
+@pytest.mark.parametrize("urls", [[], "http://a:1", "file:", [3]])
+def test_bad_urls_are_refused(urls):
+    with pytest.raises(ValueError, match="RemoteLoader: |a server's URL is "):
+        mpwds.RemoteLoader(urls)
+
+
+def test_the_error_of_a_loader_without_servers_says_why(tmp_path):
+    with pytest.raises(mpwds.ServerLost, match=r"servers.txt \(FileNotFoundError: .* after 0.3 s"):
+        mpwds.RemoteLoader(f"file:{tmp_path}/servers.txt", server_timeout=0.3)

@@ -1,0 +1,140 @@
+"""Servers that come and go while a trainer runs: their addresses are looked up, and streams move to them."""
+
+import os
+import time
+import warnings
+
+import pytest
+
+import mpwds
+from mpwds.feed.client import addresses
+from tests.feed.faults.checking import bits, delivered, rows, undisturbed, warned
+from tests.feed.serving import ServerProcess
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+STREAMS = 12
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(addresses, "LOOK_EVERY_S", 0.05)
+
+
+class Listed:
+    """A file with the addresses of servers."""
+
+    def __init__(self, folder):
+        self.path = folder / "servers.txt"
+        self.write()
+
+    def write(self, *servers):
+        new = self.path.with_suffix(".new")
+        new.write_text("# servers\n" + "".join(f"{server.url}\n" for server in servers))
+        os.replace(new, self.path)
+
+    @property
+    def url(self):
+        return f"file:{self.path}"
+
+
+def follow(urls, **options):
+    return mpwds.RemoteLoader(urls, **{"output": "numpy", "streams": STREAMS, **options})
+
+
+def until_there_are(workers, loader, batches):
+    """Batches until the loader has so many workers."""
+    got = []
+    while len(loader.stats().workers) < workers:
+        got.append(bits(next(batches)))
+        time.sleep(0.02)
+    return got
+
+
+@pytest.mark.parametrize("even", [None, "pad"])
+def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp_path):
+    listed, dataset = Listed(tmp_path), rows(400, 2)
+    whole = undisturbed(1, dataset, 2, streams=STREAMS, even=even)
+    with ServerProcess(dataset, workers=2) as first:
+        listed.write(first)
+        with follow(listed.url, even=even) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            with ServerProcess(dataset, workers=2) as second:
+                listed.write(first, second)
+                got += until_there_are(4, loader, batches)
+                got += [bits(next(batches)) for _ in range(30)]
+                with warned() as texts:
+                    first.kill()
+                    listed.write(second)
+                    got += [bits(next(batches)) for _ in range(100)]
+                assert len(texts) == 1, texts
+                assert f"{first.url} is lost" in texts[0]
+                assert "other workers take over its streams" in texts[0]
+                got += [bits(batch) for batch in batches]
+                assert [got, delivered(loader)] == whole
+                made = {worker.server: worker.batches for worker in loader.stats("start").workers}
+                assert made[second.url] > 0
+
+
+def test_it_goes_on_when_all_servers_were_away(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(100, 2)
+    with ServerProcess(dataset, workers=2) as first:
+        listed.write(first)
+        with follow(listed.url) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            first.kill()
+            listed.write()
+            with ServerProcess(dataset, workers=3) as second, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                listed.write(second)
+                got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(1, dataset, streams=STREAMS)
+
+
+@pytest.mark.parametrize("even", [None, "drop"])
+def test_servers_and_workers_of_the_trainer_carry_streams_together(even, tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=2) as server:
+        listed.write(server)
+        options = {"output": "numpy", "streams": STREAMS, "even": even, "start_method": "fork"}
+        with mpwds.MultiLoader(dataset, 1, remote=listed.url, **options) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            server.kill()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(1, dataset, streams=STREAMS, even=even)
+
+
+def test_any_order_gives_every_batch_once(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=2) as first, ServerProcess(dataset, workers=2) as second:
+        listed.write(first)
+        with follow(listed.url, in_order=False) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            listed.write(first, second)
+            got += until_there_are(4, loader, batches)
+            first.kill()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got += [bits(batch) for batch in batches]
+    assert sorted(got) == sorted(undisturbed(1, dataset, streams=STREAMS)[0])
+
+
+def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=2) as first:
+        listed.write(first)
+        with follow(listed.url, streams=None) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            with ServerProcess(dataset, workers=2) as second, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                listed.write(second)
+                first.kill()
+                got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(2, dataset)
