@@ -245,6 +245,19 @@ def test_a_rank_may_have_finished_the_epoch_that_others_are_in(way, ranks, loade
     assert sorted(got) == sorted(map(int, loader_of(UNEVEN)))
 
 
+def test_a_rank_that_has_set_the_next_epoch_has_still_finished_the_one_that_others_are_in(loader_of):
+    got, states = [], []
+    for rank in range(2):
+        loader = loader_of(UNEVEN, rank, 2)
+        got += map(int, itertools.islice(loader, 34))
+        if rank == 0:
+            loader.set_epoch(1)
+        states.append(loader.state_dict())
+    loader = loader_of(UNEVEN)
+    loader.load_state_dict(mpwds.merge_states(states))
+    assert sorted([*got, *map(int, loader)]) == sorted(map(int, loader_of(UNEVEN)))
+
+
 def test_ranks_in_the_middle_of_different_epochs_are_not_merged(loader_of):
     states = []
     for rank in range(2):
