@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -323,6 +324,25 @@ def test_states_that_do_not_belong_together_are_not_merged(change, message, load
         states.append(loader.state_dict())
     with pytest.raises(ValueError, match=message):
         mpwds.merge_states(change(*states))
+
+
+@pytest.mark.parametrize(("in_order", "before"), [(True, 65), (False, 3)])
+def test_ranks_that_began_with_streams_that_were_not_in_step_are_merged(in_order, before, loader_of):
+    """Each carries one stream. After 65 batches in order, streams 1 and 3 are left."""
+    whole = sorted(map(int, loader_of(UNEVEN)))
+    loader = loader_of(UNEVEN, in_order=in_order)
+    got = [int(number) for number in itertools.islice(loader, before)]
+    state, states = loader.state_dict(), []
+    for rank in range(STREAMS):
+        loader = loader_of(UNEVEN, rank, STREAMS, in_order=in_order)
+        loader.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*had nothing left")
+            got += map(int, itertools.islice(loader, 1))
+        states.append(loader.state_dict())
+    loader = loader_of(UNEVEN)
+    loader.load_state_dict(mpwds.merge_states(states))
+    assert sorted([*got, *map(int, loader)]) == whole
 
 
 def test_states_of_different_steps_are_not_merged(loader_of):
