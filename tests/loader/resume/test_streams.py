@@ -383,6 +383,8 @@ def test_another_number_of_streams_is_an_error(loader_of):
     state = loader_of(DATASETS["shuffle"]).state_dict()
     with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is 6"):
         loader_of(DATASETS["shuffle"], streams=6).load_state_dict(state)
+    with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is None"):
+        loader_of(DATASETS["shuffle"], streams=None).load_state_dict(state)
 
 
 def test_statistics_tell_what_the_shuffle_buffers_of_all_streams_hold(loader_of):
