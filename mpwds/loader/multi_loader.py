@@ -92,11 +92,11 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         even: With several ranks (processes that train together), each gets the same number of batches in an
             epoch, also after stages. ``"drop"``: as many as the rank with the fewest has. ``"pad"``: as many
             as the rank with the most has; the others deliver their last batch again. ``"wrap"``: the same,
-            but the others iterate their part of the dataset once more, in another order. The last batch may
-            be smaller on some ranks. Where the numbers are not known in advance, the ranks agree on them by
-            ``torch.distributed``: all of them have to iterate the loader, and up to 5 batches are made
-            ahead. See ``docs/distributed.md``. With ``streams``, each stream gets the same number of batches,
-            so that they are the same ones on any number of ranks.
+            but the others make another pass in another order, through other shards if these are shuffled. The
+            last batch may be smaller on some ranks. Where the numbers are not known in advance, the ranks
+            agree on them by ``torch.distributed``: all of them have to iterate the loader, and up to 5
+            batches are made ahead. See ``docs/distributed.md``. With ``streams``, each stream gets the same
+            number of batches, so that they are the same ones on any number of ranks.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
             not wait. Dropping a batch's last tensor records an event on the current streams, and the memory
             is reused once that completes: if you copy on another stream, drop the batch there too (inside

@@ -105,10 +105,11 @@ class RankRounds:
     def next_now(self) -> Any:
         """As :meth:`next`, but ``NOT_YET`` if no batch has arrived."""
         if not self._ahead and self._batches is not None:
-            batch = self._batches.next_now()
-            if batch is NOT_YET:
-                return NOT_YET
-            self._keep(self._batches, batch)
+            with suppress(StopIteration):  # next() tells that batches are missing
+                batch = self._batches.next_now()
+                if batch is NOT_YET:
+                    return NOT_YET
+                self._keep(self._batches, batch)
         return self.next()
 
     def check_all_came(self) -> None:

@@ -35,6 +35,7 @@ class Context:
         stage: The stage's position in its pipeline; two stages draw different random numbers.
         run: Distinguishes epochs of unknown number within this rank, if not 0: torch's DataLoader starts new
             workers for each epoch and passes them only its ``base_seed``.
+        is_stream: ``worker`` and ``workers`` are those of the streams of a job, for messages.
     """
 
     epoch: int = 0
@@ -50,10 +51,13 @@ class Context:
     watch: Callable[[Any, Any, Context], Any] | None = None
     stage: int = 0
     run: int = 0
+    is_stream: bool = False
 
     @property
     def place(self) -> str:
-        """The worker and the node, for messages."""
+        """The worker and the node, or the stream, for messages."""
+        if self.is_stream:
+            return f"stream {self.worker} of {self.workers}"
         return f"worker {self.worker} of {self.workers}, on node {self.rank} of {self.world_size}"
 
     @property

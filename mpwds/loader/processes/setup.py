@@ -55,7 +55,8 @@ class WorkerSetup:
         """The context of one of this rank's streams. With ``streams`` no rank or worker is in it."""
         if self.streams is None:
             return Context(epoch, self.seed, self.rank, self.world_size, stream, self.workers)
-        return Context(epoch, self.seed, worker=self.rank + stream * self.world_size, workers=self.streams)
+        number = self.rank + stream * self.world_size
+        return Context(epoch, self.seed, worker=number, workers=self.streams, is_stream=True)
 
     def serving_class(self) -> Any:
         module, _, name = self.serves.partition(":")

@@ -69,8 +69,8 @@ class LoaderPosition:
         return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
     def set_epoch(self) -> None:
-        """Forgets the last epoch, unless it still runs: the next one was set."""
-        if not self.last.running:
+        """Forgets an epoch that was left: the next one was set."""
+        if not (self.last.running or self.last.finished):
             self.last = _nothing_begun()
 
     def state_dict(self, loader: Resumable, stages: list[str] | None = None) -> dict[str, Any]:

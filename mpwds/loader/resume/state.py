@@ -35,8 +35,9 @@ def facts_of(loader: Any, stages: list[str] | None) -> dict[str, Any]:
     # No worker delivers the same as one, and streams the same on any workers.
     carriers: dict[str, Any] = {"workers": max(loader.workers, 1)}
     if loader.streams is not None:
-        carriers = {"streams": loader.streams, "even": loader.even}
+        carriers = {"even": loader.even}
     return {
+        "streams": loader.streams,
         **carriers,
         "in_order": keeps_order(loader),
         "rank": here.rank,

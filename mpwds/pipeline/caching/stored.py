@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.randomness import generator_states, restore_rng
 from mpwds.pipeline.stream import Address, Stream, WrappedStream, as_address
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Stored(WrappedStream[Any]):
     def _address_at(self, position: int) -> Address | None:
         try:
             self._go_to(position)
-            address, _ = next(self._source)
+            address, _ = self._make_next()
         except (StopIteration, _EndedBefore):
             return None
         self._drawn += 1
@@ -270,7 +271,7 @@ class Stored(WrappedStream[Any]):
         try:
             if self._limit is not None and position >= self._limit:
                 raise StopIteration
-            address, element = self._next()
+            address, element = self._make_next()
         except StopIteration:
             if self._keeps:
                 self._store.finish(position)
@@ -301,12 +302,25 @@ class Stored(WrappedStream[Any]):
         if self._drawn > position:
             raise LookupError("the source's elements have no addresses: it cannot go back")
         while self._drawn < position:
-            if next(self._source, None) is None:
+            try:
+                self._make_next()
+            except StopIteration:
                 raise _EndedBefore(
                     f"the source ended after {self._drawn} elements and had more before: it yields other "
                     "elements each time it runs, so the pipeline cannot be restored"
-                )
+                ) from None
             self._drawn += 1
+
+    def _make_next(self) -> tuple[Address, Any]:
+        """Takes the source's next element. The random generators stay as they are, as for a stored one.
+
+        So a later stage that draws from them draws the same numbers, whatever this process has stored.
+        """
+        states = generator_states()
+        try:
+            return self._next()
+        finally:
+            restore_rng(states)
 
 
 class _EndedBefore(RuntimeError):

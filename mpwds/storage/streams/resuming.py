@@ -207,8 +207,8 @@ class FetchedBody(Body):
 def changed(name: str, position: int | None, difference: str) -> StreamError:
     """The error for a resource of which another version is there now."""
     return StreamError(
-        f"{name}: it changed while it was read: the connection broke at byte {position}, and now "
-        f"{difference}; read it again from its beginning, and do not write over shards in use",
+        f"{name}: it changed while it was read: at byte {position}, {difference}; read it again from its "
+        "beginning, and do not write over shards in use",
         name,
         position,
     )

@@ -126,3 +126,8 @@ def test_a_dataset_that_was_told_its_epoch_has_the_fingerprint_that_it_had():
     before = fingerprint(dataset)
     dataset.set_epoch(1)
     assert fingerprint(dataset) == before
+
+
+def test_messages_name_the_stream_of_a_job_not_the_worker_that_carries_it():
+    second_rank = WorkerSetup([], workers=2, blocks=4, rank=1, world_size=2, streams=12)
+    assert second_rank.context(2, epoch=0).place == "stream 5 of 12"

@@ -12,6 +12,7 @@ import pytest
 import mpwds
 from mpwds import DataPipeline, EvenEpochError, MultiLoader
 from mpwds.pipeline.stream import Count
+from tests.fake_cuda import FakeCuda, loader_on
 
 pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
@@ -222,6 +223,15 @@ def test_other_batches_than_counted_are_an_error(even, claimed, message, loader_
     dataset.claimed = claimed
     with pytest.raises(EvenEpochError, match=message):
         batches_of(loader_of(dataset, even))
+
+
+def test_fewer_batches_than_counted_are_an_error_also_where_a_device_takes_them_ahead():
+    dataset = Claims(range(2 * STREAMS))
+    dataset.claimed = 3
+    options = {"device": "cuda", "streams": STREAMS, "even": "drop", "prefetch": 3 * STREAMS}
+    with loader_on(FakeCuda("when awaited"), dataset, **options) as loader:
+        with pytest.raises(EvenEpochError, match="stream 0 ends after 2 batches, but more were counted"):
+            list(loader)
 
 
 def test_another_mode_is_an_error_where_a_state_is_loaded(loader_of):

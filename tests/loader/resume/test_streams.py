@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -245,6 +246,19 @@ def test_a_rank_may_have_finished_the_epoch_that_others_are_in(way, ranks, loade
     assert sorted(got) == sorted(map(int, loader_of(UNEVEN)))
 
 
+def test_a_rank_that_has_set_the_next_epoch_has_still_finished_the_one_that_others_are_in(loader_of):
+    got, states = [], []
+    for rank in range(2):
+        loader = loader_of(UNEVEN, rank, 2)
+        got += map(int, itertools.islice(loader, 34))
+        if rank == 0:
+            loader.set_epoch(1)
+        states.append(loader.state_dict())
+    loader = loader_of(UNEVEN)
+    loader.load_state_dict(mpwds.merge_states(states))
+    assert sorted([*got, *map(int, loader)]) == sorted(map(int, loader_of(UNEVEN)))
+
+
 def test_ranks_in_the_middle_of_different_epochs_are_not_merged(loader_of):
     states = []
     for rank in range(2):
@@ -312,6 +326,25 @@ def test_states_that_do_not_belong_together_are_not_merged(change, message, load
         mpwds.merge_states(change(*states))
 
 
+@pytest.mark.parametrize(("in_order", "before"), [(True, 65), (False, 3)])
+def test_ranks_that_began_with_streams_that_were_not_in_step_are_merged(in_order, before, loader_of):
+    """Each carries one stream. After 65 batches in order, streams 1 and 3 are left."""
+    whole = sorted(map(int, loader_of(UNEVEN)))
+    loader = loader_of(UNEVEN, in_order=in_order)
+    got = [int(number) for number in itertools.islice(loader, before)]
+    state, states = loader.state_dict(), []
+    for rank in range(STREAMS):
+        loader = loader_of(UNEVEN, rank, STREAMS, in_order=in_order)
+        loader.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*had nothing left")
+            got += map(int, itertools.islice(loader, 1))
+        states.append(loader.state_dict())
+    loader = loader_of(UNEVEN)
+    loader.load_state_dict(mpwds.merge_states(states))
+    assert sorted([*got, *map(int, loader)]) == whole
+
+
 def test_states_of_different_steps_are_not_merged(loader_of):
     states = []
     for rank in range(2):
@@ -350,6 +383,8 @@ def test_another_number_of_streams_is_an_error(loader_of):
     state = loader_of(DATASETS["shuffle"]).state_dict()
     with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is 6"):
         loader_of(DATASETS["shuffle"], streams=6).load_state_dict(state)
+    with pytest.raises(ValueError, match="streams of the loader changed .*it was 12, is None"):
+        loader_of(DATASETS["shuffle"], streams=None).load_state_dict(state)
 
 
 def test_statistics_tell_what_the_shuffle_buffers_of_all_streams_hold(loader_of):

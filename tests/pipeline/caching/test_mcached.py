@@ -1,5 +1,6 @@
 import copy
 import pickle
+import random
 from itertools import islice
 
 import cloudpickle
@@ -80,3 +81,16 @@ def test_a_state_saved_in_the_second_epoch_is_restored_without_the_memory():
 def test_a_copy_is_equal_and_of_the_same_kind(element):
     assert copied(element) == element
     assert type(copied(element)) is type(element)
+
+
+def test_a_generator_after_it_draws_the_same_numbers_whether_elements_are_stored_or_not():
+    dataset = (
+        DataPipeline(range(60))
+        .map(abs)
+        .compose(mcached(), lambda numbers: (number for number in numbers if random.random() < 0.5))
+    )
+    epochs = []
+    for _ in range(2):
+        random.seed(1)
+        epochs.append([number for _, number in dataset.stream(Context(epoch=1, owns_process=True))])
+    assert epochs[0] == epochs[1]
