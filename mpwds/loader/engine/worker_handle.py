@@ -69,7 +69,7 @@ class WorkerHandle:
 
     def error(self, message: Message) -> BaseException:
         """The exception that an ``error`` or ``failed`` message carries."""
-        return protocol.revive_error(message.fields, self.index, self.pid)
+        return protocol.revive_error(message.fields, f"worker {self.index} (pid {self.pid})")
 
     def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""

@@ -1,0 +1,1 @@
+"""Many machines, placed and watched by Ray: tasks for the shards of a job, and fleets of servers."""
