@@ -301,6 +301,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             timeout=self._options.timeout,
             persistent=self._options.persistent,
             restarts=self._options.on_worker_death == "restart" and self.workers > 0,
+            moves_streams=self.streams is not None and self.workers > 0,
         )
         self._iterations.add(iterator)
         return iterator

@@ -65,7 +65,6 @@ class RemoteWorker(WorkerHandle):
         self._output: Output = output
         self._make_receiver = make_receiver
         self._epoch = 0
-        self._generation = protocol.BEFORE_ANY
         self._runs = False
         self._positions = CarriedPositions({})
         self._frames = memoryview(b"")
@@ -82,19 +81,19 @@ class RemoteWorker(WorkerHandle):
         """The process id on the server; 0 before it is known."""
         return self._queue.counters.pid
 
-    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+    def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
         self._runs = False
         while self._has_frames():  # of an epoch that was left
             self._next_message()
-        self._epoch, self._generation, self._runs = epoch, generation, True
+        self._epoch, self._runs = epoch, True
         self._positions = CarriedPositions(positions)
         self._losses = (0, 0)
         if self._connection is not self._home and self._home.is_up:
             self._change_to(self._home, self._home_slot)
         self._send_start()
 
-    def stop(self, generation: int) -> None:
-        if self._runs and generation == self._generation:
+    def stop(self) -> None:
+        if self._runs:
             self._runs = False
             queue = self._queue
             if queue.attempt.broken:  # its server has ended, or knows nothing of it
@@ -110,7 +109,7 @@ class RemoteWorker(WorkerHandle):
                 queue.bell.ring()
             poller.register(queue.bell, select.POLLIN)
 
-    def receive(self, generation: int) -> Message | None:
+    def receive(self) -> Message | None:
         interrupts.raise_deferred()
         while self._connection.notices:
             warn(self._connection.notices.popleft())
@@ -167,7 +166,7 @@ class RemoteWorker(WorkerHandle):
             error.worker, error.pid = self.index, self.pid
         return error
 
-    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
+    def timed_out(self, timeout_s: float) -> WorkerTimeout:
         state = "" if self._connection.is_up else f", which is lost ({self._connection.why})"
         return WorkerTimeout(
             f"{self._named}{state} delivered nothing for {timeout_s:g} s: raise timeout= if a batch may take "
@@ -182,7 +181,7 @@ class RemoteWorker(WorkerHandle):
         return replace(counters, server=self._connection.url, lost_s=lost_s)
 
     def disconnect(self) -> None:
-        self.stop(self._generation)
+        self.stop()
 
     @property
     def _named(self) -> str:

@@ -112,10 +112,10 @@ class _ServedWorker(LocalWorker):
 
         super().__init__(index, launcher, make)
 
-    def begin(self, run: _EpochPart, generation: int) -> None:
+    def begin(self, run: _EpochPart) -> None:
         self.index = WorkerAssignment(*run.place).worker
         place = {"place": run.place, "of_streams": run.of_streams}
-        self.start(run.epoch, generation, run.positions.wanted(), **place)
+        self.start(run.epoch, run.positions.wanted(), **place)
 
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)
@@ -165,7 +165,6 @@ class WorkerRelay:
     peeked: Callable[[Message, bytes], None] | None = None
     _launches: int = 0
     _largest: int = 0  # bytes of a message
-    _generation: int = 0
     _run: _EpochPart | None = None
     _pending: Message | None = None
     _absent: dict[bytes, float] = field(default_factory=dict)  # since when the others wait for whom
@@ -289,7 +288,7 @@ class WorkerRelay:
             self._to_worker(self._run)
         assert self.worker is not None
         try:
-            return self.worker.receive(self._generation)
+            return self.worker.receive()
         except WorkerDied as death:
             end = self._restarted(death, self._run)
             if end is None:
@@ -393,8 +392,7 @@ class WorkerRelay:
             self.worker = _ServedWorker(self.number, self.launcher, self.blocks)
             if self.hand_over is not None:
                 self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
-        self._generation += 1
-        self.worker.begin(run, self._generation)
+        self.worker.begin(run)
         run.begun = True
 
     def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
@@ -434,7 +432,7 @@ class WorkerRelay:
             self._discard_pending()
             self._run = None
             if self.worker is not None:
-                self.worker.stop(self._generation)
+                self.worker.stop()
 
     def _discard_pending(self) -> None:
         message, self._pending = self._pending, None

@@ -228,7 +228,7 @@ class TaskEpoch(EpochIterator):
                 if task is not None:
                     number, index = task
                     tasks.append(number)
-                    worker.give(pickling.dumps(index), self._generation)
+                    worker.give(pickling.dumps(index))
                     self._turns.append(worker.index)
                 return
 

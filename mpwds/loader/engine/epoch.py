@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,9 @@ from weakref import WeakSet
 from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, shorten
 from mpwds.interrupts import interrupts_deferred
+from mpwds.loader.engine.dealing import WorkerSpeeds, deal, is_better
 from mpwds.loader.engine.group import WorkerGroup
-from mpwds.loader.engine.worker_handle import WorkerHandle, next_message
+from mpwds.loader.engine.worker_handle import WorkerHandle, WorkerLost, next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
@@ -34,7 +36,8 @@ class EpochIterator(Iterator[Any]):
 
     Each worker carries streams of the dataset, by default one. With ``in_order``, which is false for datasets
     that have no order, streams take turns, and one that has ended is left out. Otherwise the first batch to
-    arrive is next, and a worker whose stream has ended gets one that no worker has begun.
+    arrive is next, and a worker whose stream has ended gets one that no worker has begun. With
+    ``moves_streams``, a slow worker hands streams to others, and so does one that is lost.
 
     The iteration ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or
     when it is dropped. When it is closed, the workers stop, and what they have sent is discarded. The workers
@@ -64,6 +67,7 @@ class EpochIterator(Iterator[Any]):
         timeout: float | None,
         persistent: bool,
         restarts: bool = False,
+        moves_streams: bool = False,
     ) -> None:
         self._owner = owner
         self.progress = progress
@@ -74,7 +78,7 @@ class EpochIterator(Iterator[Any]):
         self._lock = threading.Lock()
         self._process = os.getpid()
         try:
-            self._generation = group.begin_epoch()
+            group.begin_epoch()
             self._workers = group.workers
             self._turns = progress.turns()
             self._carriers = {stream: stream % len(self._workers) for stream in self._turns}
@@ -95,6 +99,7 @@ class EpochIterator(Iterator[Any]):
         self._persistent = persistent
         self._restarts = restarts
         self._group = group
+        self._speeds = WorkerSpeeds(group.snapshots) if moves_streams and len(self._turns) > 1 else None
         self._deaths: Counter[tuple[int, int]] = Counter()  # by the worker and the batch that it owed
         self._running = progress.running = True
 
@@ -123,9 +128,9 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._times.enter(WAITED)
                 while self._turns:
-                    carriers = [self._carriers[self._turns[0]]] if self._in_order else self._all_carriers()
-                    candidates = [self._workers[index] for index in carriers]
-                    arrived = self._received(candidates, waits)
+                    if self._speeds is not None and self._group.has_changed:
+                        self._follow_workers()
+                    arrived = self._received(waits=waits)
                     if arrived is None:
                         self._times.left()
                         return NOT_YET
@@ -150,7 +155,7 @@ class EpochIterator(Iterator[Any]):
         """The next batch that the worker of ``stream`` makes again, after its stream and its number."""
         try:
             self._times.enter(WAITED)
-            arrived = self._received([self._workers[self._carriers[stream]]])
+            arrived = self._received(stream)
             assert arrived is not None
             worker, message = arrived
             self._is_batch(worker, message)  # or an error is raised: it has delivered more
@@ -165,7 +170,7 @@ class EpochIterator(Iterator[Any]):
         if self._running and self._group.is_owner():
             self.closed = because
             for index in self._all_carriers():
-                self._workers[index].stop(self._generation)
+                self._workers[index].stop()
             self._leave()
 
     def __del__(self) -> None:
@@ -178,26 +183,75 @@ class EpochIterator(Iterator[Any]):
         if failed or not self._persistent:
             self._group.close()
 
-    def _received(
-        self, candidates: list[WorkerHandle], waits: bool = True
-    ) -> tuple[WorkerHandle, Message] | None:
-        """The next message of one of the candidates. Replaces one that died where the options allow it."""
+    def _received(self, stream: int | None = None, waits: bool = True) -> tuple[WorkerHandle, Message] | None:
+        """The next message, from the worker of ``stream`` or of the stream whose turn it is, or any worker.
+
+        Replaces a worker that died where the options allow it. Others take over the streams of a lost one.
+        """
+        if stream is None and self._in_order:
+            stream = self._turns[0]
         while True:
+            carriers = self._all_carriers() if stream is None else [self._carriers[stream]]
+            candidates = [self._workers[index] for index in carriers]
             try:
                 for worker in candidates:
-                    message = worker.receive(self._generation)
+                    message = worker.receive()
                     if message is not None:
                         return worker, message
                 if not waits:
                     return None
-                return next_message(candidates, self._generation, self._timeout, self._workers)
+                if self._speeds is None:
+                    return next_message(candidates, self._timeout, self._workers)
+                if self._in_order and self._speeds.look() and self._deal():
+                    continue
+                began_ns = time.monotonic_ns()
+                arrived = next_message(candidates, self._timeout, self._workers)
+                self._speeds.waited(arrived[0].index, time.monotonic_ns() - began_ns)
+                return arrived
+            except WorkerLost:
+                self._follow_workers()
             except WorkerDied as death:
                 if not self._restarts:
                     raise
-                new = self._restarted(death)
-                candidates = [new if worker.index == new.index else worker for worker in candidates]
+                self._restarted(death)
 
-    def _restarted(self, death: WorkerDied) -> WorkerHandle:
+    def _follow_workers(self) -> None:
+        """Gives work to workers that have come, and the streams of those that are lost to others."""
+        self._workers = self._group.follow()
+        for worker in self._workers:
+            if worker.is_available and not self._carried(worker.index):
+                self._start_waiting(worker)
+        if self._in_order or any(not self._workers[index].is_available for index in self._all_carriers()):
+            self._deal(must=True)
+
+    def _deal(self, must: bool = False) -> bool:
+        """Deals the streams again if it must, or if that makes rounds shorter; true if some have moved."""
+        assert self._speeds is not None
+        seconds = self._speeds.of([worker.index for worker in self._workers if worker.is_available])
+        before = {stream: self._carriers[stream] for stream in self._turns}
+        if not seconds or not (must or seconds.keys() >= set(before.values())):
+            return False
+        after = deal(before, seconds)
+        if not (must or is_better(after, before, seconds)):
+            return False
+        moved = [stream for stream, worker in after.items() if worker != before[stream]]
+        self._carriers.update(after)
+        with interrupts_deferred():
+            for index in {
+                carrier[stream] for carrier in (before, after) for stream in moved
+            } & seconds.keys():
+                self._start(self._workers[index])
+        self._speeds.dealt()
+        return bool(moved)
+
+    def _start_waiting(self, worker: WorkerHandle) -> None:
+        """Has a worker that carries no stream begin one that no worker has begun, if there is one."""
+        if self._waiting:
+            self._turns.append(waiting := self._waiting.popleft())
+            self._carriers[waiting] = worker.index
+            self._start(worker)
+
+    def _restarted(self, death: WorkerDied) -> None:
         """Starts a new process for a worker, with a warning, unless it died too often.
 
         A death is reported only after everything that the worker had sent was received. So the new process
@@ -222,7 +276,6 @@ class EpochIterator(Iterator[Any]):
             f"{death}. A new process (pid {worker.pid}, restart {restarts}) took its place: no batch is lost "
             f"or delivered twice{order}"
         )
-        return worker
 
     def _all_carriers(self) -> list[int]:
         """The workers that have streams to make, those whose turn is next first."""
@@ -234,7 +287,10 @@ class EpochIterator(Iterator[Any]):
 
     def _start(self, worker: WorkerHandle) -> None:
         positions = {stream: self.progress.position(stream) for stream in self._carried(worker.index)}
-        worker.start(self.progress.epoch, self._generation, positions)
+        if positions:
+            worker.start(self.progress.epoch, positions)
+        else:
+            worker.stop()
 
     def _is_batch(self, worker: WorkerHandle, message: Message) -> bool:
         """Counts a batch, or a task's error, as received; false if the message is its stream's end."""
@@ -258,9 +314,7 @@ class EpochIterator(Iterator[Any]):
         self._turns = deque(other for other in self._turns if other != stream)
         self._group.check_end(message)
         if self._waiting and not self._carried(worker.index):
-            self._turns.append(waiting := self._waiting.popleft())
-            self._carriers[waiting] = worker.index
-            self._start(worker)
+            self._start_waiting(worker)
         return False
 
     def _delivered(self, worker: WorkerHandle, message: Message) -> Any:

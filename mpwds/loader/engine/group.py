@@ -48,6 +48,7 @@ class WorkerGroup:
     """
 
     in_process = False  # the work is done where the batches are asked for
+    has_changed = False  # workers have come, or are lost, since the last follow()
 
     def __init__(
         self,
@@ -62,7 +63,6 @@ class WorkerGroup:
         self._make_launcher = launcher
         self._output = output
         self._owner = os.getpid()
-        self._generation = 0
         self._workers: list[WorkerHandle] = []
         self._launcher: Launcher | None = None
         self._blocks = 0
@@ -102,17 +102,14 @@ class WorkerGroup:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
         return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
 
-    def begin_epoch(self) -> int:
-        """Returns the generation of a new epoch, for which all workers run.
+    def begin_epoch(self) -> None:
+        """Starts the workers if they are not running.
 
-        Starts them if they are not running or, in an interactive session, if the dataset or its code has
-        changed since.
+        In an interactive session, it starts them again if the dataset or its code has changed since.
         """
         if self._workers and environment.is_interactive():
             self._end_outdated()
         self.start()
-        self._generation += 1
-        return self._generation
 
     def restart(self, index: int) -> WorkerHandle:
         """Starts a worker in the place of one that has died. What the consumer holds of that stays valid."""
@@ -163,12 +160,16 @@ class WorkerGroup:
             text = f"{error.strerror}: {setup.workers} workers cannot start; {advice}"
             raise OSError(error.errno, text) from error
 
+    def follow(self) -> list[WorkerHandle]:
+        """The workers, with those that have come in the meantime. Some may be away."""
+        return self.workers
+
     def wait_until_ready(self, timeout: float | None) -> None:
         """Waits until all workers have their dataset; raises what unpickling it in a worker raised."""
         began = time.monotonic()
         for worker in self._workers:
             if not worker.is_ready:
-                _, message = next_message([worker], protocol.BEFORE_ANY, timeout, since=began)
+                _, message = next_message([worker], timeout, since=began)
                 if message.fields["kind"] == protocol.ERROR:
                     raise worker.error(message)
 

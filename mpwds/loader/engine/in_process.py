@@ -70,7 +70,7 @@ class InProcessWorker(WorkerHandle):
         self._meter = StageProfiler(self._counters, setup.dataset, counts_cpu=False)
         self._run: tuple[CarriedStreams, Generator[Any, None, None]] | None = None
 
-    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
+    def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
         self.disconnect()
         setup, here = self._setup, Context.current(epoch)
         setup.rank, setup.world_size = here.rank, here.world_size
@@ -82,14 +82,14 @@ class InProcessWorker(WorkerHandle):
         streams = carried_streams(setup, epoch, positions, **facts)
         self._run = streams, self._meter.elements(streams)
 
-    def receive(self, generation: int) -> Message:
+    def receive(self) -> Message:
         assert self._run is not None
         _, elements = self._run
         with self._meter.active():
             stream, iterator, element = next(
                 each for each in elements if each[2] is ENDED or each[1].number >= each[1].position.first
             )
-            fields: dict[str, Any] = {"stream": stream, "generation": generation}
+            fields: dict[str, Any] = {"stream": stream}
             if element is ENDED:
                 fields |= {"kind": protocol.END, "sent": iterator.number + 1, "idle": self._idle}
             else:
@@ -106,7 +106,7 @@ class InProcessWorker(WorkerHandle):
     def snapshot(self) -> CounterSnapshot:
         return self._counters.read(self.pid)
 
-    def stop(self, generation: int) -> None:
+    def stop(self) -> None:
         self.disconnect()
 
     def disconnect(self) -> None:

@@ -94,17 +94,18 @@ class LocalWorker(WorkerHandle):
             self.pid = self._process.pid
             self._ours = ours.pop_all()
 
-    def start(self, epoch: int, generation: int, positions: Mapping[int, Position], **place: Any) -> None:
+    def start(self, epoch: int, positions: Mapping[int, Position], **place: Any) -> None:
+        self.generation += 1
         streams = [[stream, *vars(position).values()] for stream, position in positions.items()]
-        command = {"kind": protocol.START, "epoch": epoch, "generation": generation, "streams": streams}
+        command = {"kind": protocol.START, "epoch": epoch, "generation": self.generation, "streams": streams}
         self._replace_command({**command, **place})
 
-    def stop(self, generation: int) -> None:
+    def stop(self) -> None:
         if self._connected:
-            self._replace_command({"kind": protocol.STOP, "generation": generation})
+            self._replace_command({"kind": protocol.STOP, "generation": self.generation})
 
-    def give(self, task: bytes, generation: int) -> None:
-        self._outgoing.append({"kind": protocol.TASK, "generation": generation, "index": task})
+    def give(self, task: bytes) -> None:
+        self._outgoing.append({"kind": protocol.TASK, "generation": self.generation, "index": task})
         self.flush()
 
     def flush(self) -> None:
@@ -123,7 +124,7 @@ class LocalWorker(WorkerHandle):
             poller.register(self._process, select.POLLIN)
         poller.register(self._channel, events)
 
-    def receive(self, generation: int) -> Message | None:
+    def receive(self) -> Message | None:
         if interrupts.pending:
             interrupts.raise_deferred()
         if self.unsent:
@@ -144,12 +145,12 @@ class LocalWorker(WorkerHandle):
             kind = message.fields["kind"]
             if kind == protocol.READY:
                 self.is_ready = True
-                if generation == protocol.BEFORE_ANY:
+                if self.generation == protocol.BEFORE_ANY:
                     return message
             elif kind == protocol.SEGMENT:
                 with interrupts_deferred():
                     self._receiver.map_segment(message, take_descriptor(self._handover))
-            elif message.fields["generation"] in (generation, protocol.BEFORE_ANY):
+            elif message.fields["generation"] in (self.generation, protocol.BEFORE_ANY):
                 return message
             elif kind == protocol.ERROR:
                 warn(
@@ -166,9 +167,9 @@ class LocalWorker(WorkerHandle):
     def snapshot(self) -> CounterSnapshot:
         return self._status.counters.read(self.pid)
 
-    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
+    def timed_out(self, timeout_s: float) -> WorkerTimeout:
         what, slow = "delivered nothing for", "a batch"
-        if generation == protocol.BEFORE_ANY:
+        if self.generation == protocol.BEFORE_ANY:
             what, slow = "was not ready within", "starting and unpickling the dataset"
         stack = self._status.stack(self.pid)
         stage = stage_in(stack)

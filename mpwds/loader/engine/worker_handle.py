@@ -14,6 +14,10 @@ from mpwds.loader.resume.progress import Position
 from mpwds.stats.snapshot import CounterSnapshot
 
 
+class WorkerLost(MpwdsError):
+    """A worker is away, its streams are to be carried by others, and some are there."""
+
+
 class WorkerHandle:
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
@@ -24,12 +28,16 @@ class WorkerHandle:
 
     Attributes:
         index: The worker's index in its loader.
+        generation: Counts what the worker was started on; messages of earlier generations are discarded.
         is_ready: The worker has told that it has its dataset.
+        is_available: The worker can be started on streams.
         unsent: Something is kept for :meth:`flush`.
     """
 
     index: int
+    generation = protocol.BEFORE_ANY
     is_ready = True
+    is_available = True
     unsent = False
 
     @property
@@ -37,21 +45,25 @@ class WorkerHandle:
         """The process id, for messages and statistics."""
         raise NotImplementedError
 
-    def start(self, epoch: int, generation: int, positions: Mapping[int, Position]) -> None:
-        """Tells the worker to begin an epoch: which streams it carries, in the order of their turns."""
+    def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
+        """Tells the worker which streams of an epoch it carries, in the order of their turns.
+
+        It leaves what it was started on before.
+        """
         raise NotImplementedError
 
-    def stop(self, generation: int) -> None:
-        """Tells the worker to leave an epoch."""
+    def stop(self) -> None:
+        """Tells the worker to leave what it was started on."""
         raise NotImplementedError
 
-    def receive(self, generation: int) -> Message | None:
-        """The next message of a generation, or ``None`` if none has arrived.
+    def receive(self) -> Message | None:
+        """The next message of what the worker was started on, or ``None`` if none has arrived.
 
-        For ``protocol.BEFORE_ANY`` it is the worker's ``ready``, or the error that came in its place.
+        Before it was started, it is the worker's ``ready``, or the error that came in its place.
 
         Raises:
             WorkerDied: The worker is gone, and every message that it had sent has been received.
+            WorkerLost: The worker is away, and others are to carry its streams.
         """
         raise NotImplementedError
 
@@ -71,13 +83,13 @@ class WorkerHandle:
         """The exception that an ``error`` or ``failed`` message carries."""
         return protocol.revive_error(message.fields, f"worker {self.index} (pid {self.pid})")
 
-    def timed_out(self, generation: int, timeout_s: float) -> WorkerTimeout:
-        """The error for a worker that sent nothing of a generation for ``timeout_s`` seconds."""
+    def timed_out(self, timeout_s: float) -> WorkerTimeout:
+        """The error for a worker that sent nothing for ``timeout_s`` seconds."""
         return WorkerTimeout(
             f"worker {self.index} delivered nothing for {timeout_s:g} s", self.index, self.pid
         )
 
-    def give(self, task: bytes, generation: int) -> None:
+    def give(self, task: bytes) -> None:
         """Gives the worker a pickled task of the epoch that it was started on last."""
         raise MpwdsError("these workers iterate their dataset; they take no tasks")
 
@@ -118,12 +130,11 @@ _DEVICE_POLLS = 50
 
 def next_message(
     candidates: Sequence[WorkerHandle],
-    generation: int,
     timeout: float | None,
     others: Iterable[WorkerHandle] = (),
     since: float | None = None,
 ) -> tuple[WorkerHandle, Message]:
-    """Waits for a message of a generation from one of the candidates, the most wanted first.
+    """Waits for a message of one of the candidates, the most wanted first.
 
     ``timeout`` counts from ``since`` (by ``time.monotonic``) or now; ``others`` get what is kept for them
     meanwhile. Nothing tells when a device has read a block, so this looks, and after 50 looks waits for it.
@@ -132,7 +143,7 @@ def next_message(
     looks = 0
     while True:
         for worker in candidates:
-            message = worker.receive(generation)
+            message = worker.receive()
             if message is not None:
                 return worker, message
         poller = select.poll()
@@ -146,7 +157,7 @@ def next_message(
         if timeout is not None:
             wait_s = min(wait_s, began + timeout - time.monotonic())
             if wait_s <= 0:
-                raise candidates[0].timed_out(generation, timeout)
+                raise candidates[0].timed_out(timeout)
         if not poller.poll(wait_s * 1000) and pending_device_reads is not None:
             looks += 1
             if looks % _DEVICE_POLLS == 0:

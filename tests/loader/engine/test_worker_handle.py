@@ -80,10 +80,11 @@ def worker_of():
 def test_what_a_worker_sent_just_before_its_end_arrives_before_its_death_is_reported(worker_of):
     process = Process(lambda: (launcher.send("batch", sequence=0), launcher.send("end", sent=1)))
     worker, launcher = worker_of(process)
-    assert [worker.receive(1).fields["kind"] for _ in range(2)] == ["batch", "end"]
+    worker.start(0, {0: START})
+    assert [worker.receive().fields["kind"] for _ in range(2)] == ["batch", "end"]
     launcher.channel.close()
     with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
-        worker.receive(1)
+        worker.receive()
 
 
 class Group:
@@ -93,7 +94,7 @@ class Group:
         self.workers = list(workers)
 
     def begin_epoch(self):
-        return 1
+        pass
 
     def is_owner(self):
         return True
@@ -123,9 +124,10 @@ def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_
     """The worker answers once the other one has the tasks that its channel had no room for."""
     worker, launcher = worker_of(Process())
     other, others = worker_of(Process(), index=1)
-    other.start(0, 1, {0: START})
+    worker.start(0, {0: START})
+    other.start(0, {0: START})
     while not other.unsent:
-        other.give(LARGE, 1)
+        other.give(LARGE)
 
     def answer():
         received = 0
@@ -136,12 +138,12 @@ def test_while_one_worker_is_waited_for_others_get_what_is_kept_for_them(worker_
         launcher.send("batch", sequence=0)
 
     for _ in range(3):
-        other.give(LARGE, 1)
+        other.give(LARGE)
     threads = [threading.Thread(target=answer), threading.Timer(240, launcher.send, ["end"], {"sent": 0})]
     for thread in threads:
         thread.start()
     try:
-        assert next_message([worker], 1, None, [worker, other])[1].fields["kind"] == protocol.BATCH
+        assert next_message([worker], None, [worker, other])[1].fields["kind"] == protocol.BATCH
     finally:
         others.channel.close()
         threads[1].cancel()
