@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpwds.cli.options import Part
+from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.gopen import exists, gopen
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import (
-    WrongArgument,
     is_series,
     numbered,
     open_destination,

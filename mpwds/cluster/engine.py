@@ -18,17 +18,17 @@ from mpwds.pickling import dumps
 _NEEDS_RAY = "clusters need Ray: pip install 'mpwds[ray]'"
 
 
-def connect() -> Any:
+def connect(address: str | None = None) -> Any:
     """Returns the module ``ray``, connected to a cluster. What its machines print is in Ray's logs.
 
     Unless the program has called ``ray.init``, the cluster is that of ``RAY_ADDRESS``, or the one on this
-    machine, or a new one on this machine.
+    machine, or a new one on this machine; a new one is not made for the address ``"auto"``.
 
     Raises ``ImportError`` if Ray is not installed, ``ConnectionError`` if there is no such cluster.
     """
     ray = require("ray", _NEEDS_RAY)
     if not ray.is_initialized():
-        ray.init(logging_level="error", log_to_driver=False)
+        ray.init(address, logging_level="error", log_to_driver=False)
     return ray
 
 

@@ -6,7 +6,7 @@ from tests.cli.conftest import command as command
 from tests.cli.conftest import write_files as write_files
 from tests.cli.conftest import write_shard as write_shard
 
-pytest.importorskip("ray", reason="make test-cluster installs Ray")
+ray = pytest.importorskip("ray", reason="make test-cluster installs Ray")
 
 _LITTLE = {"object_store_memory": 80 << 20}
 # A node whose processes are gone is lost after 2 s, one that is only slow after a minute.
@@ -53,9 +53,5 @@ def nodes(_cluster, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", _cluster.address)
     nodes = Nodes(_cluster)
     yield nodes
+    ray.shutdown()
     nodes.close()
-
-
-@pytest.fixture
-def _in_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)

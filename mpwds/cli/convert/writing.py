@@ -12,8 +12,9 @@ from mpwds.cli.console import progress
 from mpwds.cli.convert.finding import Samples
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.options import Engine
+from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
 from mpwds.storage.writing.tar_writer import TarWriter
 

@@ -21,6 +21,7 @@ from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.options import Engine
 from mpwds.cli.outputs import digest
 from mpwds.cli.shards import version_of
+from mpwds.errors import WrongArgument
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -29,7 +30,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
