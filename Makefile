@@ -13,7 +13,7 @@ BENCH ?= transport pipeline rebatch loader images feed startup large device mds 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote test test-slow test-trainers test-cluster lint bench soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint bench soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -26,6 +26,10 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 # Two servers, of which one is killed half way.
 demo-remote: $(VENV)/has-demo
 	$(BIN)/mpwds demo --remote $(ARGS)
+
+# Two nodes of Ray on this machine with a server each, of which one is killed half way.
+demo-cluster: $(VENV)/has-demo $(VENV)/has-ray
+	$(BIN)/mpwds demo --cluster $(ARGS)
 
 test: $(VENV)/has-test $(VENV)/has-peers
 	$(PYTEST) -m "not slow" $(ARGS)

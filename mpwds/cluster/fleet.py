@@ -119,7 +119,10 @@ class ServerFleet(FleetDirectory):
         self._closing.set()
         if self._scaling.is_alive():
             self._scaling.join()
-        if ends := [actor.stop.remote() for actor in self._actors.values()]:
+        serving: dict[int, str] = {}
+        with contextlib.suppress(ConnectionError):  # the directory is gone: servers are killed
+            serving = self.servers()
+        if ends := [actor.stop.remote() for number, actor in self._actors.items() if number in serving]:
             self._ray.wait(ends, num_returns=len(ends), timeout=_STOPPING_S)
         for actor in (*self._actors.values(), self._directory):
             self._ray.kill(actor)
