@@ -89,7 +89,8 @@ def demo(
         raise typer.BadParameter("--cache-dir is for the digits, which --data replaces")
     if remote or cluster:
         if data or cache_dir is not None:
-            raise typer.BadParameter("--remote and --cluster serve the digits in their usual folder")
+            option = "--cluster" if cluster else "--remote"
+            raise typer.BadParameter(f"{option} serves the digits in their usual folder")
         return _train_remotely(epochs, lr, _two_nodes if cluster else _two_servers)
     return _train(data or (), test or (), size, epochs, workers, batch_size, lr, cache_dir)
 

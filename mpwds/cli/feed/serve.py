@@ -17,7 +17,6 @@ import typer
 from mpwds.cli.feed.commands import Keys
 from mpwds.cli.shards import load
 from mpwds.errors import SecurityError
-from mpwds.feed.keys import is_loopback
 from mpwds.viewing.wording import counted
 
 Source = Annotated[
@@ -161,6 +160,8 @@ def serve(
 
 def _token(metrics: Address | None, path: Path | None) -> str | None:
     """The token of metrics. Raises ``SecurityError`` if everybody in a network could read them."""
+    from mpwds.feed.keys import is_loopback
+
     if path is not None:
         token = path.read_text().strip()
         if not token:
