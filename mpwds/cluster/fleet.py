@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import secrets
 import tempfile
 import threading
@@ -90,6 +91,7 @@ class ServerFleet(FleetDirectory):
         self._workers = workers
         self._packed = pack((dataset, workers, for_servers, options))
         self._actors: dict[int, Any] = {}
+        self._numbers = itertools.count()
         self._closing = threading.Event()
         self._scaling = threading.Thread(target=self._scale, name="mpwds fleet", daemon=True)
         restarted = {"max_restarts": -1, "max_task_retries": -1, "namespace": namespace}
@@ -137,8 +139,7 @@ class ServerFleet(FleetDirectory):
         self.close()
 
     def _start(self, count: int) -> None:
-        begin = max(self._actors, default=-1) + 1
-        for number in range(begin, begin + count):
+        for number in itertools.islice(self._numbers, count):  # none twice: retired ones stay so
             actor = self._server.options(name=f"{self.name}-server-{number}")
             # The directory's name, and not its handle: handles in arguments endanger restarts.
             self._actors[number] = actor.remote(self._packed, number, self.name, self.namespace)

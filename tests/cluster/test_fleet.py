@@ -135,6 +135,14 @@ def test_other_programs_of_the_cluster_know_the_fleet_by_its_name(fleet):
     assert done.stdout.splitlines() == [str(NUMBERS)] * 2, done.stderr
 
 
+def test_a_server_that_was_taken_away_is_replaced_by_one_of_another_number(fleet):
+    fleet._retire(1, is_serving=True)
+    assert set(fleet.servers()) == {0}
+    fleet._start(1)
+    wait_until(lambda: set(fleet.servers()) == {0, 2})
+    assert read(fleet(), fleet.keys) == NUMBERS
+
+
 def test_nothing_is_left_of_a_closed_fleet(fleet):
     read(fleet(), fleet.keys)
     pids = [pid_of(server(fleet, number)) for number in (0, 1)]
