@@ -13,7 +13,7 @@ BENCH ?= transport pipeline rebatch loader images feed startup large device mds 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote test test-slow test-trainers lint bench soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint bench soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -27,6 +27,10 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 demo-remote: $(VENV)/has-demo
 	$(BIN)/mpwds demo --remote $(ARGS)
 
+# Two nodes of Ray on this machine with a server each, of which one is killed half way.
+demo-cluster: $(VENV)/has-demo $(VENV)/has-ray
+	$(BIN)/mpwds demo --cluster $(ARGS)
+
 test: $(VENV)/has-test $(VENV)/has-peers
 	$(PYTEST) -m "not slow" $(ARGS)
 
@@ -37,6 +41,10 @@ test-slow: $(VENV)/has-test $(VENV)/has-peers $(VENV)/has-lint
 # With Lightning, Accelerate, Transformers, Keras and jax, and with Ray where it is installed.
 test-trainers: $(VENV)/has-test $(VENV)/has-trainers
 	$(BIN)/python -m pytest $(or $(ARGS),tests/trainers)
+
+# Clusters of Ray whose nodes are killed, and the files for Kubernetes and Slurm.
+test-cluster: $(VENV)/has-cluster
+	$(BIN)/python -m pytest $(or $(ARGS),tests/cluster)
 
 lint: $(VENV)/has-test $(VENV)/has-lint
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from mpwds import autodecode as autodecode
 from mpwds import cache as cache
 from mpwds import checks as checks
+from mpwds import cluster as cluster
 from mpwds import compat as compat
 from mpwds import dataset as dataset
 from mpwds import extradatasets as extradatasets

@@ -12,6 +12,12 @@ class MpwdsError(Exception):
     """Base of the errors that mpwds itself raises."""
 
 
+class WrongArgument(ValueError):
+    """An argument of a command makes no sense."""
+
+    exit_code = 2
+
+
 class TenbinError(MpwdsError, ValueError):
     """Bytes are not valid tenbin, or arrays cannot be encoded as tenbin.
 

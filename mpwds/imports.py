@@ -7,8 +7,11 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from mpwds.errors import WrongArgument
 
 Action = Callable[[ModuleType], object]
 
@@ -19,6 +22,33 @@ def require(module: str, hint: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(hint) from error
+
+
+def load_object(source: str, importing: Callable[[str], ModuleType] = importlib.import_module) -> Any:
+    """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names.
+
+    ``importing`` imports the module. Its folder stays on ``sys.path``, so that others can import it, too.
+
+    Raises ``WrongArgument`` if the text or the name is wrong, ``FileNotFoundError`` if there is no file.
+    """
+    where, _, name = source.rpartition(":")
+    if not where or not name:
+        raise WrongArgument(f"{source!r}: expected FILE.py:NAME, such as pipeline.py:dataset")
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        sys.path.insert(0, str(path.parent.resolve()))
+        where = path.stem
+    else:
+        sys.path.insert(0, "")
+    value: Any = importing(where)
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise WrongArgument(f"{source}: the module {where} has no {part!r}") from None
+    return value
 
 
 def tensor_class() -> Any:

@@ -109,7 +109,10 @@ HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for na
 
 
 # Functions of higher rooms for lower ones.
-SERVICES = {"workers_of_servers": "mpwds.feed.client.remote_loader"}
+SERVICES = {
+    "workers_of_servers": "mpwds.feed.client.remote_loader",
+    "servers_in_ray": "mpwds.cluster.directory",
+}
 
 
 def service(name: str) -> Any:
@@ -121,7 +124,7 @@ def find(name: str) -> Any:
     """The value of ``mpwds.<name>``; raises ``AttributeError`` if there is no such name."""
     if name in HOMES:
         return getattr(importlib.import_module(HOMES[name]), name)
-    if name in MODULES or name == "compat" or f"mpwds.{name}" in sys.modules:
+    if name in (*MODULES, "cluster", "compat") or f"mpwds.{name}" in sys.modules:
         return importlib.import_module(f"mpwds.{name}")
     if name == "__version__":
         from importlib.metadata import version

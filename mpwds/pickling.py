@@ -42,11 +42,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     """
 
     def reducer_override(self, item: Any) -> Any:
-        if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item:
+        if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item and not _by_value(item):
             return importlib.import_module, (item.__name__,)
         if isinstance(item, _CACHED) and item.__module__ == "__main__":
             return _cached, (item.__wrapped__, item.cache_parameters())
         return super().reducer_override(item)
+
+
+def _by_value(module: ModuleType) -> bool:
+    return module.__name__ in cloudpickle.list_registry_pickle_by_value()
 
 
 _CACHED: Any = type(functools.cache(len))

@@ -17,7 +17,7 @@ def stub(module: str) -> str:
 def stubs() -> dict[str, str]:
     """The text of each stub, by the module's name."""
     by_name = {name: stub(name) for name in names.PEERS if "." not in name}
-    modules = dict.fromkeys(("compat", *names.MODULES, *by_name), "mpwds")
+    modules = dict.fromkeys(("cluster", "compat", *names.MODULES, *by_name), "mpwds")
     homes = sorted((home, name) for name, home in {**modules, **names.HOMES}.items())
     lines = [
         '"""The public names: `tools/stubs.py` writes this file from `names.py`, which finds them."""\n',

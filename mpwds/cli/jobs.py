@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from mpwds.cli.console import progress
+from mpwds.cli.options import Engine
 from mpwds.pipeline.error_context import add_note, notes_of
 
 S = TypeVar("S")
@@ -14,14 +15,24 @@ T = TypeVar("T")
 
 
 def run_jobs(
-    items: Sequence[S], work: Callable[[S], Iterator[T]], workers: int, **options: Any
+    items: Sequence[S],
+    work: Callable[[S], Iterator[T]],
+    workers: int,
+    engine: Engine | None = None,
+    **options: Any,
 ) -> Iterator[T]:
     """Yields all that ``work``, a generator function, yields for each item.
 
     It takes ``workers`` processes; 0 works in this one. ``options`` are those of :class:`mpwds.MultiLoader`.
     Results come in the order of the items by default. Unless processes are forked, ``work``, items and
-    results are pickled.
+    results are pickled. An ``engine`` runs the processes on other machines: results then come in any order,
+    and 0 workers are as many as these machines have processors.
     """
+    if engine is not None:
+        from mpwds.cluster.tasks import run_tasks
+
+        yield from run_tasks(items, work, workers)
+        return
     if not workers:
         for item in items:
             yield from work(item)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+T = TypeVar("T")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
@@ -27,6 +30,41 @@ def parse_size(text: str | int) -> int:
     if size < 1:
         raise typer.BadParameter(f"{text!r} is no size: write a number of bytes, such as 500MB or 1GiB")
     return size
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a job: every ``count``-th shard, from the one of number ``index`` on."""
+
+    index: int
+    count: int
+
+    def of(self, items: Sequence[T]) -> Sequence[T]:
+        """The items that belong to the part.
+
+        Example:
+            >>> Part(1, 3).of(range(8))
+            range(1, 8, 3)
+        """
+        return items[self.index :: self.count]
+
+
+def parse_part(text: str) -> Part:
+    """The part that ``3/64`` stands for. The first is ``0/64``, the last ``63/64``.
+
+    Example:
+        >>> parse_part("3/64")
+        Part(index=3, count=64)
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")
+    index, count = int(match[1]), int(match[2])
+    if index >= count:
+        raise typer.BadParameter(
+            f"{text!r} is no part: parts of {count} are 0/{count} to {count - 1}/{count}"
+        )
+    return Part(index, count)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
@@ -131,6 +169,12 @@ class Resharding:
     as_json: Json = False
 
 
+class Engine(str, Enum):
+    """Engines that run a command's work on many machines."""
+
+    ray = "ray"
+
+
 @dataclass(frozen=True)
 class Spilling:
     """Options of commands that hold all samples of shards."""
@@ -147,4 +191,21 @@ class Spilling:
     tmp: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Where to make temporary files; by default beside the output."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """Options of commands that write shards on several machines."""
+
+    part: Annotated[
+        Part | None,
+        typer.Option(
+            metavar="I/N",
+            parser=parse_part,
+            help="Write every N-th shard, from number I on (0 to N-1); other processes write the others.",
+        ),
+    ] = None
+    on: Annotated[
+        Engine | None, typer.Option(metavar="ray", help="Write the shards on the machines of a Ray cluster.")
     ] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -13,12 +14,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpwds.cli.options import Part
+from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.ahead import work_ahead
-from mpwds.storage.streams.gopen import exists
+from mpwds.storage.streams.gopen import exists, gopen
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import (
-    WrongArgument,
     is_series,
     numbered,
     open_destination,
@@ -181,6 +183,7 @@ def resume_or_start(
     journal: Path | None = None,
     keep: bool = False,
     also: Sequence[str] = (),
+    part: Part | None = None,
 ) -> Iterator[set[str]]:
     """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
@@ -188,18 +191,35 @@ def resume_or_start(
     those that exist while there is a journal are complete. It stays locked inside ``with``. At the end,
     standard error names older shards of the same series.
 
+    With a ``part``, other processes write the other parts of ``shards``. All parts, and a run of the whole,
+    have the same journal, which then stays and is not locked: two processes that do the same part write the
+    same bytes. That also holds for a journal that is not local.
+
     ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. ``force``
     begins again, and removes the shards that exist. The ``journal`` is a file beside the output by default;
     ``keep`` leaves it when all is done, so that the same run again finds nothing to do. ``also`` are further
     series and files that the run writes.
 
     Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
-    is of another run, if another process has it, or if the output is not local and there is no ``journal``.
+    is of another run, if another process has it, or if there are a ``part`` and ``force``.
     """
     if output == "-" or url_scheme(output) == "pipe":
+        if part is not None:
+            raise WrongArgument(f"--part: {output} is one stream, and parts write shards: name a series")
         yield set()
         return
     path = str(journal or _beside(output))
+    if part is not None or not is_local(path):
+        if part is not None and force:
+            raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
+        own = shards if part is None else part.of(shards)
+        make_folders([path, *own, *(name for name in also if not is_series(name))])
+        complete = _share_journal(path, output, shards, own, _journal(output, run), force)
+        with _removing_partial(own):
+            yield complete
+        for each in (output, *also):
+            warn_of_older(each, (*shards, *also))
+        return
     make_folders([output, *also, path])
     descriptor = lock(path, create=True)
     if descriptor is None:
@@ -208,7 +228,7 @@ def resume_or_start(
     done: set[str] = set()
     try:
         done.update(which_exist([*shards, *also]))
-        now = json.dumps({"version": 2, "output": output, **run}, indent=1).encode()
+        now = _journal(output, run)
         there = sorted(done.union(*map(existing, (output, *also))))
         if force or not there or not _continues(before, now, path):
             if there and not force:
@@ -219,12 +239,8 @@ def resume_or_start(
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, now, 0)
             os.fsync(descriptor)
-        paths = [local_path(name) for name in (*shards, *also) if is_local(name)]
-        try:
+        with _removing_partial((*shards, *also)):
             yield done
-        except BaseException:
-            remove_partial(paths)
-            raise
         for each in (output, *also):
             warn_of_older(each, (*shards, *also))
         if not keep:
@@ -237,6 +253,16 @@ def resume_or_start(
         release(descriptor)
 
 
+@contextlib.contextmanager
+def _removing_partial(names: Iterable[str]) -> Iterator[None]:
+    """Removes at the end what killed workers left of local files."""
+    paths = [local_path(name) for name in names if is_local(name)]
+    try:
+        yield
+    finally:
+        remove_partial(paths)
+
+
 def digest(parts: Iterable[object]) -> str:
     """A digest of what a run depends on."""
     found = hashlib.blake2b(digest_size=16)
@@ -246,13 +272,42 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def _beside(output: str) -> str:
-    if not is_local(output):
-        raise ValueError(
-            f"{without_credentials(output)} is not local: say where to keep the journal, --journal FILE"
-        )
-    directory, name = os.path.split(local_path(output))
+    folder, slash, name = (local_path(output) if is_local(output) else output).rpartition("/")
     front, _, back = parts_of_series(name)
-    return os.path.join(directory, f".{front}{back}.journal")
+    return f"{folder}{slash}.{front}{back}.journal"
+
+
+def _journal(output: str, run: Mapping[str, Any]) -> bytes:
+    return json.dumps({"version": 2, "output": output, **run}, indent=1).encode()
+
+
+def _share_journal(
+    path: str, output: str, shards: Sequence[str], own: Sequence[str], now: bytes, force: bool
+) -> set[str]:
+    """Writes the journal of a run, unless it is there; returns what is complete of ``own``."""
+    done = set(which_exist(own))
+    if force:
+        for name in sorted(done):
+            _remove(name)
+        write_whole(open_destination(path), now)
+        return set()
+    if _content(path) != now:
+        there = existing(output) or list(itertools.islice(which_exist(shards), 1))
+        # Read after looking for shards: the journal is older than all shards of its run.
+        before = _content(path)
+        if there and not _continues(before, now, without_credentials(path)):
+            raise FileExistsError(already_there(there))
+        if before != now:
+            write_whole(open_destination(path, replace=bool(before)), now)
+    return done
+
+
+def _content(url: str) -> bytes:
+    try:
+        with gopen(url) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return b""
 
 
 def _continues(before: bytes, now: bytes, path: str) -> bool:
@@ -266,7 +321,7 @@ def _continues(before: bytes, now: bytes, path: str) -> bool:
         names = ", ".join([name for name in changed if name not in _FOLLOWING] or changed)
         raise ValueError(
             f"{path} says that a run was begun with different {names}: repeat it as it was to finish it, "
-            "or begin again with --force, which removes its shards"
+            "or begin again: without --part, --force removes its local shards"
         )
     return True
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Iterable
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import typer
-
 from mpwds.cli.jobs import noted
+from mpwds.imports import load_object
 from mpwds.pipeline.sources.formats import tar_urls
 from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import open_at
@@ -50,22 +48,9 @@ def version_of(url: str) -> object:
 
 def load(source: str) -> Any:
     """The object that ``FILE.py:NAME`` or ``package.module:NAME`` names. Workers import the same module."""
-    where, _, name = source.rpartition(":")
-    if not where or not name:
-        raise typer.BadParameter(f"{source!r}: expected FILE.py:NAME, such as pipeline.py:dataset")
-    path = Path(where)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        sys.path.insert(0, str(path.parent.resolve()))
-        where = path.stem
-    else:
-        sys.path.insert(0, "")
-    with noted(f"in importing {where}"):
-        value: Any = importlib.import_module(where)
-    for part in name.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            raise typer.BadParameter(f"{source}: the module {where} has no {part!r}") from None
-    return value
+
+    def importing(module: str) -> ModuleType:
+        with noted(f"in importing {module}"):
+            return importlib.import_module(module)
+
+    return load_object(source, importing)

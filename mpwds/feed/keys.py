@@ -238,7 +238,7 @@ def _check_folder(folder: str | os.PathLike[str]) -> None:
     if os.path.isdir(folder) and os.stat(folder).st_mode & 0o022 and not _is_read_only(folder):
         raise SecurityError(f"others can put keys into {folder}: `chmod go-w {folder}`")
     for path in sorted(Path(folder).glob(f"*{_SECRET}")):
-        if path.stat().st_mode & 0o077:
+        if path.stat().st_mode & 0o077 and not _is_read_only(path):
             raise SecurityError(f"{path} can be read by others: `chmod 600 {path}`")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,9 +22,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class Metrics:
-    """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed."""
+    """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed.
 
-    def __init__(self, read: Callable[[], list[Metric]], port: int, host: str) -> None:
+    At a loopback address it answers requests for names of this machine alone. With a ``token``, it answers
+    only who sends it (``Authorization: Bearer TOKEN``). ``/ready`` needs no token and says whether ``ready``
+    returns true.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], list[Metric]],
+        port: int,
+        host: str,
+        token: str | None = None,
+        ready: Callable[[], bool] | None = None,
+    ) -> None:
         client = require("prometheus_client", "metrics need prometheus_client: pip install 'mpwds[metrics]'")
         registry = client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(read))
@@ -32,8 +45,11 @@ class Metrics:
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"metrics at {host}:{port}") from None
         self.port: int = self._server.server_port
-        if keys.is_loopback(host):
-            self._server.set_app(self._for_own_names(self._server.get_app()))
+        self._is_local = keys.is_loopback(host)
+        self._authorization = None if token is None else f"Bearer {token}"
+        self._ready = ready
+        self._metrics = self._server.get_app()
+        self._server.set_app(self._answer)
 
     def __enter__(self) -> Metrics:
         return self
@@ -41,15 +57,21 @@ class Metrics:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _for_own_names(self, app: Any) -> Any:
-        def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-            if keys.is_asked_for(environ.get("HTTP_HOST")):
-                found: Iterable[bytes] = app(environ, start_response)
-                return found
-            start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [f"metrics are at http://{LOOPBACK}:{self.port} only\n".encode()]
-
-        return answer
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        given = environ.get("HTTP_AUTHORIZATION", "")
+        if self._is_local and not keys.is_asked_for(environ.get("HTTP_HOST")):
+            status, text = "403 Forbidden", f"metrics are at http://{LOOPBACK}:{self.port} only\n"
+        elif self._ready is not None and environ["PATH_INFO"] == "/ready":
+            status, text = (
+                ("200 OK", "ready\n") if self._ready() else ("503 Service Unavailable", "draining\n")
+            )
+        elif self._authorization and not secrets.compare_digest(given.encode(), self._authorization.encode()):
+            status, text = "401 Unauthorized", "metrics need the token of --metrics-token\n"
+        else:
+            found: Iterable[bytes] = self._metrics(environ, start_response)
+            return found
+        start_response(status, [("Content-Type", "text/plain")])
+        return [text.encode()]
 
     def close(self) -> None:
         """Stops serving."""
@@ -58,13 +80,19 @@ class Metrics:
         self._thread.join()
 
 
-def serve_server_metrics(read: Callable[[], Status], port: int = 0, host: str = LOOPBACK) -> Metrics:
-    """Hands a feed server's figures to Prometheus.
+def serve_server_metrics(
+    read: Callable[[], Status], port: int = 0, host: str = LOOPBACK, token: str | None = None
+) -> Metrics:
+    """Hands a feed server's figures to Prometheus, and tells at ``/ready`` whether it takes trainers.
 
     ``read`` returns the server's status, such as ``server.status``; it is called in another thread, once for
-    each time that Prometheus asks. Port, host and errors are those of :func:`serve_metrics`.
+    each time that somebody asks. Other arguments and errors are those of :func:`serve_metrics`.
     """
-    return Metrics(lambda: server_metrics(feed_report(None, [read()])), port, host)
+
+    def figures() -> list[Metric]:
+        return server_metrics(feed_report(None, [read()]))
+
+    return Metrics(figures, port, host, token, ready=lambda: not read()["draining"])
 
 
 class HasStats(Protocol):
@@ -73,13 +101,15 @@ class HasStats(Protocol):
     def stats(self, since: Any = ...) -> LoaderStats: ...
 
 
-def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK) -> Metrics:
+def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK, token: str | None = None) -> Metrics:
     """Hands a loader's statistics to Prometheus, until the result is closed.
 
     Args:
         loader: The loader. It is not closed with the metrics.
         port: The port; 0 takes a free one. Ranks on one machine need one each.
-        host: The address to listen at. Others than loopback show the figures to everybody who reaches it.
+        host: The address to listen at. Others than loopback show the figures to everybody who reaches it,
+            unless there is a token.
+        token: What Prometheus must send (``authorization: credentials: TOKEN`` in its configuration).
 
     Returns:
         The HTTP server: a context manager with ``port`` and ``close()``.
@@ -98,7 +128,7 @@ def serve_metrics(loader: HasStats, port: int = 0, host: str = LOOPBACK) -> Metr
         >>> [line for line in page.splitlines() if line.startswith("mpwds_trainer_batches_total")]
         ['mpwds_trainer_batches_total 3.0']
     """
-    return Metrics(lambda: trainer_metrics(loader.stats("start")), port, host)
+    return Metrics(lambda: trainer_metrics(loader.stats("start")), port, host, token)
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def folder(tmp_path):
 def serve(folder, monkeypatch, run):
     """Runs ``mpwds serve`` in this process, for what is refused at once."""
     monkeypatch.chdir(folder)
+    (folder / "empty").touch()
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "pipeline", raising=False)
     return functools.partial(run, "serve")
@@ -101,6 +103,17 @@ def test_keys_and_metrics(folder):
             assert "mpwds_server_batches_total" in urllib.request.urlopen(page).read().decode()
 
 
+def test_metrics_for_other_machines_need_a_token(folder):
+    (folder / "token").write_text("secret\n")
+    metrics = ["--metrics", "0.0.0.0:0", "--metrics-token", "token"]
+    with serving(folder, "pipeline.py:dataset", "--bind", "tcp://127.0.0.1:0", *metrics) as (_, said):
+        page = next(word for word in said.split() if word.startswith("http://0.0.0.0"))
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(page)
+        request = urllib.request.Request(page, headers={"Authorization": "Bearer secret"})
+        assert "mpwds_server_workers 4.0" in urllib.request.urlopen(request).read().decode()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -119,7 +132,13 @@ def test_keys_and_metrics(folder):
         (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
         (["pipeline.py:dataset", "--batch-size", "2"], 2, "--batch-size belongs to --images and --shards"),
         (["pipeline.py:dataset", "--size", "2"], 2, "--size belongs to --images and --shards"),
-        (["pipeline.py:dataset", "--metrics", "99999"], 2, "less than or equal to 65535"),
+        (["pipeline.py:dataset", "--metrics", "99999"], 2, "a port is a number up to 65535"),
+        (
+            ["pipeline.py:dataset", "--metrics", "0.0.0.0:0"],
+            1,
+            "0.0.0.0:0 can be reached from other machines",
+        ),
+        (["pipeline.py:dataset", "--metrics", "0", "--metrics-token", "empty"], 1, "empty is empty: write a"),
         (
             ["pipeline.py:dataset", "--tensorcom", "zpub://{127.0.0.1,0.0.0.0}:1"],
             2,
@@ -139,6 +158,7 @@ def test_keys_and_metrics(folder):
                 ["--client-timeout", "9"],
                 ["--no-shared-memory"],
                 ["--metrics", "0"],
+                ["--metrics-token", "token"],
             )
         ),
         (["pipeline.py:dataset", "--tensorcom", "zpush://host:1"], 2, "say --insecure"),

@@ -5,6 +5,8 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -99,6 +101,22 @@ def test_keys_that_others_can_read_or_replace_are_refused(folder, name, mode, me
     for use in uses:
         with pytest.raises(SecurityError, match=message):
             USES[use](folder)
+
+
+@pytest.mark.parametrize("use", ["server", "monitor"])
+def test_keys_on_a_read_only_mount_may_have_any_modes_as_secrets_of_kubernetes(folder, use):
+    unshared = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*unshared, "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+    program = f"from tests.feed.test_keys import USES; USES[{use!r}]({str(folder)!r}).close()"
+    python = f'exec {sys.executable} -c "$0"'
+    mount = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && {python}"
+    for path in folder.iterdir():
+        os.chmod(path, 0o444)
+    for options, status in ((["sh", "-c", mount], 0), ([sys.executable, "-c"], 1)):
+        done = subprocess.run([*unshared, *options, program], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert "can be read by others" in done.stderr
 
 
 def test_a_folder_and_public_keys_that_others_can_read_serve(folder):

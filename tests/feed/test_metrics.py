@@ -44,8 +44,8 @@ def samples(port):
     return found
 
 
-def ask(port, host):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
+def ask(port, host, path="/metrics", **headers):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host, **headers})
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.read().decode()
@@ -74,6 +74,25 @@ def test_an_agent_reads_by_a_name_of_this_machine_or_any_if_all_may_read(listens
         status, answer = ask(metrics.port, host.format(port=metrics.port))
     assert status == 200
     assert "mpwds_server_batches_total" in answer
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 401), ({"Authorization": "Bearer no"}, 401), ({"Authorization": "Bearer é"}, 401)],
+)
+def test_with_a_token_only_who_sends_it_reads(given, expected):
+    with serve_server_metrics(lambda: STATUS, token="secret") as metrics:
+        assert ask(metrics.port, "localhost", **given)[0] == expected
+        assert ask(metrics.port, "localhost", Authorization="Bearer secret")[0] == 200
+
+
+def test_who_sends_no_token_learns_whether_the_server_takes_trainers():
+    now = dict(STATUS)
+    with serve_server_metrics(lambda: now, host="0.0.0.0", token="secret") as metrics:
+        assert ask(metrics.port, "cpu1", "/ready") == (200, "ready\n")
+        now["draining"] = True
+        assert ask(metrics.port, "cpu1", "/ready") == (503, "draining\n")
+        assert ask(metrics.port, "cpu1", "/ready/metrics")[0] == 401
 
 
 @pytest.fixture(scope="module")

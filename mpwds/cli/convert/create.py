@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.console import console, report, table
-from mpwds.cli.options import Force, Json, parse_size
+from mpwds.cli.options import Distributed, Force, Json, parse_size
 from mpwds.cli.outputs import beside, refuse_existing, refuse_limits, resume_or_start, shard_pattern
+from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.wording import counted, printable, size
@@ -41,6 +42,7 @@ def create(
             help="Shards such as out-%06d.tar or %s-%06d.tar (for splits), a folder for them, x.tar, or -.",
         ),
     ],
+    over: Distributed,
     kind: Annotated[
         str,
         typer.Option(
@@ -97,15 +99,22 @@ def create(
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
     A run that was killed continues: write the same command again.
+
+    Many machines make the shards together with --part 0/64 to --part 63/64, each with one of them, or with
+    --on ray. At the end, the same command without --part makes what is missing, and the --index.
     """
     from mpwds.cli.convert.finding import Wanted, find
     from mpwds.cli.convert.writing import choose, plan_shards, shuffled, write_shards
 
     refuse_limits(output, maxcount or maxsize)
+    if over.part is not None and index:
+        raise WrongArgument("--index describes all shards: make it at the end, by a run without --part")
     told = console(output == "-" or as_json)
     with contextlib.ExitStack() as ends:
 
         def scratch() -> str:
+            if over.on is not None:
+                raise WrongArgument("--on ray: copies of SOURCE would be on this machine only: use --part")
             return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))
 
         found = find(source, Wanted(scratch, kind, columns, key, root, shuffle))
@@ -123,8 +132,9 @@ def create(
         samples = {shard.url: shard.total for shard in shards}
         run = {"source": source, "options": options, "samples": samples, "inputs": found.digest}
         done: set[str] = set()
-        if is_local(first) and first != "-":
-            done = ends.enter_context(resume_or_start(first, list(samples), run, force, also=also))
+        if over.part is not None or (is_local(first) and first != "-"):
+            began_or_resumed = resume_or_start(first, list(samples), run, force, also=also, part=over.part)
+            done = ends.enter_context(began_or_resumed)
         else:
             refuse_existing([first, *also], force)
         counts = ", ".join(f"{len(samples):,} {name}".strip() for name, samples in found.splits.items())
@@ -134,7 +144,9 @@ def create(
         if found.fields:
             told.print(table("", ("column", "field"), list(found.fields.items()), ("column", "field")))
         began = time.monotonic()
-        written = write_shards(shards, jobs or len(os.sched_getaffinity(0)), done)
+        own = shards if over.part is None else over.part.of(shards)
+        jobs = jobs or (0 if over.on else len(os.sched_getaffinity(0)))
+        written = write_shards(own, jobs, done, over.on)
         rest = iter(written)
         for url, part in zip(descriptions, planned.values(), strict=False):
             files[url] = describe(url, list(itertools.islice(rest, len(part))))

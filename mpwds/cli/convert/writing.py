@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from mpwds.cli.console import progress
 from mpwds.cli.convert.finding import Samples
 from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.options import Engine
+from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
-from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
 from mpwds.storage.writing.tar_writer import TarWriter
 
@@ -148,7 +150,9 @@ class Written:
     filesize: int | None  # ``None`` if it is not local
 
 
-def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = ()) -> list[Written]:
+def write_shards(
+    shards: Sequence[Planned], jobs: int, done: Collection[str] = (), engine: Engine | None = None
+) -> list[Written]:
     """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
 
     A shard appears under its name when it is complete; those in ``done`` are already. Errors, and Ctrl-C,
@@ -164,9 +168,10 @@ def write_shards(shards: Sequence[Planned], jobs: int, done: Collection[str] = (
     before = sum(shard.samples for shard in written.values())
     total = sum(shard.total for shard in shards)
     workers = min(jobs, len(left))
+    workers = workers if workers > 1 or engine else 0
     with progress(total, before) as advance:
         options: dict[str, Any] = {"in_order": False, "start_method": "fork"}
-        for number, samples, shard in run_jobs(left, _write, workers if workers > 1 else 0, **options):
+        for number, samples, shard in run_jobs(left, _write, workers, engine, **options):
             advance(samples, "writing")
             if shard is not None:
                 written[number] = Written(*shard)

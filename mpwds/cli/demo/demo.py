@@ -8,11 +8,12 @@ import math
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -67,6 +68,10 @@ def demo(
     remote: Annotated[
         bool, typer.Option("--remote", help="Train from two servers, of which one is killed half way.")
     ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Train from servers on two nodes of Ray, of which one is killed."),
+    ] = False,
 ) -> int:
     """Train a small network from tar shards, on handwritten digits or your own images.
 
@@ -82,10 +87,11 @@ def demo(
         raise typer.BadParameter("--test and --size are for your own shards: name these with --data")
     if data and cache_dir is not None:
         raise typer.BadParameter("--cache-dir is for the digits, which --data replaces")
-    if remote:
+    if remote or cluster:
         if data or cache_dir is not None:
-            raise typer.BadParameter("--remote serves the digits in their usual folder")
-        return _train_remotely(epochs, lr)
+            option = "--cluster" if cluster else "--remote"
+            raise typer.BadParameter(f"{option} serves the digits in their usual folder")
+        return _train_remotely(epochs, lr, _two_nodes if cluster else _two_servers)
     return _train(data or (), test or (), size, epochs, workers, batch_size, lr, cache_dir)
 
 
@@ -148,7 +154,13 @@ def _train(
     return 0
 
 
-def _train_remotely(epochs: int, lr: float) -> int:
+Feed = tuple[Any, Callable[[], str]]
+"""A loader of two servers, and a function that kills one and says which."""
+
+
+def _train_remotely(
+    epochs: int, lr: float, feed: Callable[[Path], contextlib.AbstractContextManager[Feed]]
+) -> int:
     """Trains, kills a server, and compares what arrived with what undisturbed local workers deliver."""
     import mpwds
     from mpwds.cli.demo import training
@@ -158,15 +170,9 @@ def _train_remotely(epochs: int, lr: float) -> int:
     with contextlib.ExitStack() as ends, warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", flush=True)
-        folder = ends.enter_context(tempfile.TemporaryDirectory())
-        Path(folder, "served.py").write_text(_SERVED)
-        urls = [f"ipc://{folder}/server{number}" for number in range(_SERVERS)]
-        servers = [ends.enter_context(_server(folder, url)) for url in urls]
-        print(f"started {_SERVERS} servers of {_WORKERS} workers: {' '.join(urls)}", flush=True)
-        loader = ends.enter_context(
-            mpwds.RemoteLoader(urls, on_server_loss="move", heartbeat_timeout=_HEARTBEAT_S)
-        )
-        victim = _KillingLoader(loader, servers[0], epochs)
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "served.py").write_text(_SERVED)
+        victim = _KillingLoader(*ends.enter_context(feed(folder)), epochs)
         outcome = training.train(task, epochs=epochs, workers=_SERVERS * _WORKERS, lr=lr, loader=victim)
     with mpwds.MultiLoader(task.train, workers=_SERVERS * _WORKERS) as local:
         expected = [_digest(batch) for _ in range(epochs) for batch in local]
@@ -191,11 +197,11 @@ def _digest(batch: Any) -> bytes:
 
 
 class _KillingLoader:
-    """A loader that kills a server half way, and takes a digest of each batch."""
+    """A loader that calls ``kill`` half way, and takes a digest of each batch."""
 
-    def __init__(self, loader: Any, server: subprocess.Popen[bytes], epochs: int) -> None:
+    def __init__(self, loader: Any, kill: Callable[[], str], epochs: int) -> None:
         self._loader = loader
-        self._server = server
+        self._kill = kill
         self._half = epochs // 2
         self._epoch = 0
         self.killed_at = 0
@@ -205,11 +211,9 @@ class _KillingLoader:
         epoch, self._epoch = self._epoch, self._epoch + 1
         for number, batch in enumerate(self._loader):
             if epoch == self._half and number == 1:
-                self._server.kill()
+                killed = self._kill()
                 self.killed_at = len(self.digests)
-                print(
-                    f"killed a server (pid {self._server.pid}) in the middle of epoch {epoch + 1}", flush=True
-                )
+                print(f"killed {killed} in the middle of epoch {epoch + 1}", flush=True)
             self.digests.append(_digest(batch))
             yield batch
 
@@ -218,7 +222,73 @@ class _KillingLoader:
 
 
 @contextlib.contextmanager
-def _server(folder: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
+def _two_servers(folder: Path) -> Iterator[Feed]:
+    import mpwds
+
+    with contextlib.ExitStack() as ends:
+        urls = [f"ipc://{folder}/server{number}" for number in range(_SERVERS)]
+        servers = [ends.enter_context(_server(folder, url)) for url in urls]
+        print(f"started {_SERVERS} servers of {_WORKERS} workers: {' '.join(urls)}", flush=True)
+        options: dict[str, Any] = {"on_server_loss": "move", "heartbeat_timeout": _HEARTBEAT_S}
+        loader = ends.enter_context(mpwds.RemoteLoader(urls, **options))
+
+        def kill() -> str:
+            servers[0].kill()
+            return f"a server (pid {servers[0].pid})"
+
+        yield loader, kill
+
+
+@contextlib.contextmanager
+def _two_nodes(folder: Path) -> Iterator[Feed]:
+    """Two nodes of Ray on this machine, with a server each."""
+    import mpwds
+    from mpwds.imports import require
+
+    ray = require("ray", "--cluster needs Ray: pip install 'mpwds[ray]'")
+    from ray.cluster_utils import Cluster
+
+    with contextlib.ExitStack() as ends:
+        ends.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
+        memory: dict[str, Any] = {"object_store_memory": 80 << 20}
+        head = {"num_cpus": 0, "include_dashboard": False, **memory}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        ends.callback(cluster.shutdown)
+        nodes = [cluster.add_node(num_cpus=_WORKERS, **memory) for _ in range(_SERVERS)]
+        ray.init(cluster.address, log_to_driver=False, logging_level="error")
+        ends.callback(ray.shutdown)
+        source = f"{folder}/served.py:dataset"
+        fleet = ends.enter_context(
+            mpwds.cluster.ServerFleet(source, servers=_SERVERS, workers_per_server=_WORKERS)
+        )
+        while len(urls := fleet()) < _SERVERS:
+            time.sleep(0.1)
+        print(f"started {_SERVERS} nodes of Ray with a server each: {' '.join(urls)}", flush=True)
+        options: dict[str, Any] = {"on_server_loss": "move", "heartbeat_timeout": _HEARTBEAT_S}
+        loader = ends.enter_context(mpwds.RemoteLoader(urls, keys=fleet.keys, **options))
+
+        def kill() -> str:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            return "a node"
+
+        yield loader, kill
+
+
+class _WithoutRay:
+    """A text stream without what Ray prints about nodes that are lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.current_thread().name.startswith("ray_") else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _server(folder: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "mpwds", "serve", f"{folder}/served.py:dataset"]
     words = [*command, "--bind", url, "--workers", str(_WORKERS)]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:  # which writes but a few lines

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 
 from mpwds.cli.feed.commands import Keys
 from mpwds.cli.shards import load
+from mpwds.errors import SecurityError
 from mpwds.viewing.wording import counted
 
 Source = Annotated[
@@ -24,6 +26,27 @@ Bind = Annotated[
     str,
     typer.Option(metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."),
 ]
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port of an HTTP server."""
+
+    host: str
+    port: int
+
+
+def parse_address(text: str) -> Address:
+    """The address that ``9400``, ``0.0.0.0:9400`` or ``[::]:9400`` stands for.
+
+    Example:
+        >>> parse_address("9400"), parse_address("[::]:9400")
+        (Address(host='127.0.0.1', port=9400), Address(host='::', port=9400))
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is no [HOST:]PORT: a port is a number up to 65535")
+    return Address(host.strip("[]") or "127.0.0.1", int(port))
 
 
 def serve(
@@ -48,10 +71,15 @@ def serve(
         bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,
     metrics: Annotated[
-        int | None,
+        Address | None,
         typer.Option(
-            min=0, max=65535, metavar="PORT", help="Hand figures to Prometheus on this port of 127.0.0.1."
+            metavar="[HOST:]PORT",
+            parser=parse_address,
+            help="Hand figures to Prometheus on this port of 127.0.0.1, or of another HOST with a token.",
         ),
+    ] = None,
+    metrics_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds the token that Prometheus sends.")
     ] = None,
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Serve images: DIR/CLASS/NAME.jpg, augmented.")
@@ -80,12 +108,17 @@ def serve(
         from mpwds.cli.feed.sources import check_tensorcom
 
         own = ("bind", "keys", "max_clients", "workers_per_client", "client_timeout", "no_shared_memory")
-        _refuse(context, (*own, "metrics"), "means nothing to --tensorcom: its consumers have none of that")
+        _refuse(
+            context,
+            (*own, "metrics", "metrics_token"),
+            "means nothing to --tensorcom: its consumers have none of that",
+        )
         check_tensorcom(tensorcom, insecure)
     else:
         _refuse(context, ("epochs",), "belongs to --tensorcom: trainers say how many epochs they want")
     if source is not None:
         _refuse(context, ("batch_size", "size"), "belongs to --images and --shards")
+    token = _token(metrics, metrics_token)
     dataset = _dataset(source, images, shards, size, batch_size)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("mpwds.feed").setLevel(logging.INFO)  # who comes and goes
@@ -115,12 +148,30 @@ def serve(
         if metrics is not None:
             from mpwds.feed.metrics import serve_server_metrics
 
-            port = ends.enter_context(serve_server_metrics(server.status, metrics)).port
-            print(f"metrics at http://127.0.0.1:{port}/metrics", flush=True)
+            serving = serve_server_metrics(server.status, metrics.port, metrics.host, token)
+            port = ends.enter_context(serving).port
+            print(f"metrics at http://{metrics.host}:{port}/metrics", flush=True)
         shown = " → ".join(described(server.dataset))
         print(f"serving {shown} at {server.url} with {counted(workers, 'worker')}", flush=True)
         server.serve()
         print("ended", flush=True)
+    return None
+
+
+def _token(metrics: Address | None, path: Path | None) -> str | None:
+    """The token of metrics. Raises ``SecurityError`` if everybody in a network could read them."""
+    from mpwds.feed.keys import is_loopback
+
+    if path is not None:
+        token = path.read_text().strip()
+        if not token:
+            raise ValueError(f"{path} is empty: write a token to it, such as one of `openssl rand -hex 32`")
+        return token
+    if metrics is not None and not is_loopback(metrics.host):
+        raise SecurityError(
+            f"--metrics {metrics.host}:{metrics.port} can be reached from other machines: "
+            "give --metrics-token FILE"
+        )
     return None
 
 

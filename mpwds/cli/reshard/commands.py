@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.console import progress, report
-from mpwds.cli.options import Force, Json, Output, Resharding, Spilling, TarShards
+from mpwds.cli.options import Distributed, Force, Json, Output, Resharding, Spilling, TarShards
 from mpwds.cli.outputs import refuse_own_input, resume_or_start, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -30,7 +30,17 @@ _SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
 
-Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, metavar="N", help="Worker processes.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        min=1,
+        metavar="N",
+        show_default="4, or the cluster's processors",
+        help="Worker processes.",
+    ),
+]
 OnError = Annotated[
     str,
     typer.Option(
@@ -117,7 +127,8 @@ def proc(
     ],
     shards: TarShards,
     output: Output,
-    jobs: Jobs = 4,
+    over: Distributed,
+    jobs: Jobs = None,
     repeat: Annotated[
         int,
         typer.Option(
@@ -138,18 +149,21 @@ def proc(
 
     A run that was killed continues: write the same command again, and shards that are complete stay, unless
     SHARDS or your code have changed. The same command writes the same bytes, whatever the number of workers.
+
+    Many machines do one job with --part 0/64 to --part 63/64, each with one of them, or with --on ray.
     """
     from mpwds.cli.reshard.proc import Processing, make_handler, own_code
 
     processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, make_handler(on_error))
     where = stages.rpartition(":")[0]
     code = own_code(Path(where).stem if where.endswith(".py") else where)
-    _process(processing, code, jobs, on_error, journal, force, as_json)
+    _process(processing, code, jobs, over, on_error, journal, force, as_json)
 
 
 def repack(
     shards: TarShards,
     output: Output,
+    over: Distributed,
     short_side: Annotated[
         int, typer.Option(min=1, metavar="PIXELS", help="The shorter side of images.")
     ] = 256,
@@ -158,7 +172,7 @@ def repack(
     restart_markers: Annotated[
         bool, typer.Option("--restart-markers", help="One a row, for decoders that begin anywhere.")
     ] = False,
-    jobs: Jobs = 4,
+    jobs: Jobs = None,
     on_error: OnError = "stop",
     journal: Journal = None,
     force: Force = False,
@@ -181,13 +195,14 @@ def repack(
     urls, handler = shard_urls(shards), make_handler(on_error)
     processing = Processing([map_stage(smaller)], urls, output, 1, 0, handler, smaller.counts)
     code = [repr(smaller), pillow.__version__]
-    _process(processing, code, jobs, on_error, journal, force, as_json, figures_of, show)
+    _process(processing, code, jobs, over, on_error, journal, force, as_json, figures_of, show)
 
 
 def _process(
     processing: Processing,
     code: list[str],
-    jobs: int,
+    jobs: int | None,
+    over: Distributed,
     on_error: str,
     journal: Path | None,
     force: bool,
@@ -199,11 +214,13 @@ def _process(
     from mpwds.cli.reshard.proc import run
 
     output, names = processing.output, [job.output for job in processing.jobs]
-    with resume_or_start(output, names, processing.describe(code), force, journal, keep=True) as done:
-        counts = run(processing, jobs, done)
+    own = processing.jobs if over.part is None else over.part.of(processing.jobs)
+    described = processing.describe(code)
+    with resume_or_start(output, names, described, force, journal, keep=True, part=over.part) as done:
+        counts = run(processing, own, done, jobs, over.on)
     figures = {name: counts.pop(name) for name in ("samples", "bytes", "skipped")}
     more = figures_of(counts)
-    written = len(names) - len(done)
+    written = len(own) - len(done)
     if show is not None and written and not as_json and output != "-":
         show(more)
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ import typer
 
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.options import Engine
 from mpwds.cli.outputs import digest
 from mpwds.cli.shards import version_of
+from mpwds.errors import WrongArgument
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -28,12 +30,13 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
 
 _REQUESTS = 16  # at a time
+_WORKERS = 4
 
 
 class Job(NamedTuple):
@@ -123,15 +126,19 @@ class _CountingHandler:
         return self._handler(error)
 
 
-def run(processing: Processing, workers: int, done: set[str]) -> Counter[str]:
-    """Does the jobs that are left, and adds up their figures."""
+def run(
+    processing: Processing, jobs: Sequence[Job], done: set[str], workers: int | None, engine: Engine | None
+) -> Counter[str]:
+    """Does those of the jobs that are left, and adds up their figures."""
     figures = Counter(samples=0, bytes=0, skipped=0)
-    jobs = [job for job in processing.jobs if job.output not in done]
+    left = [job for job in jobs if job.output not in done]
+    if workers is None:
+        workers = 0 if engine else _WORKERS
     if "-" in (processing.output, *processing.urls):  # which are this process's own
-        workers = 0
-    options = {"in_order": False, "start_method": "forkserver", "on_worker_death": "restart"}
-    with progress(len(processing.jobs), len(done)) as advance:
-        for of_job in run_jobs(jobs, processing, workers, **options):
+        workers, engine = 0, None
+    options: dict[str, Any] = {"in_order": False, "start_method": "forkserver", "on_worker_death": "restart"}
+    with progress(len(jobs), len(done)) as advance:
+        for of_job in run_jobs(left, processing, workers, engine, **options):
             figures.update(of_job)
             advance(1, f"{figures['samples']:,} samples")
     return figures

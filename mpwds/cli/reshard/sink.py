@@ -11,11 +11,11 @@ from mpwds.cli.outputs import (
     make_folders,
 )
 from mpwds.cli.reshard.raw_samples import Blocks, FileBlocks, RawSample
-from mpwds.errors import ShardError
+from mpwds.errors import ShardError, WrongArgument
 from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.writing.destinations import WrongArgument, is_series, numbered
+from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
 from mpwds.storage.writing.tar_writer import TarWriter
 

@@ -86,7 +86,7 @@ class WorkerHandle:
 
     def error(self, message: Message) -> BaseException:
         """The exception that an ``error`` or ``failed`` message carries."""
-        return protocol.revive_error(message.fields, self.index, self.pid)
+        return protocol.revive_error(message.fields, f"worker {self.index} (pid {self.pid})")
 
     def timed_out(self, timeout_s: float) -> WorkerTimeout:
         """The error for a worker that sent nothing for ``timeout_s`` seconds."""

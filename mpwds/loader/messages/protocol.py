@@ -140,13 +140,13 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     }
 
 
-def revive_error(fields: dict[str, Any], worker: int, pid: int) -> BaseException:
-    """The exception that was passed to :func:`describe_error`, with the worker's traceback as its cause.
+def revive_error(fields: dict[str, Any], where: str) -> BaseException:
+    """The exception that was passed to :func:`describe_error`, with its traceback in ``where`` as its cause.
 
     If its type or arguments cannot be pickled, it is a plain :class:`MpwdsError` with the same text.
     """
     error = _unpickled(fields["exception"]) or MpwdsError(fields["summary"])
-    return with_cause(error, fields, f"worker {worker} (pid {pid})")
+    return with_cause(error, fields, where)
 
 
 def with_cause(error: BaseException, fields: dict[str, Any], where: str) -> BaseException:

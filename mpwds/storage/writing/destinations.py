@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
-from mpwds.errors import StreamError
+from mpwds.errors import StreamError, WrongArgument
 from mpwds.storage.caches.locks import lock, lock_open, release, same_file
 from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
@@ -351,12 +351,6 @@ def _sync_directory(path: str) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
-
-
-class WrongArgument(ValueError):
-    """An argument of a command makes no sense."""
-
-    exit_code = 2
 
 
 def parts_of_series(target: str) -> tuple[str, str, str]:

@@ -182,15 +182,22 @@ def test_pipes_on_both_ends(command):
     assert len(listed.stdout.split()) == 40
 
 
-def test_outputs_that_are_not_local_are_continued_too(run, proc, web, keys):
+@pytest.mark.parametrize("journal", [True, False])
+def test_outputs_that_are_not_local_are_continued_too(run, web, keys, journal):
     web.files.update({f"/in-{n}.tar": Path(f"in-{n}.tar").read_bytes() for n in range(2)})
     words = ["proc", "pipeline.py:doubled", web.url("/in-{0..1}.tar"), web.url("/out-%d.tar"), "-j", 2]
-    assert run(*words, "--journal", "journal").returncode == 0
+    words += ["--journal", "journal"] if journal else []
+    assert run(*words).returncode == 0
+    assert ("/.out-.tar.journal" in web.files) != journal
     del web.files["/out-1.tar"]
-    assert "1 were complete before" in run(*words, "--journal", "journal").stdout
+    assert "1 were complete before" in run(*words).stdout
     Path("out-1.tar").write_bytes(web.files["/out-1.tar"])
     assert keys("out-1.tar")[1] == "1000-again"
-    assert "--force cannot remove it" in run(*words, "--journal", "journal", "--force").stderr
+    assert "with different seed" in run(*words, "--seed", 1).stderr
+    assert "--force cannot remove it" in run(*words, "--force").stderr
+    for shard in "01":
+        del web.files[f"/out-{shard}.tar"]
+    assert run(*words, "--seed", 1, "--force").returncode == 0
 
 
 def test_json(proc, members):
@@ -258,7 +265,6 @@ class TestNothingIsMixed:
         (["pipeline.py:stages", "in-0.tar", "out-%d.tar", "--on-error", "x"], "expected stop, skip"),
         (["pipeline.py:missing", "in-0.tar", "out-%d.tar"], "has no 'missing'"),
         (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
-        (["pipeline.py:stages", "in-0.tar", "s3://bucket/out-%d.tar"], "--journal FILE"),
         (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
         (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),
         (["pipeline.py:numbers", "in-0.tar", "out-%d.tar"], "TypeError: a stage is an object"),

@@ -1,0 +1,157 @@
+"""The actors of a fleet. Each knows the others by their names, so all of them may be restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpwds.cluster.engine import connect
+from mpwds.loader.messages.protocol import describe_error
+
+_REPORT_EVERY_S = 1.0
+_SILENCE_S = 5.0  # after which a server is not listed
+_STOPPING_S = 3.0
+
+SERVER_KEYS = ("server.key_secret", "client.key")
+CLIENT_KEYS = ("client.key_secret", "server.key")
+
+
+class TrainerFigures(NamedTuple):
+    """What a trainer has spent since its loader was made, and where its workers are."""
+
+    waited_s: float  # for batches
+    seconds: float
+    workers_waited_s: float  # for the trainer, of all workers
+    workers_active_s: float
+    servers: tuple[str, ...]
+
+
+class Directory:
+    """The addresses of a fleet's servers, and what its trainers tell. Servers report every second.
+
+    A directory that was restarted has no addresses at first. It says so (``None``) until servers had the time
+    to report, so that trainers keep those that they have.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], restarted: bool | None = None) -> None:
+        if restarted is None:
+            restarted = connect().get_runtime_context().was_current_actor_reconstructed
+        self._complete_at = time.monotonic() + (_SILENCE_S if restarted else 0.0)
+        self._keys = dict(keys)
+        self._servers: dict[int, tuple[str, float]] = {}
+        self._retired: set[int] = set()
+        self._trainers: dict[str, tuple[TrainerFigures, float]] = {}
+
+    def report(self, server: int, url: str) -> None:
+        """A server serves at this address now. A server that was restarted has another one."""
+        self._servers[server] = url, time.monotonic()
+
+    def retire(self, server: int) -> None:
+        """A server is not listed any more, so that trainers leave it."""
+        self._retired.add(server)
+
+    def servers(self) -> dict[int, str] | None:
+        """The addresses of the servers that have reported lately, by number."""
+        now = time.monotonic()
+        if now < self._complete_at:
+            return None
+        found = sorted(self._servers.items())
+        return {
+            number: url
+            for number, (url, heard) in found
+            if number not in self._retired and now - heard < _SILENCE_S
+        }
+
+    def addresses(self, trainer: str, figures: TrainerFigures | None) -> list[str] | None:
+        """The addresses for a trainer, which tells its figures."""
+        if figures is not None:
+            self._trainers[trainer] = figures, time.monotonic()
+        servers = self.servers()
+        return None if servers is None else list(servers.values())
+
+    def figures(self) -> dict[str, TrainerFigures]:
+        """The figures of the trainers that have asked lately."""
+        now = time.monotonic()
+        return {name: told for name, (told, heard) in self._trainers.items() if now - heard < 2 * _SILENCE_S}
+
+    def client_keys(self) -> dict[str, bytes]:
+        """The files that a trainer needs."""
+        return {name: self._keys[name] for name in CLIENT_KEYS}
+
+
+class ServerActor:
+    """Runs a server on its machine, and tells the directory where."""
+
+    def __init__(self, packed: bytes, number: int, directory: str, namespace: str) -> None:
+        self._stopping = threading.Event()
+        self._failure: dict[str, Any] | None = None
+        try:
+            self._start(*pickle.loads(packed))
+        except Exception as error:
+            if connect().get_runtime_context().was_current_actor_reconstructed:
+                raise  # Ray tries again, also on other machines
+            self._failure = describe_error(error)
+            return
+        report = (number, self._server.url, directory, namespace)
+        threading.Thread(target=self._report, args=report, daemon=True).start()
+
+    def _start(self, dataset: Any, workers: int, keys: Mapping[str, bytes], options: dict[str, Any]) -> None:
+        from mpwds.feed.server.server import Server
+
+        self._keys = KeyFolder(keys)
+        host = connect().util.get_node_ip_address()
+        bind = f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
+        self._server = Server(dataset, bind, workers=workers, keys=self._keys.path, **options)
+        self._serving = threading.Thread(target=self._serve)
+        self._serving.start()
+
+    def failure(self) -> dict[str, Any] | None:
+        """The fields of the error with which the server did not start; ``None`` if it serves."""
+        return self._failure
+
+    def clients(self) -> int:
+        """The number of trainers that are connected."""
+        return len(self._server.status()["clients"])
+
+    def stop(self) -> None:
+        """Sends what is under way, and ends the workers."""
+        self._stopping.set()
+        self._server.stop()
+        self._serving.join(_STOPPING_S)
+        self._server.close()
+        self._keys.close()
+
+    def _serve(self) -> None:
+        try:
+            self._server.serve()
+        except BaseException:
+            os._exit(1)  # Ray then starts it again
+
+    def _report(self, number: int, url: str, directory: str, namespace: str) -> None:
+        ray = connect()
+        while not self._stopping.is_set():
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is being restarted
+                told = ray.get_actor(directory, namespace).report.remote(number, url)
+                ray.get(told, timeout=_SILENCE_S)
+            self._stopping.wait(_REPORT_EVERY_S)
+
+
+class KeyFolder:
+    """A temporary folder at ``path`` with keys, as servers and trainers read them."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self.path = tempfile.mkdtemp(prefix="mpwds-keys-")
+        self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        for name, key in keys.items():
+            path = Path(self.path, name)
+            path.touch(mode=0o600)
+            path.write_bytes(key)

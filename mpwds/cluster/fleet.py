@@ -1,0 +1,192 @@
+"""A fleet: servers on the machines of a Ray cluster, which come and go."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import secrets
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from mpwds.cluster.actors import SERVER_KEYS, Directory, ServerActor
+from mpwds.cluster.directory import FleetDirectory
+from mpwds.cluster.engine import connect, pack
+from mpwds.cluster.scaling import Scaling
+from mpwds.errors import MpwdsError
+from mpwds.feed import keys
+from mpwds.imports import load_object
+from mpwds.loader.engine import options as checks
+from mpwds.loader.messages.protocol import revive_error
+
+_HEAD = {"node:__internal_head__": 0.001}  # of the machine that outlives all others
+_SCALE_EVERY_S = 5.0
+_STOPPING_S = 10.0
+_LEAVING_S = 60.0  # that trainers may take to leave a server
+
+
+class ServerFleet(FleetDirectory):
+    """Runs servers on the machines of a Ray cluster, for ``RemoteLoader(fleet)``.
+
+    Servers are actors, spread over the machines. Ray restarts each whose process or machine is lost. A
+    directory on the head machine knows where they are, and trainers follow it. The fleet can be pickled, for
+    Ray Train's workers among others. Other programs of the cluster reach it as
+    ``RemoteLoader("ray://NAMESPACE/NAME")``.
+
+    The fleet makes keys, which Ray hands to servers and trainers. Everybody who can use the cluster gets them
+    there, and nobody else can read batches.
+
+    Args:
+        dataset: As for ``MultiLoader``, or ``"FILE.py:NAME"``, or ``"package.module:NAME"``. It is sent by
+            value, with the code of modules that are not installed.
+        servers: Their number, or ``"auto"``: from one to as many as the cluster has room for, by the time
+            that trainers wait for batches.
+        workers_per_server: Worker processes, and processors that Ray reserves, of each server.
+        name: The fleet's name; by default a new one.
+        namespace: Ray's namespace for the name.
+        start_timeout: Seconds in which the first server must serve.
+        options: Further options of :class:`mpwds.Server`.
+
+    Attributes:
+        url: ``ray://NAMESPACE/NAME``.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ValueError: An argument is invalid, or the name is taken.
+        MpwdsError: No machine had room for a server in time.
+        TypeError: The dataset cannot be sent to other machines.
+
+    An error with which the first server starts is raised here, too.
+
+    Example:
+        >>> fleet = mpwds.cluster.ServerFleet("pipeline.py:dataset", servers=4)  # doctest: +SKIP
+        >>> loader = mpwds.RemoteLoader(fleet)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        servers: int | Literal["auto"] = 1,
+        workers_per_server: int = 8,
+        name: str | None = None,
+        namespace: str = "mpwds",
+        start_timeout: float = 300.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(namespace, name or f"fleet-{secrets.token_hex(4)}")
+        workers = checks.integer("ServerFleet", "workers_per_server", workers_per_server, at_least=1)
+        count = 1 if servers == "auto" else checks.integer("ServerFleet", "servers", servers, at_least=1)
+        if given := options.keys() & {"bind", "keys", "insecure"}:
+            raise ValueError(f"ServerFleet: {min(given)}= is not an option: the fleet makes its own")
+        if isinstance(dataset, str):
+            dataset = load_object(dataset)
+        self._ray = connect()
+        own_keys = _new_keys()
+        for_servers = {each: own_keys[each] for each in SERVER_KEYS}
+        self._workers = workers
+        self._packed = pack((dataset, workers, for_servers, options))
+        self._actors: dict[int, Any] = {}
+        self._numbers = itertools.count()
+        self._closing = threading.Event()
+        self._scaling = threading.Thread(target=self._scale, name="mpwds fleet", daemon=True)
+        restarted = {"max_restarts": -1, "max_task_retries": -1, "namespace": namespace}
+        directory = self._ray.remote(num_cpus=0, resources=_HEAD, **restarted)(Directory)
+        self._directory = directory.options(name=self.name).remote(own_keys)
+        self._server = self._ray.remote(num_cpus=workers, scheduling_strategy="SPREAD", **restarted)(
+            ServerActor
+        )
+        try:
+            self._ray.get(self._directory.servers.remote())
+            self._start(count)
+            self._wait(start_timeout)
+        except BaseException:
+            self.close()
+            raise
+        if servers == "auto":
+            self._scaling.start()
+        atexit.register(self.close)
+
+    def servers(self) -> dict[int, str]:
+        """The URLs of the servers that serve now, by their numbers."""
+        return self._ask("servers") or {}
+
+    def close(self) -> None:
+        """Ends the servers and the directory. The end of the program does so, too."""
+        atexit.unregister(self.close)
+        self._closing.set()
+        if self._scaling.is_alive():
+            self._scaling.join()
+        serving: dict[int, str] = {}
+        with contextlib.suppress(ConnectionError):  # the directory is gone: servers are killed
+            serving = self.servers()
+        if ends := [actor.stop.remote() for number, actor in self._actors.items() if number in serving]:
+            self._ray.wait(ends, num_returns=len(ends), timeout=_STOPPING_S)
+        for actor in (*self._actors.values(), self._directory):
+            self._ray.kill(actor)
+        self._actors.clear()
+
+    def __enter__(self) -> ServerFleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, count: int) -> None:
+        for number in itertools.islice(self._numbers, count):  # none twice: retired ones stay so
+            actor = self._server.options(name=f"{self.name}-server-{number}")
+            # The directory's name, and not its handle: handles in arguments endanger restarts.
+            self._actors[number] = actor.remote(self._packed, number, self.name, self.namespace)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Returns when the first server serves."""
+        ready, _ = self._ray.wait(
+            [actor.failure.remote() for actor in self._actors.values()], timeout=timeout_s
+        )
+        if not ready:
+            raise MpwdsError(
+                f"no server of the fleet has started in {timeout_s:g} s: does a machine of the cluster have "
+                f"{self._workers} free processors (workers_per_server)?"
+            )
+        if failure := self._ray.get(ready[0]):
+            raise revive_error(failure, "a server of the fleet")
+        while not self.servers():
+            time.sleep(0.05)
+
+    def _scale(self) -> None:
+        """Adds and removes servers until the fleet is closed."""
+        scaling = Scaling()
+        while not self._closing.wait(_SCALE_EVERY_S):
+            with contextlib.suppress(ConnectionError):  # the directory is being restarted
+                serving = self.servers()
+                wanted = scaling.decide(len(serving), self._ask("figures"))
+                waiting = self._actors.keys() - serving.keys()  # for room in the cluster
+                if wanted > len(serving) and not waiting:
+                    self._start(wanted - len(serving))
+                elif wanted < len(serving):
+                    self._retire(max(waiting or serving), is_serving=not waiting)
+
+    def _retire(self, number: int, is_serving: bool) -> None:
+        """Ends a server. One that is serving is ended after its trainers have left it."""
+        actor = self._actors[number]
+        self._ask("retire", number)
+        deadline = time.monotonic() + _LEAVING_S
+        with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost already
+            while is_serving and self._ray.get(actor.clients.remote()) and time.monotonic() < deadline:
+                if self._closing.wait(1.0):
+                    return
+            if is_serving:
+                self._ray.get(actor.stop.remote())
+        self._ray.kill(self._actors.pop(number))
+
+
+def _new_keys() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        keys.generate(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

@@ -1,0 +1,179 @@
+"""``--part I/N``: processes that know nothing of each other write the shards of one job."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpwds.storage.caches.locks import lock, release
+from tests.cli.running import wait_until
+from tests.storage.conftest import Web
+
+PIPELINE = """
+import os, random, time
+import mpwds
+
+def augmented(sample):
+    while sample["__key__"].startswith(os.environ.get("HOLD", "none")) and not os.path.exists("go"):
+        time.sleep(0.01)
+    return {**sample, "txt": str(random.random())}
+
+stages = [mpwds.map(augmented)]
+others = [mpwds.shuffle(2), mpwds.map(augmented)]
+"""
+SHARDS = 5
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch, write_shard):
+    """The words of a job with five shards, which take --part and the name of the output."""
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline.py").write_text(PIPELINE)
+    for shard in range(SHARDS):
+        write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n} for n in range(3)))
+    return lambda output="out-%d.tar", name="stages": (
+        "proc",
+        f"pipeline.py:{name}",
+        "in-{0..4}.tar",
+        output,
+        "-j",
+        1,
+    )
+
+
+@pytest.fixture
+def web():
+    """A web server that takes uploads."""
+    server = Web()
+    yield server
+    server.close()
+
+
+def read(pattern="out-*.tar"):
+    return {path.name.partition("-")[2]: path.read_bytes() for path in Path().glob(pattern)}
+
+
+def test_the_parts_together_write_what_one_run_writes(run, job):
+    assert run(*job("whole-%d.tar")).returncode == 0
+    told = [run(*job(), "--part", f"{part}/2").stdout for part in (1, 0)]
+    assert ["2 shards written" in told[0], "3 shards written" in told[1]] == [True, True]
+    assert read() == read("whole-*.tar")
+
+
+def test_a_part_takes_every_nth_shard_of_all_rounds(run, job):
+    run(*job(), "--part", "1/4", "--repeat", 2)
+    assert sorted(read()) == ["1.tar", "5.tar", "9.tar"]
+
+
+def test_there_may_be_more_parts_than_shards(run, job):
+    done = run(*job(), "--part", "7/9")
+    assert (done.returncode, done.stdout) == (0, "0 samples, 0 B: 0 shards written\n")
+
+
+def test_a_part_that_was_killed_goes_on_and_leaves_what_others_do_alone(run, command, job):
+    run(*job("whole-%d.tar"))
+    other = lock(".out-1.tar.0123abcd.partial", create=True)  # of part 1, which is at work
+    words = [*command, *map(str, job()), "--part", "0/2"]
+    killed = subprocess.Popen(words, env={**os.environ, "HOLD": "2"}, start_new_session=True)
+    wait_until(lambda: "0.tar" in read(), killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    before = os.stat("out-0.tar").st_mtime_ns
+    assert "2 shards written; 1 were complete before" in run(*job(), "--part", "0/2").stdout
+    assert os.stat("out-0.tar").st_mtime_ns == before
+    assert [path.name for path in Path().glob(".*.partial")] == [".out-1.tar.0123abcd.partial"]
+    release(other)
+    assert run(*job(), "--part", "1/2").returncode == 0
+    assert read() == read("whole-*.tar")
+
+
+def test_a_run_without_parts_writes_what_they_left(run, job):
+    run(*job(), "--part", "2/3")
+    assert "4 shards written; 1 were complete before" in run(*job()).stdout
+
+
+def test_two_processes_may_do_one_part(run, job, command):
+    words = [*command, *map(str, job()), "--part", "0/1"]
+    twins = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [twin.communicate()[1] for twin in twins] == [b"", b""]
+    run(*job("whole-%d.tar"))
+    assert read() == read("whole-*.tar")
+
+
+@pytest.mark.parametrize("kept", ["journal", "shard"])
+def test_parts_of_different_jobs_are_not_mixed(run, job, kept):
+    run(*job(), "--part", "0/2")
+    if kept == "shard":
+        os.unlink(".out-.tar.journal")
+        message = "out-0.tar and 2 more of its series exist already"
+    else:
+        message = ".out-.tar.journal says that a run was begun with different stages"
+    done = run(*job(name="others"), "--part", "1/2")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert sorted(read()) == ["0.tar", "2.tar", "4.tar"]
+
+
+def test_a_job_that_wrote_nothing_may_be_changed(run, job):
+    run(*job(), "--part", "7/9")
+    assert run(*job(name="others"), "--part", "0/2").returncode == 0
+
+
+def test_the_journal_is_beside_shards_on_a_server(run, job, web):
+    run(*job("whole-%d.tar"))
+    for part in "10":
+        done = run(*job(web.url("/out-%d.tar")), "--part", f"{part}/2")
+        assert done.returncode == 0, done.stderr
+    assert "5 were complete before" in run(*job(web.url("/out-%d.tar"))).stdout
+    there = {path.removeprefix("/out-"): data for path, data in web.files.items() if path.endswith(".tar")}
+    assert there == read("whole-*.tar")
+    assert "different stages" in run(*job(web.url("/out-%d.tar"), "others"), "--part", "0/2").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--part", "2/2"], "parts of 2 are 0/2 to 1/2"),
+        (["--part", "1"], "'1' is no part: the first of 64 is 0/64"),
+        (["--part", "0/2", "--force"], "--force would remove what other parts wrote"),
+    ],
+)
+def test_mistakes_are_explained(refused, job, words, message):
+    assert message in refused(*job(), *words, status=2)
+
+
+def test_one_stream_has_no_parts(refused, job):
+    words = ["proc", "pipeline.py:stages", "in-0.tar", "-", "--part", "0/2"]
+    assert "--part: - is one stream" in refused(*words, status=2)
+
+
+class TestCreate:
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch, write_files):
+        monkeypatch.chdir(tmp_path)
+        return write_files({f"{name}/{n}.txt": b"%d" % n for name in ("cat", "dog") for n in range(5)})
+
+    def words(self, source, output):
+        return "create", source, output, "--maxcount", 2, "--train", 0.5, "--shuffle", "-j", 1
+
+    def test_the_parts_together_write_what_one_run_writes(self, run, source):
+        assert run(*self.words(source, "whole/%s-%d.tar")).returncode == 0
+        for part in "201":
+            assert run(*self.words(source, "out/%s-%d.tar"), "--part", f"{part}/3").returncode == 0
+        whole, parts = (
+            {path.name: path.read_bytes() for path in Path(name).glob("*.*")} for name in ("whole", "out")
+        )
+        del parts[".train-.tar.journal"]
+        assert parts == whole
+
+    def test_a_run_without_parts_adds_the_index(self, run, refused, source):
+        words = self.words(source, "out/%s-%d.tar")
+        assert "--index describes all shards" in refused(*words, "--part", "0/2", "--index", status=2)
+        for part in "01":
+            run(*words, "--part", f"{part}/2")
+        done = run(*words, "--index")
+        assert (done.returncode, "wrote 0 samples" in done.stdout) == (0, True), done.stderr
+        assert {path.name for path in Path("out").iterdir()} >= {"train.json", "val.json"}
+        assert not Path("out/.train-.tar.journal").exists()

@@ -1,0 +1,184 @@
+"""A fleet: servers on nodes that are killed, and a directory that knows where they are."""
+
+import glob
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+import mpwds
+from mpwds.cluster.directory import servers_in_ray
+from mpwds.cluster.fleet import ServerFleet
+from mpwds.errors import MpwdsError, SecurityError
+
+PIPELINE = """
+import mpwds
+from helper import offset
+
+def plus(number):
+    return number + offset
+
+dataset = mpwds.DataPipeline(range(40)).map(plus).batched(4)
+"""
+NUMBERS = list(range(100, 140))
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A dataset in a file that imports another one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("pipeline", "helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    Path("pipeline.py").write_text(PIPELINE)
+    Path("helper.py").write_text("offset = 100\n")
+    return "pipeline.py:dataset"
+
+
+@pytest.fixture
+def fleet(nodes, source):
+    """Two servers, on two nodes."""
+    nodes.add(cpus=1)
+    nodes.add(cpus=1)
+    with ServerFleet(source, servers=2, workers_per_server=1) as fleet:
+        wait_until(lambda: len(fleet()) == 2)
+        yield fleet
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def read(urls, keys):
+    with mpwds.RemoteLoader(urls, keys=keys, output="numpy") as loader:
+        return sorted(number for batch in loader for number in batch.tolist())
+
+
+def pid_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def directory(fleet):
+    return ray.get_actor(fleet.name, fleet.namespace)
+
+
+def server(fleet, number):
+    return ray.get_actor(f"{fleet.name}-server-{number}", fleet.namespace)
+
+
+def test_trainers_read_from_all_servers_with_the_fleets_keys(fleet):
+    assert read(fleet(), fleet.keys) == NUMBERS
+    assert len({ray.get(server(fleet, number).__ray_call__.remote(node_of)) for number in (0, 1)}) == 2
+    with pytest.raises(SecurityError, match="can be reached from other machines"):
+        mpwds.RemoteLoader(fleet())
+
+
+def node_of(actor):
+    return ray.get_runtime_context().get_node_id()
+
+
+def test_a_killed_server_is_back_at_another_address(fleet):
+    before = fleet.servers()
+    os.kill(pid_of(server(fleet, 0)), signal.SIGKILL)
+    wait_until(lambda: len(fleet()) == 2 and fleet.servers()[0] != before[0])
+    assert fleet.servers()[1] == before[1]
+    assert read(fleet(), fleet.keys) == NUMBERS
+
+
+def test_the_server_of_a_killed_node_is_back_on_another(nodes, source):
+    first = nodes.add(cpus=1)
+    with ServerFleet(source, workers_per_server=1) as fleet:
+        before = fleet()
+        nodes.add(cpus=1)
+        nodes.kill(first)
+        wait_until(lambda: fleet() not in (before, []))
+        assert read(fleet(), fleet.keys) == NUMBERS
+
+
+def test_a_killed_directory_learns_the_addresses_again(fleet):
+    before = fleet()
+    os.kill(pid_of(directory(fleet)), signal.SIGKILL)
+    found = []
+
+    def answers():
+        try:
+            found.append(fleet())
+        except ConnectionError:  # trainers keep the addresses that they have
+            return False
+        return True
+
+    wait_until(lambda: (answers() and found[-1] != before) or len(found) > 20)
+    assert all(urls == before for urls in found)
+
+
+def test_other_programs_of_the_cluster_know_the_fleet_by_its_name(fleet):
+    program = (
+        "import pickle, sys, mpwds\n"
+        "from mpwds.cluster.directory import servers_in_ray\n"
+        "for fleet in (servers_in_ray(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2]))):\n"
+        "    with mpwds.RemoteLoader(fleet(), keys=fleet.keys, output='numpy') as loader:\n"
+        "        print(sorted(number for batch in loader for number in batch.tolist()))\n"
+    )
+    words = [sys.executable, "-c", program, fleet.url, pickle.dumps(fleet).hex()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd="/")
+    assert done.stdout.splitlines() == [str(NUMBERS)] * 2, done.stderr
+
+
+def test_a_server_that_was_taken_away_is_replaced_by_one_of_another_number(fleet):
+    fleet._retire(1, is_serving=True)
+    assert set(fleet.servers()) == {0}
+    fleet._start(1)
+    wait_until(lambda: set(fleet.servers()) == {0, 2})
+    assert read(fleet(), fleet.keys) == NUMBERS
+
+
+def test_nothing_is_left_of_a_closed_fleet(fleet):
+    read(fleet(), fleet.keys)
+    pids = [pid_of(server(fleet, number)) for number in (0, 1)]
+    processes = [each for pid in pids for each in (psutil.Process(pid), *psutil.Process(pid).children(True))]
+    assert len(glob.glob(f"{tempfile.gettempdir()}/mpwds-keys-*")) >= 3
+    url = fleet.url
+    fleet.close()
+    assert not psutil.wait_procs(processes, timeout=300)[1]
+    with pytest.raises(ConnectionError, match=f"there is no fleet at {url}"):
+        servers_in_ray(url)()
+
+
+@pytest.mark.parametrize("url", ["ray://", "ray://fleet", "ray://a/b/c"])
+def test_an_address_has_a_namespace_and_a_name(url):
+    with pytest.raises(ValueError, match="ray://NAMESPACE/NAME"):
+        servers_in_ray(url)
+
+
+class TestMistakes:
+    def test_a_cluster_without_room(self, nodes, source):
+        with pytest.raises(MpwdsError, match="does a machine of the cluster have 500 free processors"):
+            ServerFleet(source, workers_per_server=500, start_timeout=0.5)
+
+    def test_a_server_that_cannot_start(self, nodes, source):
+        nodes.add(cpus=1)
+        with pytest.raises(ValueError, match="client_timeout"):
+            ServerFleet(source, workers_per_server=1, client_timeout=-1)
+
+    def test_a_name_that_is_taken(self, nodes, source):
+        nodes.add(cpus=2)
+        with ServerFleet(source, workers_per_server=1, name="mine") as fleet:
+            with pytest.raises(ValueError, match="mine"):
+                ServerFleet(source, workers_per_server=1, name="mine")
+            assert read(fleet(), fleet.keys) == NUMBERS
+
+    @pytest.mark.parametrize("options", [{"servers": 0}, {"workers_per_server": 0}, {"keys": "x"}])
+    def test_arguments(self, source, options):
+        with pytest.raises((ValueError, TypeError)):
+            ServerFleet(source, **options)
