@@ -14,7 +14,7 @@ import mpwds
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[1] / "docs" / "what-bounds-my-training.md"
+PAGE = Path(__file__).parents[1] / "docs/guides/training/what-bounds-my-training.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
