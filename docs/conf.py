@@ -19,9 +19,9 @@ extensions = [
     "api_reference",
     "command_reference",
 ]
-exclude_patterns = ["_build", "_extensions"]
+exclude_patterns = ["_extensions"]
 
-myst_enable_extensions = ["attrs_inline", "attrs_block", "colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "deflist"]
 myst_heading_anchors = 4
 
 autosummary_generate = False
