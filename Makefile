@@ -13,7 +13,7 @@ BENCH ?= transport pipeline rebatch loader images feed startup large device mds 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint bench soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs bench soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -51,6 +51,17 @@ lint: $(VENV)/has-test $(VENV)/has-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+
+# The site, in build/docs. A warning is an error.
+docs: $(VENV)/has-docs
+	$(BIN)/sphinx-build -j auto -q -W --keep-going docs build/docs $(ARGS)
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs $(or $(PORT),8000)
+
+# Links and anchors of all pages, and what the search finds.
+test-docs: docs $(VENV)/has-test
+	$(BIN)/python -m pytest $(or $(ARGS),tests/site)
 
 # What cannot be installed here is left out, and the benchmarks say so.
 bench: $(VENV)/has-test $(VENV)/has-peers

@@ -43,7 +43,7 @@ NAMES = {
 }
 
 # webdataset's further names, stages as functions, and classes that programs seldom name:
-# docs/coming-from-webdataset.md and docs/coming-from-tensorcom.md list most of them.
+# docs/coming-from/webdataset.md and docs/coming-from/tensorcom.md list most of them.
 FURTHER_NAMES = {
     "mpwds.compat": "FluidInterface FluidWrapper",
     "mpwds.compat.sample_options": "Decoder",

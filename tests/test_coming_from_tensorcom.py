@@ -13,7 +13,7 @@ import tensorcom.zcom
 
 from mpwds import tensorcom as ours
 
-PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-tensorcom.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/coming-from/tensorcom.md").read_text()
 
 
 def rows(heading):

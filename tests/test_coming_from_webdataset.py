@@ -11,7 +11,7 @@ import webdataset
 
 import mpwds
 
-PAGE = Path(__file__).parents[1] / "docs" / "coming-from-webdataset.md"
+PAGE = Path(__file__).parents[1] / "docs/coming-from/webdataset.md"
 ANSWERS = ("same", "better", "not there")
 
 

@@ -1,19 +1,88 @@
-"""The programs of docs/distributed.md, elastic.md, indexed-access.md and mds.md, run as those pages say."""
+"""The programs of the documentation: the blocks of a page run in their order, in an empty folder.
 
+A block that begins with a file's name (``# train.py``) becomes that file, which a later block uses; if none
+does, it runs at once. All other blocks of Python run in one process, and blocks of shell between them. A
+block of text is what the block before it prints; ``...`` stands for anything. Two kinds of blocks need only
+be valid Python: one that begins with ``# Before`` shows another library, and one after ``<!-- not run: ...
+-->`` needs what a test does not have.
+"""
+
+import ast
+import doctest
 import io
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import mpwds
 
-pytestmark = pytest.mark.slow
-
 DOCS = Path(__file__).parents[1] / "docs"
+# These have tests of their own, with the data that their programs read; the examples of trainers do, too.
+TESTED_ELSEWHERE = {
+    "coming-from/tarp",
+    "coming-from/tensorcom",
+    "guides/servers/augmentation-servers",
+    "guides/servers/watching-feeds",
+    "guides/training/distributed",
+    "guides/training/trainers",
+    "guides/training/what-bounds-my-training",
+    "reference/command-line",
+}
+BLOCK = re.compile(
+    r"^(<!-- not run: [^\n]* -->\n\n)?```(python|sh|yaml)\n(.*?)^```(?:\n\n```text\n(.*?)^```)?",
+    re.MULTILINE | re.DOTALL,
+)
+FILE = re.compile(r"# ([\w-]+\.\w+)\n")
+RAN = "-- a block ran --\n"
+
+
+class Block(NamedTuple):
+    comment: str
+    language: str
+    code: str
+    prints: str
+
+    @property
+    def is_run(self) -> bool:
+        if self.language == "yaml":
+            return FILE.match(self.code) is not None
+        return not (self.comment or self.code.startswith("# Before\n"))
+
+    def as_python(self, used_later: str) -> str:
+        """The block as a part of one program."""
+        if file := FILE.match(self.code):
+            written = f"import pathlib\npathlib.Path({file[1]!r}).write_text({self.code!r})\n"
+            return written if file[1] in used_later else written + in_shell(f"python {file[1]}")
+        return in_shell(self.code) if self.language == "sh" else self.code
+
+
+def in_shell(command: str) -> str:
+    words = ["bash", "-e", "-o", "pipefail", "-c", command]
+    return f"import subprocess\nsubprocess.run({words!r}, check=True)\n"
+
+
+def program_of(blocks: list[Block]) -> str:
+    """A program that runs the blocks, and prints a line after each."""
+    rest = [" ".join(later.code for later in blocks[number:]) for number in range(1, len(blocks) + 1)]
+    parts = [block.as_python(later) for block, later in zip(blocks, rest, strict=True)]
+    return "".join(f"{part}\nprint({RAN.strip()!r})\n" for part in parts)
+
+
+def blocks_of(page: str) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall((DOCS / f"{page}.md").read_text())]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(DOCS).with_suffix("").as_posix()
+
+
+PAGES = [name for name in sorted(map(name_of, DOCS.rglob("*.md"))) if blocks_of(name)]
 
 
 @pytest.fixture
@@ -23,13 +92,42 @@ def run(tmp_path):
     def run(program, *arguments, options=()):
         (tmp_path / "page.py").write_text(program)
         words = [sys.executable, *options, "page.py", *arguments]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
+        commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `mpwds` and `python`
+        environment = {
+            **os.environ,
+            "PATH": commands,
+            "PYTHONPATH": str(DOCS.parent),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "error",
+        }
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TESTED_ELSEWHERE])
+def test_the_programs_of_a_page_print_what_it_says(run, page):
+    blocks = [block for block in blocks_of(page) if block.is_run]
+    printed = run(program_of(blocks)).split(RAN)[:-1]
+    for block, text in zip(blocks, printed, strict=True):
+        if block.prints:
+            same = doctest.OutputChecker().check_output(block.prints, text, doctest.ELLIPSIS)
+            assert same, f"{block.code}\nprints\n{text}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_that_is_only_shown_is_valid(page):
+    for block in blocks_of(page):
+        if block.language == "python" and not block.is_run:
+            ast.parse(block.code)
+
+
+@pytest.mark.slow
 def test_distributed_training_goes_in_step(run, tmp_path):
     rng = np.random.default_rng(0)
     for shard, samples in enumerate((30, 17, 41, 8, 25)):
@@ -38,9 +136,7 @@ def test_distributed_training_goes_in_step(run, tmp_path):
                 label = number % 2
                 np.save(array := io.BytesIO(), rng.normal(2 * label - 1, 0.5, 12).astype(np.float32))
                 sink.write({"__key__": f"{shard}-{number:03}", "npy": array.getvalue(), "cls": label})
-    [program] = re.findall(
-        r"```python\n(# train\.py\n.*?)```", (DOCS / "distributed.md").read_text(), re.DOTALL
-    )
+    program = blocks_of("guides/training/distributed")[0].code
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     printed = run(program, "train-{000..004}.tar", options=launch)
     lines = re.findall(r"rank (\d), epoch (\d): (\d+) steps, loss (\d\.\d+)", printed)
@@ -48,34 +144,3 @@ def test_distributed_training_goes_in_step(run, tmp_path):
     for epoch in "012":
         assert len({steps for _, of, steps, _ in lines if of == epoch}) == 1
     assert max(float(loss) for _, epoch, _, loss in lines if epoch == "2") < 0.3
-
-
-def test_programs_about_indexed_access_print_what_the_page_says(run, tmp_path):
-    rng = np.random.default_rng(0)
-    with mpwds.ShardWriter(f"{tmp_path}/train-%03d.tar", maxcount=100, verbose=0) as sink:
-        for number in range(1000):
-            image = rng.integers(0, 255, (28, 28, 3), np.uint8)
-            sink.write({"__key__": f"{number:06}", "png": image, "cls": number % 10})
-    block = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
-    blocks = block.findall((DOCS / "indexed-access.md").read_text())
-    assert len(blocks) >= 5
-    printed = run("\nprint('--')\n".join(code for code, _ in blocks))
-    assert printed.split("--\n") == [expected for _, expected in blocks]
-
-
-def test_programs_about_mds_print_what_they_should_without_a_warning(run):
-    programs = re.findall(r"```python\n(.*?)```", (DOCS / "mds.md").read_text(), re.DOTALL)
-    whole = "".join(each for each in programs if "# not run" not in each)
-    assert run(whole, options=["-W", "error"]).splitlines() == [
-        "100 3 (28, 28)",
-        *["25 (25, 28, 28)"] * 4,
-        "100",
-        "100 {'uid': '000007', 'data': 7}",
-    ]
-
-
-def test_programs_about_elastic_runs_lose_nothing(run):
-    programs = re.findall(r"```python\n(.*?)```", (DOCS / "elastic.md").read_text(), re.DOTALL)
-    assert len(programs) == 2
-    for program in programs:
-        assert run(program, options=["-W", "error"]) == ""

@@ -7,38 +7,35 @@ import time
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import pytest
 
 import mpwds
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[1] / "docs" / "what-bounds-my-training.md"
+PAGE = Path(__file__).parents[1] / "docs/guides/training/what-bounds-my-training.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Four shards of 100 photographs, so to speak."""
+def shards(tmp_path_factory):
+    """A folder with the shards that the page's first program makes."""
     path = tmp_path_factory.mktemp("shards")
-    rng = np.random.default_rng(0)
-    images = []
-    for _ in range(8):
-        small = PIL.Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8))
-        stream = io.BytesIO()
-        small.resize((512, 512)).save(stream, "jpeg")
-        images.append(stream.getvalue())
-    for shard in range(4):
-        with mpwds.TarWriter(path / f"train-{shard}.tar") as sink:
-            for number in range(100):
-                sink.write({"__key__": f"{shard}{number:03}", "jpg": images[number % 8], "cls": b"7"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        exec(BLOCKS[0], {})
     return path
 
 
-def run(block, folder):
+@pytest.fixture(autouse=True)
+def _folder_of_shards(shards, monkeypatch):
+    """Programs find the shards in the working directory."""
+    monkeypatch.chdir(shards)
+
+
+def run(block):
     """What a block of the page leaves behind, and what it printed."""
-    names = {"mpwds": mpwds, "time": time, "folder": folder, "shards": f"{folder}/train-{{0..3}}.tar"}
+    names = {"mpwds": mpwds, "np": np, "time": time, "shards": "train-{0..3}.tar"}
     if "dataset =" not in block:
         names["dataset"] = mpwds.DataPipeline([(0, 0)] * 104)
     output = io.StringIO()
@@ -59,57 +56,57 @@ def top_stage(names):
 
 
 def test_there_is_a_program_for_each_case():
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
 
 
-def test_the_first_program_finds_decoding(folder):
-    names, output = run(BLOCKS[0], folder)
+def test_the_first_program_finds_decoding():
+    names, output = run(BLOCKS[1])
     assert top_stage(names).name == "decode('rgb8')"
     assert "decode('rgb8')" in output
 
 
-def test_storage_is_found(folder):
-    names, output = run(block_with("pipe:sleep"), folder)
+def test_storage_is_found():
+    names, output = run(block_with("pipe:sleep"))
     assert top_stage(names).storage
     assert "storage: WebDataset" in output
 
 
-def test_the_function_that_waits(folder):
-    names, _ = run(block_with("def fetch"), folder)
+def test_the_function_that_waits():
+    names, _ = run(block_with("def fetch"))
     assert sum(map(len, names["dataset"])) == 400
 
 
-def test_a_training_step_that_is_the_bound_is_found(folder):
-    names, output = run(block_with("time.sleep(0.02)"), folder)
+def test_a_training_step_that_is_the_bound_is_found():
+    names, output = run(block_with("time.sleep(0.02)"))
     stats = names["loader"].stats()
     assert stats.elsewhere_s > 0.02 * 99
     assert output.strip() == stats.verdict
 
 
-def test_small_batches_are_slower_than_large_ones(folder):
-    _, output = run(block_with("for rows, batches in"), folder)
+def test_small_batches_are_slower_than_large_ones():
+    _, output = run(block_with("for rows, batches in"))
     few, many = (float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", output))
     assert few < many
 
 
-def test_a_slow_worker_is_found(folder):
-    names, output = run(block_with("def unequal"), folder)
+def test_a_slow_worker_is_found():
+    names, output = run(block_with("def unequal"))
     slow = max(names["loader"].stats().workers, key=lambda worker: worker.working_s)
     assert slow.worker == 2
     assert "worker 2 (pid" in output
 
 
-def test_without_workers_decoding_is_found(folder):
-    names, output = run(block_with("workers=0"), folder)
+def test_without_workers_decoding_is_found():
+    names, output = run(block_with("workers=0"))
     assert top_stage(names).name == "decode('rgb8')"
     assert output.strip().endswith("take workers")
 
 
-def test_the_live_line_is_shown(folder, capsys):
-    run(block_with("progress=True"), folder)
+def test_the_live_line_is_shown(capsys):
+    run(block_with("progress=True"))
     assert "samples/s, waits" in capsys.readouterr().err
 
 
-def test_figures_can_be_logged_while_it_runs(folder):
-    _, output = run(block_with("as_dict()"), folder)
+def test_figures_can_be_logged_while_it_runs():
+    _, output = run(block_with("as_dict()"))
     assert output.startswith("step 9: ")

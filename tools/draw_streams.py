@@ -1,4 +1,4 @@
-"""Draws the picture of docs/elastic.md: shards, streams, ranks and workers, before and after a change.
+"""Draws the streams of docs/guides/training/elastic.md on their ranks and workers, before and after a change.
 
     python tools/draw_streams.py docs/images
 

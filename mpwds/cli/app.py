@@ -103,7 +103,7 @@ class _Commands(TyperGroup):
         # The parser suggests names out of these; their modules are not imported for that.
         self.commands = {name: self.get_command(ctx, name) for name in COMMANDS}
         name, _, rest = super().resolve_command(ctx, args)
-        return (name, None, rest) if name is None else (name, _load(name), rest)
+        return (name, None, rest) if name is None else (name, load(name), rest)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -153,7 +153,7 @@ def _repeated(args: Sequence[str], options: set[str]) -> list[str]:
     return written
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
     function = getattr(importlib.import_module(f"mpwds.cli.{COMMANDS[name].module}"), name)
     if isinstance(function, typer.Typer):  # a command with commands of its own
         for each in function.registered_commands:

@@ -1,6 +1,6 @@
 """webdataset's first loader, ``MultiDataset``, and the helpers of its module.
 
-``timeout`` and :func:`omp_warning` have no effect: see "Without effect" in docs/coming-from-webdataset.md.
+``timeout`` and :func:`omp_warning` have no effect: see "Without effect" in docs/coming-from/webdataset.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, of feed servers and of trainers. docs/grafana-dashboard.json shows them."""
+"""Metrics for Prometheus, of feed servers and of trainers. grafana-dashboard.json in docs shows them."""
 
 from __future__ import annotations
 

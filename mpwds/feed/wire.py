@@ -1,4 +1,4 @@
-"""The feed's messages, and checks of those that arrive. ``docs/feed-protocol.md`` describes the protocol.
+"""The feed's messages, and checks of those that arrive. docs/how-it-works/feed-protocol.md is the protocol.
 
 A trainer's DEALER socket sends *commands*, one frame each: an envelope (``nest.pack``) with a field ``kind``.
 A server's ROUTER socket answers with *replies*, which look the same, and with *data*: a head, a frame of

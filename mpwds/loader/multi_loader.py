@@ -95,8 +95,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             but the others make another pass in another order, through other shards if these are shuffled. The
             last batch may be smaller on some ranks. Where the numbers are not known in advance, the ranks
             agree on them by ``torch.distributed``: all of them have to iterate the loader, and up to 5
-            batches are made ahead. See ``docs/distributed.md``. With ``streams``, each stream gets the same
-            number of batches, so that they are the same ones on any number of ranks.
+            batches are made ahead. See ``docs/guides/training/distributed.md``. With ``streams``, each stream
+            gets the same number of batches, so that they are the same ones on any number of ranks.
         pin_memory: Deliver tensors in pinned memory, so that ``tensor.to(device, non_blocking=True)`` does
             not wait. Dropping a batch's last tensor records an event on the current streams, and the memory
             is reused once that completes: if you copy on another stream, drop the batch there too (inside
@@ -111,9 +111,9 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         streams: Deal the dataset, which must be a pipeline of this package, to so many streams for all ranks
             together. A stream has its own shards, ``shuffle`` buffer, random numbers and state, and workers
             only carry them. So the order does not depend on the numbers of workers and ranks, and a state can
-            be loaded under others: see ``docs/elastic.md``. The number of ranks must divide it, and a rank
-            has at most as many workers as streams. With ``in_order=False``, a worker that is free takes the
-            next stream. ``None`` makes one for each worker.
+            be loaded under others: see ``docs/guides/training/elastic.md``. The number of ranks must divide
+            it, and a rank has at most as many workers as streams. With ``in_order=False``, a worker that is
+            free takes the next stream. ``None`` makes one for each worker.
         remote: URLs of servers (``mpwds serve``) of the same dataset, whose workers make parts of the epoch
             beside this machine's ``workers``: see ``RemoteLoader``.
         keys: Folder with the keys for them.

@@ -1,4 +1,4 @@
-"""The commands of docs/command-line.md, run one after the other as that page has them."""
+"""The commands of docs/reference/command-line.md, run one after the other as that page has them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from mpwds.cli.app import COMMANDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/command-line.md").read_text()
 OF_FEEDS = {"demo", "serve", "monitor", "stat", "keygen"}
 
 

@@ -77,7 +77,7 @@ def test_what_manifests_name_is_there():
     assert {mount["name"] for mount in one["volumeMounts"]} == {
         v["name"] for v in template["spec"]["volumes"]
     }
-    page = (ROOT / "docs/clusters.md").read_text()
+    page = (ROOT / "docs/guides/servers/clusters.md").read_text()
     for name in ("mpwds-code", "mpwds-server-keys", "mpwds-metrics"):
         assert f" {name} " in page, f"the page says how to make {name}"
 

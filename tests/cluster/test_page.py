@@ -1,11 +1,11 @@
-"""The program of docs/clusters.md, and the demo."""
+"""The program of docs/guides/servers/clusters.md, and the demo."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/clusters.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/servers/clusters.md"
 
 
 def test_its_program_reads_from_a_fleet(nodes, tmp_path):

@@ -1,4 +1,4 @@
-"""A client of the feed, written from docs/feed-protocol.md alone: ZeroMQ, msgpack, NumPy, and no mpwds."""
+"""A client of the feed, written from docs/how-it-works/feed-protocol.md alone, without mpwds."""
 
 import os
 import struct

@@ -22,7 +22,7 @@ from tests.feed.serving import LENGTH, ServerProcess, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
 from tests.loader.faults.processes import wait_until
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+DASHBOARD = Path(__file__).parents[2] / "docs/guides/servers/grafana-dashboard.json"
 
 STATUS = status(
     100,

@@ -39,9 +39,9 @@ def test_a_trainer_learns_from_both_loaders_and_resumes_in_the_middle_of_an_epoc
 
 def test_what_the_page_shows_is_in_the_examples():
     examples = {path.name: stripped(path.read_text()) for path in EXAMPLES.glob("*.py")}
-    page = (ROOT / "docs" / "trainers.md").read_text()
+    page = (ROOT / "docs/guides/training/trainers.md").read_text()
     for section in page.split("\n## ")[1:]:
-        of_section = "\n\n".join(examples[name] for name in re.findall(r"\(examples/(\w+\.py)\)", section))
+        of_section = "\n\n".join(examples[name] for name in re.findall(r"/examples/(\w+\.py)\)", section))
         blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
         assert blocks
         for block in blocks:

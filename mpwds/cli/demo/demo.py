@@ -264,8 +264,8 @@ def _two_nodes(folder: Path) -> Iterator[Feed]:
         while len(urls := fleet()) < _SERVERS:
             time.sleep(0.1)
         print(f"started {_SERVERS} nodes of Ray with a server each: {' '.join(urls)}", flush=True)
-        options: dict[str, Any] = {"on_server_loss": "move", "heartbeat_timeout": _HEARTBEAT_S}
-        loader = ends.enter_context(mpwds.RemoteLoader(urls, keys=fleet.keys, **options))
+        options: dict[str, Any] = {"min_servers": _SERVERS, "heartbeat_timeout": _HEARTBEAT_S}
+        loader = ends.enter_context(mpwds.RemoteLoader(fleet, **options))
 
         def kill() -> str:
             cluster.remove_node(nodes[0], allow_graceful=False)

@@ -6,12 +6,15 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from mpwds.names import service
 from mpwds.storage.streams.braces import Names
 from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.loader.multi_loader import MultiLoader
 
 LOOK_EVERY_S = 3.0
 """The time between two look-ups."""
@@ -22,14 +25,36 @@ Urls: TypeAlias = str | Sequence[str] | Callable[[], Sequence[str]]
 _DNS, _FILE, _RAY = "dns+tcp://", "file:", "ray://"
 
 
+class Directory:
+    """Knows the URLs of servers at any moment, and with which keys they are reached."""
+
+    def __call__(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    @property
+    def keys(self) -> str | None:
+        """The folder of keys, for a loader that is given none."""
+        return None
+
+    def watch(self, loader: MultiLoader) -> None:
+        """Learns which loader uses the servers."""
+
+
+def directory_of(urls: Urls) -> Urls:
+    """The same, or for ``ray://NAMESPACE/NAME`` the directory there."""
+    if isinstance(urls, str) and urls.startswith(_RAY):
+        found: Directory = service("servers_in_ray")(urls)
+        return found
+    return urls
+
+
 class ServerAddresses:
     """The URLs of a loader's servers: what ``RemoteLoader`` takes as ``urls``.
 
     Args:
         urls: ``tcp://`` and ``ipc://`` URLs, whose braces are expanded, stand for themselves. These are
             looked up: ``dns+tcp://HOST:PORT``, all addresses of a name; ``file:PATH``, a file with a URL in
-            each line, or a folder of such files; ``ray://NAMESPACE/NAME``, a directory of ``mpwds.cluster``;
-            a function that returns URLs.
+            each line, or a folder of such files; a function that returns URLs, such as a :class:`Directory`.
         checked: Raises unless a ``tcp://`` or ``ipc://`` URL may be used.
 
     Attributes:
@@ -87,9 +112,6 @@ def _look_up_of(entry: object, checked: Callable[[str], None]) -> list[str] | Ca
         return _Records(entry, checked)
     if entry.startswith(_FILE):
         return _Lines(entry[len(_FILE) :])
-    if entry.startswith(_RAY):
-        found: Callable[[], Sequence[str]] = service("servers_in_ray")(entry)
-        return found
     urls = list(Names(entry))
     for url in urls:
         checked(url)

@@ -15,7 +15,7 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
-from mpwds.feed.client.addresses import ServerAddresses, Urls
+from mpwds.feed.client.addresses import Directory, ServerAddresses, Urls
 from mpwds.feed.fd_passing import FdReceiver
 from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
@@ -76,9 +76,16 @@ class RemoteOptions:
         wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
         self.addresses()
 
+    @property
+    def key_folder(self) -> str | os.PathLike[str] | None:
+        directory = self.urls if isinstance(self.urls, Directory) else None
+        return directory.keys if directory is not None and self.keys is None else self.keys
+
     def addresses(self) -> ServerAddresses:
         """What looks up the servers; raises ValueError or SecurityError if one may not be used."""
-        return ServerAddresses(self.urls, partial(keys.check_url, keys=self.keys, insecure=self.insecure))
+        return ServerAddresses(
+            self.urls, partial(keys.check_url, keys=self.key_folder, insecure=self.insecure)
+        )
 
 
 class ReceivedMessage(NamedTuple):
@@ -171,7 +178,7 @@ class ServerConnection:
 
     def __post_init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         limit = self.options.max_batch_bytes + wire.COMMAND_NBYTES
-        self.socket = socket = keys.client_socket(context, self.options.keys, limit)
+        self.socket = socket = keys.client_socket(context, self.options.key_folder, limit)
         socket.reconnect_ivl_max = 1000
         wire.notice_lost_machines(socket, self.options.heartbeat_timeout)
         self.breaks = socket.get_monitor_socket(

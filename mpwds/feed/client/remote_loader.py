@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.feed import definition, wire
-from mpwds.feed.client.addresses import Urls
+from mpwds.feed.client.addresses import Directory, Urls, directory_of
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import RemoteWorker
@@ -47,6 +47,7 @@ class RemoteLoader(MultiLoader):
             (``"tcp://cpu{1..4}:7880"``). Or a list of URLs. The addresses of servers that come and go are
             looked up every few seconds: ``"dns+tcp://HOST:PORT"`` is all records of a name, ``"file:PATH"``
             a file with a URL in each line, or a folder of such files, and a function returns URLs.
+            ``mpwds.cluster.ServerFleet`` is one, ``"ray://NAMESPACE/NAME"`` that of another program.
         workers: Workers of all servers together. ``None`` takes what the servers grant: all that are free, or
             for the ranks of a job equal shares.
         timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
@@ -131,7 +132,7 @@ class RemoteLoader(MultiLoader):
             raise ValueError("RemoteLoader: streams= does not work with group=: use one of them")
         self._remote = self._remote or Remote(  # a copy has it
             RemoteOptions(
-                urls=urls,
+                urls=(urls := directory_of(urls)),
                 workers=workers,
                 keys=keys,
                 insecure=insecure,
@@ -170,6 +171,8 @@ class RemoteLoader(MultiLoader):
         except BaseException:
             self._remote.close()
             raise
+        if isinstance(urls, Directory):
+            urls.watch(self)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         setup = functools.partial(make_setup, None, self._options)

@@ -43,7 +43,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     NumPy arrays of your own ``collate_fn``, arrive as writable views of it. Workers need no ``if __name__ ==
     "__main__"`` guard, may run lambdas and end when this process does. They are forks of this process only if
     ``multiprocessing_context="fork"`` says so, or the dataset cannot be pickled.
-    ``docs/coming-from-dataloader.md`` explains every option.
+    ``docs/coming-from/dataloader.md`` explains every option.
 
     Args:
         dataset: A map-style dataset or list, or an ``IterableDataset``, such as a pipeline of this package.

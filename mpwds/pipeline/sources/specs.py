@@ -44,7 +44,7 @@ _HANDLERS = (
 
 @dataclass(frozen=True)
 class SpecSource:
-    """One collection of shards of a specification; docs/specifications.md describes its options."""
+    """One collection of shards of a specification; docs/reference/specifications.md describes its options."""
 
     name: str
     urls: tuple[str, ...]
@@ -111,7 +111,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
             shards: [books-{000..999}.tar]
             choose: 50                        # 50 of them, others in every epoch
 
-    docs/specifications.md lists all keys, and tells when shards are mixed and when samples are.
+    docs/reference/specifications.md lists all keys, and tells when shards are mixed and when samples are.
 
     Args:
         spec: Path or URL of a YAML file, or a dict of the same form.

@@ -1,0 +1,101 @@
+"""Draws the way of a batch from shards to the training loop, and where workers may run.
+
+    python tools/draw_batch.py docs/images
+
+Writes ``batch-light.svg``, ``topologies-light.svg`` and their dark counterparts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from draw_streams import Picture
+from plot import THEMES, WIDTH, svg, text
+
+WORKERS, BLOCKS = 2, 3
+
+
+def arrow(picture: Picture, x: int, y: int, to_x: int, to_y: int) -> None:
+    """A line with a head that points to the right."""
+    colour = picture.theme.faint
+    picture.parts.append(
+        f'<path d="M{x} {y}L{to_x - 6} {to_y}" stroke="{colour}" stroke-width="1.5" fill="none"/>'
+        f'<path d="M{to_x} {to_y}l-8 -4v8z" fill="{colour}"/>'
+    )
+
+
+def box(picture: Picture, x: int, y: int, width: int, height: int, *lines: str) -> None:
+    """A frame with a bold line, and faint ones below it."""
+    picture.frame(x, y, width, height)
+    for number, line in enumerate(lines):
+        picture.say(x + 10, y + 20 + 17 * number, line, bold=not number, faint=bool(number))
+
+
+def batch(name: str) -> str:
+    picture = Picture(name)
+    picture.say(0, 16, "Shards", bold=True)
+    picture.say(128, 16, "Worker processes", bold=True)
+    picture.say(372, 16, "Shared memory", bold=True)
+    picture.say(590, 16, "Training process", bold=True)
+    for worker in range(WORKERS):
+        top = 30 + worker * 108
+        for shard in range(3):
+            picture.chip(0, top + 8 + shard * 26, worker, width=64, height=18)
+        arrow(picture, 68, top + 42, 126, top + 42)
+        box(picture, 128, top, 178, 88, f"worker {worker}", "read, shuffle, decode,", "augment, batched")
+        arrow(picture, 308, top + 42, 370, top + 42)
+        picture.frame(372, top, 150, 88, dashed=True)
+        for block in range(BLOCKS):
+            number = str(2 * block + worker) if block < 2 else ""
+            picture.chip(382 + block * 46, top + 24, worker, number, width=38, height=40)
+        arrow(picture, 524, top + 42, 588, 132 + 16 * (2 * worker - 1))
+    lines = "for batch in loader:", "tensors are views", "of the blocks; worker", "0 and 1 take turns"
+    box(picture, 590, 84, 168, 96, *lines)
+    picture.say(128, 258, "One copy: decoded samples are written into the block of their batch.", faint=True)
+    picture.say(128, 278, "A block is used again when no part of its batch is alive.", faint=True)
+    return svg(picture.parts, 290)
+
+
+def topologies(name: str) -> str:
+    picture = Picture(name)
+    column = (WIDTH - 32) // 3
+    panels = {
+        "One machine": ("MultiLoader(dataset, workers=4)", "workers of this process"),
+        "Servers": ('RemoteLoader("tcp://cpu{1..2}:7880")', "workers of other machines"),
+        "Both": ("MultiLoader(..., workers=4, remote=...)", "in one epoch, in one order"),
+    }
+    for number, (title, (call, meaning)) in enumerate(panels.items()):
+        left = number * (column + 16)
+        picture.say(left, 16, title, bold=True)
+        picture.parts.append(text(left, 36, call, picture.theme.text, size=11))
+        picture.say(left, 54, meaning, faint=True)
+        local = number != 1
+        remote = number != 0
+        picture.frame(left + 1, 66, column - 2, 74)
+        picture.say(left + 10, 86, "training machine", faint=True)
+        picture.chip(left + 10, 98, 0, "loop", width=52, height=30)
+        for worker in range(4 if local else 0):
+            picture.chip(left + 76 + worker * 36, 98, 1, "w", width=30, height=30)
+        for server in range(2 if remote else 0):
+            x = left + server * (column // 2)
+            picture.frame(x + 1, 156, column // 2 - 6, 62)
+            picture.say(x + 10, 174, f"cpu{server + 1}", faint=True)
+            for worker in range(2):
+                picture.chip(x + 10 + worker * 36, 182, 2, "w", width=30, height=28)
+    return svg(picture.parts, 226)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where the pictures go")
+    folder = parser.parse_args().folder
+    for name in THEMES:
+        (folder / f"batch-{name}.svg").write_text(batch(name))
+        (folder / f"topologies-{name}.svg").write_text(topologies(name))
+
+
+if __name__ == "__main__":
+    main()
