@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from mpwds.cluster.actors import KeyFolder, TrainerFigures
 from mpwds.cluster.engine import connect
-from mpwds.feed.client.addresses import Directory
+from mpwds.feed.client.addresses import ServerDirectory
 
 if TYPE_CHECKING:
     from mpwds.loader.multi_loader import MultiLoader
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ANSWER_S = 10.0
 
 
-class FleetDirectory(Directory):
+class FleetDirectory(ServerDirectory):
     """A function that returns the URLs of a fleet's servers, for ``RemoteLoader(urls=...)``.
 
     It knows the fleet by ``namespace`` and ``name``, so it can be pickled, and the fleet's actors may be

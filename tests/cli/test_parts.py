@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ SHARDS = 5
 def job(tmp_path, monkeypatch, write_shard):
     """The words of a job with five shards, which take --part and the name of the output."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "pipeline", raising=False)
     Path("pipeline.py").write_text(PIPELINE)
     for shard in range(SHARDS):
         write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n} for n in range(3)))

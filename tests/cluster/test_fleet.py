@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -104,6 +105,31 @@ def test_the_server_of_a_killed_node_is_back_on_another(nodes, source):
         nodes.kill(first)
         wait_until(lambda: fleet() not in (before, []))
         assert read(fleet(), fleet.keys) == NUMBERS
+
+
+def test_a_trainer_follows_a_fleet_and_loses_nothing_with_a_node(nodes, source):
+    """Its servers are on other nodes in the end, and each epoch has the order of an undisturbed one."""
+    options = {"streams": 4, "output": "numpy"}
+    undisturbed = mpwds.MultiLoader(mpwds.DataPipeline(NUMBERS).batched(4), workers=0, **options)
+    whole = [batch.tolist() for batch in undisturbed]
+    first = nodes.add(cpus=1)
+    nodes.add(cpus=1)
+    with ServerFleet(source, servers=2, workers_per_server=1) as fleet:
+        wait_until(lambda: len(fleet()) == 2)
+        before = set(fleet())
+        with mpwds.RemoteLoader(fleet.url, min_servers=2, heartbeat_timeout=2, **options) as loader:
+            assert [batch.tolist() for batch in loader] == whole
+            nodes.add(cpus=1)
+            nodes.kill(first)
+
+            def has_moved():
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=".*: other workers take over its streams")
+                    assert [batch.tolist() for batch in loader] == whole
+                workers = loader.stats().workers
+                return {worker.server for worker in workers if worker.batches} - before
+
+            wait_until(has_moved)
 
 
 def test_a_killed_directory_learns_the_addresses_again(fleet):

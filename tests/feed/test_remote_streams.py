@@ -149,7 +149,9 @@ def test_what_divides_itself_is_refused():
 def test_more_workers_than_streams_are_refused():
     with served(numbers(), workers=3) as server:
         with pytest.raises(ValueError, match="3 workers for 2 streams of this rank"):
-            remote(server.url, streams=2)
+            remote(server.url, 3, streams=2)
+        with remote(server.url, streams=2) as loader:
+            assert loader.workers == 2
 
 
 def test_a_group_has_no_streams():

@@ -25,7 +25,7 @@ Urls: TypeAlias = str | Sequence[str] | Callable[[], Sequence[str]]
 _DNS, _FILE, _RAY = "dns+tcp://", "file:", "ray://"
 
 
-class Directory:
+class ServerDirectory:
     """Knows the URLs of servers at any moment, and with which keys they are reached."""
 
     def __call__(self) -> Sequence[str]:
@@ -43,7 +43,7 @@ class Directory:
 def directory_of(urls: Urls) -> Urls:
     """The same, or for ``ray://NAMESPACE/NAME`` the directory there."""
     if isinstance(urls, str) and urls.startswith(_RAY):
-        found: Directory = service("servers_in_ray")(urls)
+        found: ServerDirectory = service("servers_in_ray")(urls)
         return found
     return urls
 
@@ -54,7 +54,7 @@ class ServerAddresses:
     Args:
         urls: ``tcp://`` and ``ipc://`` URLs, whose braces are expanded, stand for themselves. These are
             looked up: ``dns+tcp://HOST:PORT``, all addresses of a name; ``file:PATH``, a file with a URL in
-            each line, or a folder of such files; a function that returns URLs, such as a :class:`Directory`.
+            each line, or a folder of such files; a function that returns URLs, or a :class:`ServerDirectory`.
         checked: Raises unless a ``tcp://`` or ``ipc://`` URL may be used.
 
     Attributes:

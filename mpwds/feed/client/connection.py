@@ -15,7 +15,7 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
-from mpwds.feed.client.addresses import Directory, ServerAddresses, Urls
+from mpwds.feed.client.addresses import ServerAddresses, ServerDirectory, Urls
 from mpwds.feed.fd_passing import FdReceiver
 from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
@@ -78,7 +78,7 @@ class RemoteOptions:
 
     @property
     def key_folder(self) -> str | os.PathLike[str] | None:
-        directory = self.urls if isinstance(self.urls, Directory) else None
+        directory = self.urls if isinstance(self.urls, ServerDirectory) else None
         return directory.keys if directory is not None and self.keys is None else self.keys
 
     def addresses(self) -> ServerAddresses:

@@ -140,6 +140,12 @@ class ServerConnections:
         up = [connection for connection in self.connections if connection.is_up]
         return [(connection, slot) for connection in up for slot in range(connection.workers or 0)]
 
+    def first(self) -> ServerConnection:
+        """A server, one that is up if there is one."""
+        for connection in sorted(self.connections, key=lambda each: not each.is_up):
+            return connection
+        raise ServerLost(f"there is no address of a server at {self.options.urls} any more")
+
     def connect(self) -> None:
         """Waits until the servers that are needed have welcomed this trainer; closes the connections if not.
 

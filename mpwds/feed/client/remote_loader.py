@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.feed import definition, wire
-from mpwds.feed.client.addresses import Directory, Urls, directory_of
+from mpwds.feed.client.addresses import ServerDirectory, Urls, directory_of
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import RemoteWorker
@@ -151,7 +151,7 @@ class RemoteLoader(MultiLoader):
             )
         )
         try:
-            granted = len(self._remote.slots)
+            granted = max(1, len(self._remote.slots))  # all may be lost again
             if streams is not None and workers is None:
                 granted = min(granted, max(1, streams // Context.current().world_size))
             super().__init__(
@@ -171,7 +171,7 @@ class RemoteLoader(MultiLoader):
         except BaseException:
             self._remote.close()
             raise
-        if isinstance(urls, Directory):
+        if isinstance(urls, ServerDirectory):
             urls.watch(self)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
@@ -207,9 +207,9 @@ class Remote:
         self.servers: ServerConnections | None = None
         self.definition, self.slots = definition or {}, list(slots)
         if definition is None:
-            found = self.connected().slots()
-            self.definition = found[0][0].definition
-            self.slots = [(connection.url, slot) for connection, slot in found]
+            servers = self.connected()
+            self.definition = servers.first().definition
+            self.slots = [(connection.url, slot) for connection, slot in servers.slots()]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.options, self.definition, self.slots)
@@ -235,10 +235,11 @@ class Remote:
 
         If there are fewer now, a server has it beside its own.
         """
-        found = self.connected().slots()
+        servers = self.connected()
+        found = servers.slots()
         if number < len(found):
             return found[number]
-        connection, _ = found[number % len(found)]
+        connection = found[number % len(found)][0] if found else servers.first()
         return connection, (connection.workers or 0) + number
 
     def group(self, *arguments: Any, **keywords: Any) -> RemoteGroup:
@@ -257,9 +258,8 @@ class Remote:
     def _count(self, context: Context) -> int | str:
         servers = self.connected()
         numbers = (context.rank, context.world_size, context.worker, context.workers)
-        connection = next((each for each in servers.connections if each.is_up), servers.connections[0])
         question = {"epoch": context.epoch, "place": [*numbers, context.seed], "exact": True}
-        answer: int | str = servers.ask(connection, wire.COUNT, **question)["count"]
+        answer: int | str = servers.ask(servers.first(), wire.COUNT, **question)["count"]
         return answer
 
 
@@ -295,6 +295,7 @@ class RemoteGroup(WorkerGroup):
         super().close()
         if os.getpid() == self._owner:
             self._remote.close()
+            self._changes = 0
 
     @property
     def has_changed(self) -> bool:
