@@ -109,6 +109,32 @@ def test_servers_and_workers_of_the_trainer_carry_streams_together(even, tmp_pat
     assert [got] == undisturbed(1, dataset, streams=STREAMS, even=even)
 
 
+@pytest.mark.parametrize("even", [None, "pad"])
+def test_streams_stay_with_a_server_that_is_to_be_waited_for(even, tmp_path):
+    dataset = rows(200, 2)
+    with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:
+        with follow([first.url, second.url], even=even) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            with warned() as texts:
+                first.start_again()
+                got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(1, dataset, streams=STREAMS, even=even)
+    assert not [text for text in texts if "take over" in text]
+
+
+def test_a_loss_is_raised_where_the_user_said_so(tmp_path):
+    dataset = rows(200, 2)
+    with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:
+        with follow([first.url, second.url], on_server_loss="raise") as loader:
+            batches = iter(loader)
+            for _ in range(20):
+                next(batches)
+            first.kill()
+            with pytest.raises(mpwds.ServerLost, match="in the middle of an epoch"):
+                list(batches)
+
+
 def test_any_order_gives_every_batch_once(tmp_path):
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with ServerProcess(dataset, workers=2) as first, ServerProcess(dataset, workers=2) as second:

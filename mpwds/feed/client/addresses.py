@@ -109,16 +109,16 @@ def _look_up_of(entry: object, checked: Callable[[str], None]) -> list[str] | Ca
     if not isinstance(entry, str):
         raise ValueError(f"RemoteLoader: a URL is a str, got {entry!r}")
     if entry.startswith(_DNS):
-        return _Records(entry, checked)
+        return _DnsRecords(entry, checked)
     if entry.startswith(_FILE):
-        return _Lines(entry[len(_FILE) :])
+        return _UrlLines(entry[len(_FILE) :])
     urls = list(Names(entry))
     for url in urls:
         checked(url)
     return urls
 
 
-class _Records:
+class _DnsRecords:
     """All addresses of a name: those of a headless service, for example."""
 
     def __init__(self, url: str, checked: Callable[[str], None]) -> None:
@@ -135,7 +135,7 @@ class _Records:
         ]
 
 
-class _Lines:
+class _UrlLines:
     """A URL in each line of a file, or of the files of a folder. ``#`` begins a comment."""
 
     def __init__(self, path: str) -> None:

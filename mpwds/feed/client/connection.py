@@ -82,7 +82,7 @@ class RemoteOptions:
         return directory.keys if directory is not None and self.keys is None else self.keys
 
     def addresses(self) -> ServerAddresses:
-        """What looks up the servers; raises ValueError or SecurityError if one may not be used."""
+        """Makes what looks up the servers. Raises ValueError or SecurityError if one may not be used."""
         return ServerAddresses(
             self.urls, partial(keys.check_url, keys=self.key_folder, insecure=self.insecure)
         )

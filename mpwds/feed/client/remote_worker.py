@@ -84,7 +84,8 @@ class RemoteWorker(WorkerHandle):
 
     @property
     def is_available(self) -> bool:
-        return self._connection.is_up
+        """True if its server is up, or is to be waited for."""
+        return self._connection.is_up or self._connections.on_loss != "move"
 
     @property
     def place(self) -> tuple[ServerConnection, int]:

@@ -1,8 +1,8 @@
 """Deals the streams of an epoch to the workers that are there, by the time that each needs for a batch.
 
 Streams are dealt again when a worker is lost or comes, and when the trainer waits for a slow one. The order
-of batches does not depend on who makes them. A worker whose streams change begins them anew from their last
-states. That costs it up to a second of work, so it is done only if the epoch gains by it.
+of batches does not depend on who makes them. A worker whose streams change begins all of its streams again,
+from their last states. That costs it up to a second of work, so it is done only if the epoch gains by it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def deal(carriers: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int,
 
 
 class WorkerSpeeds:
-    """What each worker of an epoch needs for a batch, from its counters and from the trainer's waiting.
+    """Measures the seconds that each worker needs for a batch, by its counters and by the trainer's waiting.
 
     A worker's own time does not know of a slow network, nor the waiting of a worker that is ahead: so the
     larger of both counts.
@@ -91,18 +91,18 @@ class WorkerSpeeds:
         return bool(before) and waited_s > _WAITS * elapsed_s
 
     def dealt(self) -> None:
-        """Streams were dealt again: what is made anew meanwhile tells nothing of the workers' speed."""
+        """Streams were dealt again. What workers repeat for that tells nothing of their speed."""
         self._before, self._every_s = {}, min(2 * self._every_s, _LOOK_AT_LEAST_S)
 
     def of(self, workers: list[int]) -> dict[int, float]:
-        """What workers need for a batch; those without one so far are taken for average."""
+        """Returns the seconds that workers need for a batch; the average for those that made none so far."""
         known = [self._seconds[worker] for worker in workers if worker in self._seconds]
         average = sum(known) / len(known) if known else 1.0
         return {worker: self._seconds.get(worker, average) for worker in workers}
 
 
 def is_better(carriers: Mapping[int, int], before: Mapping[int, int], seconds: Mapping[int, float]) -> bool:
-    """True if rounds of streams are so much shorter that it is worth what is made anew."""
+    """True if rounds of streams are so much shorter that it is worth what workers repeat."""
     return _round_s(carriers, seconds) < _SHORTER * _round_s(before, seconds)
 
 
