@@ -1,5 +1,7 @@
 """Ray clusters of several nodes on this machine. ``make test-cluster`` installs Ray and runs these tests."""
 
+import re
+
 import pytest
 
 from tests.cli.conftest import command as command
@@ -15,6 +17,11 @@ _SOON = {
     "health_check_failure_threshold": 4,
     "health_check_timeout_ms": 15_000,
 }
+
+
+def without_ray(text):
+    """A program's output without what Ray prints, any time, of nodes that earlier tests have killed."""
+    return re.sub(r"\x1b\[33m\(raylet\).*\n(\s+\(.*\n)*", "", text)
 
 
 class Nodes:
