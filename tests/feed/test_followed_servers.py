@@ -10,6 +10,7 @@ import mpwds
 from mpwds.feed.client import addresses
 from tests.feed.faults.checking import bits, delivered, rows, undisturbed, warned
 from tests.feed.serving import ServerProcess
+from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -133,6 +134,20 @@ def test_a_loss_is_raised_where_the_user_said_so(tmp_path):
             first.kill()
             with pytest.raises(mpwds.ServerLost, match="in the middle of an epoch"):
                 list(batches)
+
+
+def test_a_server_with_another_dataset_gets_no_work(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=1) as first, ServerProcess(rows(100, 3), workers=2) as other:
+        listed.write(first)
+        with follow(listed.url) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            listed.write(first, other)
+            wait_until(lambda: "another dataset" in other.log, "the refusal of the other server")
+            got += [bits(batch) for batch in batches]
+            assert len(loader.stats().workers) == 1
+    assert [got] == undisturbed(1, dataset, streams=STREAMS)
 
 
 def test_any_order_gives_every_batch_once(tmp_path):

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -146,6 +146,12 @@ class ServerConnections:
             return connection
         raise ServerLost(f"there is no address of a server at {self.options.urls} any more")
 
+    def free_gone(self, used: Container[ServerConnection]) -> None:
+        """Lets go of servers that are gone, unless workers still use what arrived from them."""
+        for connection in [each for each in self.gone if each not in used]:
+            self.gone.remove(connection)
+            connection.free()
+
     def connect(self) -> None:
         """Waits until the servers that are needed have welcomed this trainer; closes the connections if not.
 
@@ -173,6 +179,7 @@ class ServerConnections:
                     raise MpwdsError(connection.refused)
             self._compare()
             if connections and len(connections) - len(missing) >= (self._least or len(connections)):
+                self._hello["fingerprint"] = self.first().definition["fingerprint"]  # of servers that come
                 return
             waited = time.monotonic() - began
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
@@ -389,7 +396,10 @@ class ServerConnections:
         if kind == wire.PONG:
             connection.take_pong(reply)
         elif kind == wire.WELCOME:
-            connection.take_welcome(reply)
+            if self._hello["fingerprint"] in (None, reply["fingerprint"]):
+                connection.take_welcome(reply)
+            else:  # it was asked before the dataset was known
+                connection.refuse(f"the server {connection.url} has another dataset than the others")
         elif kind == wire.WAIT:
             connection.why = str(reply["why"])
         elif kind == wire.REFUSED:

@@ -268,7 +268,7 @@ def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:
     assert options.remote is not None
     fingerprint = definition.fingerprint(dataset)
     chosen = RemoteOptions(
-        options.remote,
+        directory_of(options.remote),
         keys=options.keys,
         fingerprint=fingerprint,
         timeout=options.timeout,
@@ -322,6 +322,7 @@ class RemoteGroup(WorkerGroup):
         assert setup.streams is not None
         while free and len(self._workers) < setup.streams // setup.world_size:
             self._workers.append(self._make_remote(len(self._workers), *free.popleft()))
+        servers.free_gone({worker.place[0] for worker in remote})
         return self.workers
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
