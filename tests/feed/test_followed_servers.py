@@ -78,20 +78,45 @@ def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp
                 assert made[second.url] > 0
 
 
-def test_it_goes_on_when_all_servers_were_away(tmp_path):
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_it_goes_on_when_all_servers_were_away(workers, in_order, tmp_path):
     listed, dataset = Listed(tmp_path), rows(100, 2)
     with ServerProcess(dataset, workers=2) as first:
         listed.write(first)
-        with follow(listed.url) as loader:
+        with follow(listed.url, in_order=in_order) as loader:
             batches = iter(loader)
             got = [bits(next(batches)) for _ in range(20)]
             first.kill()
             listed.write()
-            with ServerProcess(dataset, workers=3) as second, warnings.catch_warnings():
+            with ServerProcess(dataset, workers=workers) as second, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 listed.write(second)
                 got += [bits(batch) for batch in batches]
-    assert [got] == undisturbed(1, dataset, streams=STREAMS)
+    [whole] = undisturbed(1, dataset, streams=STREAMS)
+    assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_server_takes_the_place_of_another(in_order, tmp_path):
+    """The trainer waits for nothing meanwhile: it hears of both between two batches."""
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as stays:
+        listed.write(first, stays)
+        with follow(listed.url, min_servers=2, in_order=in_order) as loader:
+            batches = iter(loader)
+            got = [bits(next(batches)) for _ in range(20)]
+            first.kill()
+            with ServerProcess(dataset, workers=1) as second, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                listed.write(stays, second)
+                connections = loader._remote.connected()
+                wait_until(lambda: len(connections.slots()) == 2, "the trainer to reach the second server")
+                got += [bits(batch) for batch in batches]
+                made = {worker.server: worker.batches for worker in loader.stats().workers}
+    [whole] = undisturbed(1, dataset, streams=STREAMS)
+    assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
+    assert made[second.url] > 0
 
 
 @pytest.mark.parametrize("even", [None, "drop"])

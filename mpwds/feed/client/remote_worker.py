@@ -93,10 +93,11 @@ class RemoteWorker(WorkerHandle):
         return self._connection, self._queue.slot
 
     def move_to(self, connection: ServerConnection, slot: int) -> None:
-        """Makes it a worker of another server, for good, from its next start on."""
-        self._runs = False
+        """Makes it a worker of another server, for good. It starts there on what it has not delivered."""
+        self._frames, self._arrays = memoryview(b""), None
         self._home, self._home_slot = connection, slot
         self._change_to(connection, slot)
+        self._queue.attempt.broken = True
 
     def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
         self._runs = False
