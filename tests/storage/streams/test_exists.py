@@ -27,7 +27,9 @@ def test_whether_an_object_exists_is_a_head(web):
 def test_a_busy_store_is_asked_again_whether_an_object_exists(web, pauses):
     web.plan = [{"status": 503}]
     assert exists(URLS[0])
-    assert [method for method, *_ in web.requests] == ["HEAD", "HEAD"]
+    methods = [method for method, *_ in web.requests]
+    assert set(methods) == {"HEAD"}
+    assert len(methods) >= 2  # the client may send one again whose connection was closed
 
 
 def test_many_objects_are_looked_for_at_a_time(web):
