@@ -23,11 +23,12 @@ import pytest
 import mpwds
 
 DOCS = Path(__file__).parents[1] / "docs"
-# These have tests of their own, with the data that their programs read; the examples of trainers do, too.
+# These have tests of their own, with what their programs need; the examples of trainers do, too.
 TESTED_ELSEWHERE = {
     "coming-from/tarp",
     "coming-from/tensorcom",
     "guides/servers/augmentation-servers",
+    "guides/servers/clusters",
     "guides/servers/watching-feeds",
     "guides/training/distributed",
     "guides/training/trainers",
