@@ -114,10 +114,10 @@ from mpwds.pipeline.indexed.samplers import ChunkedSampler as ChunkedSampler
 from mpwds.pipeline.indexed.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from mpwds.pipeline.indexed.samplers import ShardListSampler as ShardListSampler
 from mpwds.pipeline.indexed.shard_list import ShardListDataset as ShardListDataset
-from mpwds.pipeline.mix import RandomMix as RandomMix
-from mpwds.pipeline.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.quarantine import quarantine as quarantine
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList as DirectoryShardList
+from mpwds.pipeline.sources.mix import RandomMix as RandomMix
+from mpwds.pipeline.sources.mix import RoundRobin as RoundRobin
 from mpwds.pipeline.sources.samples import cbors2_to_samples as cbors2_to_samples
 from mpwds.pipeline.sources.samples import cbors_to_samples as cbors_to_samples
 from mpwds.pipeline.sources.samples import msgpacks_to_samples as msgpacks_to_samples

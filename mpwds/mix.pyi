@@ -1,2 +1,2 @@
-from mpwds.pipeline.mix import RandomMix as RandomMix
-from mpwds.pipeline.mix import RoundRobin as RoundRobin
+from mpwds.pipeline.sources.mix import RandomMix as RandomMix
+from mpwds.pipeline.sources.mix import RoundRobin as RoundRobin

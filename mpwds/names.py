@@ -29,7 +29,7 @@ NAMES = {
     "mpwds.pipeline.decoding.decoders": "handle_extension",
     "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
     "mpwds.pipeline.indexed.dataset": "IndexedDataset",
-    "mpwds.pipeline.mix": "RandomMix RoundRobin",
+    "mpwds.pipeline.sources.mix": "RandomMix RoundRobin",
     "mpwds.pipeline.quarantine": "quarantine",
     "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
     "mpwds.pipeline.sources.shards": "ResampledShards ShardList",

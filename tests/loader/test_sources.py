@@ -14,8 +14,8 @@ import mpwds
 from mpwds.extradatasets import MockDataset, ResizedDataset
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList
+from mpwds.pipeline.sources.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.samples import msgpacks_to_samples, tarfile_samples
 from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList, resampled
 from mpwds.pipeline.sources.specs import MultiShardSample

@@ -204,7 +204,7 @@ class WebDataset(DataPipeline):
     def _begin_at_spec(
         self, given: SpecLike, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
     ) -> None:
-        from mpwds.pipeline.mix import RandomMix
+        from mpwds.pipeline.sources.mix import RandomMix
         from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
 
         spec = load_spec(given)

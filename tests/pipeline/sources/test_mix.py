@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.mix import RandomMix, RoundRobin
+from mpwds.pipeline.sources.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.webdataset import WebDataset
 from tests.pipeline.places import read_everywhere
 
