@@ -7,11 +7,7 @@ Writes ``batch-light.svg``, ``topologies-light.svg`` and their dark counterparts
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from draw_streams import Picture
-from plot import THEMES, WIDTH, svg, text
+from pictures import WIDTH, Picture, svg, text, write_pictures
 
 WORKERS, BLOCKS = 2, 3
 
@@ -86,16 +82,5 @@ def topologies(name: str) -> str:
     return svg(picture.parts, 226)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder = parser.parse_args().folder
-    for name in THEMES:
-        (folder / f"batch-{name}.svg").write_text(batch(name))
-        (folder / f"topologies-{name}.svg").write_text(topologies(name))
-
-
 if __name__ == "__main__":
-    main()
+    write_pictures(__doc__, {"batch": batch, "topologies": topologies})

@@ -7,12 +7,9 @@ Writes ``even-light.svg``, ``padding-light.svg``, ``bounds-light.svg`` and their
 
 from __future__ import annotations
 
-import argparse
 import random
-from pathlib import Path
 
-from draw_streams import Picture
-from plot import THEMES, WIDTH, svg
+from pictures import WIDTH, Picture, svg, write_pictures
 
 BATCHES = [6, 4, 5]
 """Batches that each rank has."""
@@ -125,17 +122,5 @@ def timelines(workers: list[tuple[float, float]], step: float) -> list[list[tupl
     return spans
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder = parser.parse_args().folder
-    for name in THEMES:
-        (folder / f"even-{name}.svg").write_text(even(name))
-        (folder / f"padding-{name}.svg").write_text(padding(name))
-        (folder / f"bounds-{name}.svg").write_text(bounds(name))
-
-
 if __name__ == "__main__":
-    main()
+    write_pictures(__doc__, {"even": even, "padding": padding, "bounds": bounds})

@@ -7,60 +7,11 @@ Writes ``streams-light.svg`` and ``streams-dark.svg``. The example has 6 streams
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from plot import THEMES, WIDTH, Theme, svg, text
+from pictures import CHIP, GAP, PAD, WIDTH, Picture, svg, text, write_pictures
 
 STREAMS, SHARDS, SAVED_AFTER, BATCHES = 6, 18, 12, 18
 BEFORE, AFTER = [1, 1, 1], [1, 3]
 """Workers of each rank."""
-
-COLOURS = {
-    "light": ["#0969da", "#1a7f37", "#9a6700", "#cf222e", "#8250df", "#0e7c86"],
-    "dark": ["#4493f8", "#3fb950", "#d29922", "#ff7b72", "#a371f7", "#39c5cf"],
-}
-ON_COLOUR = {"light": "#ffffff", "dark": "#0d1117"}
-CHIP, GAP, PAD = 26, 6, 10
-
-
-class Picture:
-    """The parts of the picture in one theme."""
-
-    def __init__(self, name: str) -> None:
-        self.theme: Theme = THEMES[name]
-        self._colours, self._on_colour = COLOURS[name], ON_COLOUR[name]
-        self.parts: list[str] = []
-
-    def say(self, x: int, y: int, words: str, *, faint: bool = False, bold: bool = False) -> None:
-        colour = self.theme.faint if faint else self.theme.text
-        self.parts.append(text(x, y, words, colour, weight=600 if bold else 400, size=12 if faint else 13))
-
-    def chip(
-        self, x: int, y: int, stream: int, label: str = "", width: int = CHIP, height: int = CHIP
-    ) -> None:
-        """A box in the colour of a stream."""
-        colour = self._colours[stream]
-        self.parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{colour}"/>')
-        if label:
-            middle = x + width // 2
-            self.parts.append(
-                text(
-                    middle, y + height // 2 + 4, label, self._on_colour, anchor="middle", weight=600, size=12
-                )
-            )
-
-    def frame(self, x: int, y: int, width: int, height: int, *, dashed: bool = False) -> None:
-        dashes = ' stroke-dasharray="4 3"' if dashed else ""
-        self.parts.append(
-            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="none" '
-            f'stroke="{self.theme.faint}"{dashes}/>'
-        )
-
-    def line(self, x: int, top: int, bottom: int) -> None:
-        self.parts.append(
-            f'<path d="M{x} {top}V{bottom}" stroke="{self.theme.text}" stroke-width="2" fill="none"/>'
-        )
 
 
 def draw(name: str) -> str:
@@ -127,15 +78,5 @@ def order(picture: Picture, top: int) -> None:
     picture.say(saved - 96, top + 78, "saved after batch 11, loaded on the other ranks", faint=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder = parser.parse_args().folder
-    for name in THEMES:
-        (folder / f"streams-{name}.svg").write_text(draw(name))
-
-
 if __name__ == "__main__":
-    main()
+    write_pictures(__doc__, {"streams": draw})

@@ -13,9 +13,10 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-WIDTH, LABELS, FIGURES, BAR, ROW, TITLE = 760, 220, 84, 14, 24, 46
+from pictures import THEMES, WIDTH, Theme, svg, text
+
+LABELS, FIGURES, BAR, ROW, TITLE = 220, 84, 14, 24, 46
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,6 @@ PANELS = [
 ]
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of the text, of our bars and of the peers' bars."""
-
-    text: str
-    faint: str
-    ours: str
-    peers: str
-
-
-THEMES = {
-    "light": Theme("#1f2328", "#59636e", "#0969da", "#afb8c1"),
-    "dark": Theme("#f0f6fc", "#9198a1", "#4493f8", "#3d444d"),
-}
-
-
 def draw(figures: dict[str, dict[str, float]], machine: str, theme: Theme) -> str:
     """The picture, as the text of an SVG file."""
     parts: list[str] = []
@@ -91,23 +76,6 @@ def draw(figures: dict[str, dict[str, float]], machine: str, theme: Theme) -> st
         top += 12
     parts.append(text(0, top + 10, f"Two workers. {machine}.", theme.faint, size=11))
     return svg(parts, top + 20)
-
-
-def svg(parts: list[str], height: int) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
-    )
-    return "\n".join([head, *parts, "</svg>", ""])
-
-
-def text(
-    x: int, y: int, words: str, colour: str, *, anchor: str = "start", weight: int = 400, size: int = 13
-) -> str:
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
-        f'fill="{colour}">{escape(words)}</text>'
-    )
 
 
 def main() -> None:
