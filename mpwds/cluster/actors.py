@@ -56,7 +56,7 @@ class Directory:
         self._servers[server] = url, time.monotonic()
 
     def retire(self, server: int) -> None:
-        """A server is not listed any more, so that trainers leave it."""
+        """A server is not listed any more: it ends, and its trainers go to others."""
         self._retired.add(server)
 
     def servers(self) -> dict[int, str] | None:
@@ -81,7 +81,12 @@ class Directory:
     def figures(self) -> dict[str, TrainerFigures]:
         """The figures of the trainers that have asked lately."""
         now = time.monotonic()
-        return {name: told for name, (told, heard) in self._trainers.items() if now - heard < 2 * _SILENCE_S}
+        self._trainers = {
+            name: (told, heard)
+            for name, (told, heard) in self._trainers.items()
+            if now - heard < 2 * _SILENCE_S
+        }
+        return {name: told for name, (told, _) in self._trainers.items()}
 
     def client_keys(self) -> dict[str, bytes]:
         """The files that a trainer needs."""
@@ -117,10 +122,6 @@ class ServerActor:
     def failure(self) -> dict[str, Any] | None:
         """The fields of the error with which the server did not start; ``None`` if it serves."""
         return self._failure
-
-    def clients(self) -> int:
-        """The number of trainers that are connected."""
-        return len(self._server.status()["clients"])
 
     def stop(self) -> None:
         """Sends what is under way, and ends the workers."""

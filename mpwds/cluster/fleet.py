@@ -26,7 +26,6 @@ from mpwds.loader.messages.protocol import revive_error
 _HEAD = {"node:__internal_head__": 0.001}  # of the machine that outlives all others
 _SCALE_EVERY_S = 5.0
 _STOPPING_S = 10.0
-_LEAVING_S = 60.0  # that trainers may take to leave a server
 
 
 class ServerFleet(FleetDirectory):
@@ -173,17 +172,13 @@ class ServerFleet(FleetDirectory):
                     self._retire(max(waiting or serving), is_serving=not waiting)
 
     def _retire(self, number: int, is_serving: bool) -> None:
-        """Ends a server. One that is serving is ended after its trainers have left it."""
-        actor = self._actors[number]
+        """Ends a server. It tells its trainers, which go to others."""
         self._ask("retire", number)
-        deadline = time.monotonic() + _LEAVING_S
-        with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost already
-            while is_serving and self._ray.get(actor.clients.remote()) and time.monotonic() < deadline:
-                if self._closing.wait(1.0):
-                    return
-            if is_serving:
-                self._ray.get(actor.stop.remote())
-        self._ray.kill(self._actors.pop(number))
+        actor = self._actors.pop(number)
+        if is_serving:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost already
+                self._ray.get(actor.stop.remote(), timeout=_STOPPING_S)
+        self._ray.kill(actor)
 
 
 def _new_keys() -> dict[str, bytes]:
