@@ -2,6 +2,7 @@
 
 import functools
 import socket
+import warnings
 
 import pytest
 
@@ -71,6 +72,17 @@ def test_a_bad_address_is_left_out_with_a_warning(tmp_path):
     path.write_text("tcp://a:1\nb:1\n")
     with pytest.warns(RuntimeWarning, match="a server is left out: .* got 'b:1'"):
         assert ServerAddresses(f"file:{path}", checked).look_up() == ["tcp://a:1"]
+
+
+def test_each_bad_address_is_warned_of_once(tmp_path):
+    path = tmp_path / "servers.txt"
+    path.write_text("a:1\nb:1\n")
+    found = ServerAddresses(f"file:{path}", checked)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert found.look_up() == []
+    assert len(caught) == 2
 
 
 def test_other_machines_need_keys():

@@ -8,7 +8,7 @@ import pytest
 
 import mpwds
 from mpwds.feed.client import addresses
-from tests.feed.faults.checking import bits, delivered, rows, undisturbed, warned
+from tests.feed.faults.checking import bits, delivered, rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess
 from tests.loader.faults.processes import wait_until
 
@@ -52,6 +52,30 @@ def until_there_are(workers, loader, batches):
     return got
 
 
+def begin(loader):
+    """An epoch, and its first batches."""
+    batches = iter(loader)
+    return batches, [bits(next(batches)) for _ in range(20)]
+
+
+def rest_of(batches):
+    """The rest of an epoch, whose warnings of losses are of no interest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [bits(batch) for batch in batches]
+
+
+def has_made(loader, server):
+    """True once counters of a server, which come every second, tell of batches."""
+    return any(worker.server == server.url and worker.batches for worker in loader.stats("start").workers)
+
+
+def is_whole(got, dataset, in_order=True, **options):
+    """True if an epoch is that of local workers, or has the same batches."""
+    [whole] = undisturbed(1, dataset, **{"streams": STREAMS, **options})
+    return (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
+
+
 @pytest.mark.parametrize("even", [None, "pad"])
 def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp_path):
     listed, dataset = Listed(tmp_path), rows(400, 2)
@@ -59,8 +83,7 @@ def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp
     with ServerProcess(dataset, workers=2) as first:
         listed.write(first)
         with follow(listed.url, even=even) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             with ServerProcess(dataset, workers=2) as second:
                 listed.write(first, second)
                 got += until_there_are(4, loader, batches)
@@ -74,8 +97,7 @@ def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp
                 assert "other workers take over its streams" in texts[0]
                 got += [bits(batch) for batch in batches]
                 assert [got, delivered(loader)] == whole
-                made = {worker.server: worker.batches for worker in loader.stats("start").workers}
-                assert made[second.url] > 0
+                wait_until(lambda: has_made(loader, second), "the second server's counters")
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -85,16 +107,13 @@ def test_it_goes_on_when_all_servers_were_away(workers, in_order, tmp_path):
     with ServerProcess(dataset, workers=2) as first:
         listed.write(first)
         with follow(listed.url, in_order=in_order) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             first.kill()
             listed.write()
-            with ServerProcess(dataset, workers=workers) as second, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with ServerProcess(dataset, workers=workers) as second:
                 listed.write(second)
                 got += [bits(batch) for batch in batches]
-    [whole] = undisturbed(1, dataset, streams=STREAMS)
-    assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
+    assert is_whole(got, dataset, in_order)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -104,19 +123,15 @@ def test_a_server_takes_the_place_of_another(in_order, tmp_path):
     with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as stays:
         listed.write(first, stays)
         with follow(listed.url, min_servers=2, in_order=in_order) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             first.kill()
-            with ServerProcess(dataset, workers=1) as second, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with ServerProcess(dataset, workers=1) as second:
                 listed.write(stays, second)
                 connections = loader._remote.connected()
                 wait_until(lambda: len(connections.slots()) == 2, "the trainer to reach the second server")
                 got += [bits(batch) for batch in batches]
-                made = {worker.server: worker.batches for worker in loader.stats().workers}
-    [whole] = undisturbed(1, dataset, streams=STREAMS)
-    assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
-    assert made[second.url] > 0
+                wait_until(lambda: has_made(loader, second), "the second server's counters")
+    assert is_whole(got, dataset, in_order)
 
 
 @pytest.mark.parametrize("even", [None, "drop"])
@@ -126,13 +141,10 @@ def test_servers_and_workers_of_the_trainer_carry_streams_together(even, tmp_pat
         listed.write(server)
         options = {"output": "numpy", "streams": STREAMS, "even": even, "start_method": "fork"}
         with mpwds.MultiLoader(dataset, 1, remote=listed.url, **options) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             server.kill()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                got += [bits(batch) for batch in batches]
-    assert [got] == undisturbed(1, dataset, streams=STREAMS, even=even)
+            got += rest_of(batches)
+    assert is_whole(got, dataset, even=even)
 
 
 @pytest.mark.parametrize("even", [None, "pad"])
@@ -140,12 +152,11 @@ def test_streams_stay_with_a_server_that_is_to_be_waited_for(even, tmp_path):
     dataset = rows(200, 2)
     with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:
         with follow([first.url, second.url], even=even) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             with warned() as texts:
                 first.start_again()
                 got += [bits(batch) for batch in batches]
-    assert [got] == undisturbed(1, dataset, streams=STREAMS, even=even)
+    assert is_whole(got, dataset, even=even)
     assert not [text for text in texts if "take over" in text]
 
 
@@ -166,13 +177,12 @@ def test_a_server_with_another_dataset_gets_no_work(tmp_path):
     with ServerProcess(dataset, workers=1) as first, ServerProcess(rows(100, 3), workers=2) as other:
         listed.write(first)
         with follow(listed.url) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             listed.write(first, other)
             wait_until(lambda: "another dataset" in other.log, "the refusal of the other server")
             got += [bits(batch) for batch in batches]
             assert len(loader.stats().workers) == 1
-    assert [got] == undisturbed(1, dataset, streams=STREAMS)
+    assert is_whole(got, dataset)
 
 
 def test_any_order_gives_every_batch_once(tmp_path):
@@ -180,15 +190,40 @@ def test_any_order_gives_every_batch_once(tmp_path):
     with ServerProcess(dataset, workers=2) as first, ServerProcess(dataset, workers=2) as second:
         listed.write(first)
         with follow(listed.url, in_order=False) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
+            batches, got = begin(loader)
             listed.write(first, second)
             got += until_there_are(4, loader, batches)
             first.kill()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                got += [bits(batch) for batch in batches]
-    assert sorted(got) == sorted(undisturbed(1, dataset, streams=STREAMS)[0])
+            got += rest_of(batches)
+    assert is_whole(got, dataset, in_order=False)
+
+
+def test_a_trainer_leaves_a_server_for_another_if_it_may_have_no_more(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:
+        listed.write(first)
+        with follow(listed.url, max_servers=1) as loader:
+            batches, got = begin(loader)
+            listed.write(second)
+            got += rest_of(batches)
+            connections = loader._remote.connected().connections
+            assert [connection.url for connection in connections] == [second.url]
+        wait_for_status(first, lambda figures: not figures["clients"], "the trainer to leave")
+    assert is_whole(got, dataset)
+
+
+def test_a_server_whose_address_is_gone_stays_while_it_is_up(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=1) as server:
+        listed.write(server)
+        with follow(listed.url) as loader, warned() as texts:
+            batches, got = begin(loader)
+            listed.path.unlink()
+            time.sleep(0.3)
+            listed.write()
+            got += [bits(batch) for batch in batches]
+    assert is_whole(got, dataset)
+    assert texts == []
 
 
 def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_path):
@@ -196,10 +231,8 @@ def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_pa
     with ServerProcess(dataset, workers=2) as first:
         listed.write(first)
         with follow(listed.url, streams=None) as loader:
-            batches = iter(loader)
-            got = [bits(next(batches)) for _ in range(20)]
-            with ServerProcess(dataset, workers=2) as second, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            batches, got = begin(loader)
+            with ServerProcess(dataset, workers=2) as second:
                 listed.write(second)
                 first.kill()
                 got += [bits(batch) for batch in batches]

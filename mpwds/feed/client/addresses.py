@@ -73,7 +73,7 @@ class ServerAddresses:
         self._fixed = [isinstance(source, list) for source in self._sources]
         self.is_followed = not all(self._fixed)
         self.why = ""
-        self._warned = ""
+        self._warned: set[str] = set()
         if not any(self._sources):
             raise ValueError("RemoteLoader: there is no URL of a server")
 
@@ -96,8 +96,8 @@ class ServerAddresses:
                 self._checked(url)
                 good.append(url)
             except Exception as error:
-                if str(error) != self._warned:
-                    self._warned = str(error)
+                if url not in self._warned:
+                    self._warned.add(url)
                     warn(f"the address of a server is left out: {error}")
         return good
 
