@@ -7,6 +7,7 @@ import io
 import json
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -222,6 +223,11 @@ class _PageServer(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         self._connections.discard(request)
         super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints an error, unless a browser has left in the middle of its request."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def server_close(self) -> None:
         """Ends the connections, which browsers keep open, and waits for their threads."""

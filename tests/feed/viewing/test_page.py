@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -273,6 +274,16 @@ def test_a_refusal_says_why_and_shows_nothing_in_frames(page, capfd, method, hea
     assert answered["Cross-Origin-Resource-Policy"] == "same-origin"
     assert answered["Server"].strip() == "mpwds"
     assert capfd.readouterr() == ("", "")  # requests are not logged
+
+
+def test_nothing_is_printed_of_browsers_that_leave_in_the_middle_of_a_request(feed, cookie, page, capfd):
+    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie['Cookie']}\r\n\r\n".encode()
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", page.port)) as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            browser.sendall(request * 20)
+    page.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_page_that_is_not_there_says_so(page, cookie):
