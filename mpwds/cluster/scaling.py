@@ -40,8 +40,10 @@ class Scaling:
         self._before = trainers
         used = {url for now in trainers.values() for url in now.servers}
         steps = [step for step in steps if step.seconds > 0]
-        if not steps or len(used) < servers:
+        if len(used) < servers:
             self._seen = 0
+            return servers
+        if not steps:  # nobody has told anything new
             return servers
         waiting = max(step.waited_s / step.seconds for step in steps)
         active_s = sum(step.workers_active_s for step in steps)

@@ -16,12 +16,15 @@ import pytest
 import ray
 
 import mpwds
+from mpwds.cluster import fleet as fleets
 from mpwds.cluster.directory import servers_in_ray
 from mpwds.cluster.fleet import ServerFleet
 from mpwds.errors import MpwdsError, SecurityError
+from mpwds.feed.client import addresses
 from tests.cluster.conftest import without_ray
 
 PIPELINE = """
+import time
 import mpwds
 from helper import offset
 
@@ -131,6 +134,24 @@ def test_a_trainer_follows_a_fleet_and_loses_nothing_with_a_node(nodes, source):
                 return {worker.server for worker in workers if worker.batches} - before
 
             wait_until(has_moved)
+
+
+def test_a_fleet_grows_while_its_trainer_waits(nodes, source, monkeypatch):
+    monkeypatch.setattr(fleets, "_SCALE_EVERY_S", 0.5)
+    monkeypatch.setattr(addresses, "LOOK_EVERY_S", 0.2)
+    Path("pipeline.py").write_text(PIPELINE.replace("    return", "    time.sleep(0.02)\n    return"))
+    nodes.add(cpus=1)
+    nodes.add(cpus=1)
+    with ServerFleet(source, servers="auto", workers_per_server=1) as fleet:
+        assert len(fleet()) == 1
+        with mpwds.RemoteLoader(fleet, streams=4, output="numpy") as loader:
+
+            def both_work():
+                assert sorted(number for batch in loader for number in batch.tolist()) == NUMBERS
+                workers = loader.stats().workers
+                return len({worker.server for worker in workers if worker.batches}) == 2
+
+            wait_until(both_work)
 
 
 def test_a_killed_directory_learns_the_addresses_again(fleet):

@@ -64,6 +64,15 @@ def test_one_reading_changes_nothing():
     assert run(scaling, trainers, 1, readings=3) == [1, 1, 2]
 
 
+def test_a_reading_without_news_counts_for_nothing():
+    scaling, trainers = Scaling(readings=3), Trainers(4.0)
+    numbers = []
+    for _ in range(4):
+        told = trainers.read(1)
+        numbers += [scaling.decide(1, told), scaling.decide(1, told)]
+    assert numbers == [1, 1, 1, 1, 1, 1, 2, 1]
+
+
 def test_nothing_changes_while_servers_have_no_work_yet():
     scaling, trainers = Scaling(), Trainers(4.0)
     assert [scaling.decide(2, trainers.read(2, used=1)) for _ in range(20)] == [2] * 20
