@@ -70,7 +70,7 @@ def test_what_cannot_be_looked_up_counts_as_it_was_last(tmp_path):
 def test_a_bad_address_is_left_out_with_a_warning(tmp_path):
     path = tmp_path / "servers.txt"
     path.write_text("tcp://a:1\nb:1\n")
-    with pytest.warns(RuntimeWarning, match="a server is left out: .* got 'b:1'"):
+    with pytest.warns(RuntimeWarning, match=r"an address of file:.*servers.txt is left out: .* got 'b:1'"):
         assert ServerAddresses(f"file:{path}", checked).look_up() == ["tcp://a:1"]
 
 
@@ -85,9 +85,13 @@ def test_each_bad_address_is_warned_of_once(tmp_path):
     assert len(caught) == 2
 
 
-def test_other_machines_need_keys():
+def test_other_machines_need_keys(tmp_path):
     with pytest.raises(SecurityError, match="tcp://feeders:1 can be reached from other machines"):
         mpwds.RemoteLoader("dns+tcp://feeders:1")
+    path = tmp_path / "servers.txt"
+    path.write_text("tcp://feeders:1\n")
+    with pytest.raises(SecurityError, match="tcp://feeders:1 can be reached from other machines"):
+        mpwds.RemoteLoader(f"file:{path}")
 
 
 @pytest.mark.parametrize("urls", [[], "http://a:1", "file:", [3]])
@@ -97,5 +101,7 @@ def test_bad_urls_are_refused(urls):
 
 
 def test_the_error_of_a_loader_without_servers_says_why(tmp_path):
-    with pytest.raises(mpwds.ServerLost, match=r"servers.txt \(FileNotFoundError: .* after 0.3 s"):
+    with pytest.raises(
+        mpwds.ServerLost, match=r"servers.txt \(FileNotFoundError: .* after 0.3 s: give its address"
+    ):
         mpwds.RemoteLoader(f"file:{tmp_path}/servers.txt", server_timeout=0.3)

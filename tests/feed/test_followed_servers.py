@@ -98,6 +98,7 @@ def test_a_server_that_comes_gets_work_and_one_that_goes_hands_it_over(even, tmp
                 got += [bits(batch) for batch in batches]
                 assert [got, delivered(loader)] == whole
                 wait_until(lambda: has_made(loader, second), "the second server's counters")
+                assert "no answer" not in str(loader.stats())
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -172,17 +173,33 @@ def test_a_loss_is_raised_where_the_user_said_so(tmp_path):
                 list(batches)
 
 
-def test_a_server_with_another_dataset_gets_no_work(tmp_path):
+def test_a_server_with_another_dataset_gets_no_work_and_the_user_hears_of_it(tmp_path):
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with ServerProcess(dataset, workers=1) as first, ServerProcess(rows(100, 3), workers=2) as other:
         listed.write(first)
-        with follow(listed.url) as loader:
+        with follow(listed.url) as loader, warned() as texts:
             batches, got = begin(loader)
             listed.write(first, other)
             wait_until(lambda: "another dataset" in other.log, "the refusal of the other server")
             got += [bits(batch) for batch in batches]
             assert len(loader.stats().workers) == 1
     assert is_whole(got, dataset)
+    assert [text.partition(" refuses: ")[0] for text in texts] == [f"the server {other.url}"]
+    assert texts[0].endswith("It gets no work")
+
+
+def test_of_two_servers_with_different_datasets_the_user_hears_at_once(tmp_path):
+    listed, dataset, another = Listed(tmp_path), rows(200, 2), rows(200, 3)
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(another, workers=1) as other:
+        listed.write(one, other)
+        with pytest.raises(mpwds.MpwdsError, match="another dataset|different datasets"):
+            follow(listed.url, min_servers=2)
+        with warned() as texts, follow(listed.url) as loader:
+            servers = loader._remote.connected()
+            wait_until(lambda: any(each.refused for each in servers.connections), "the second answer")
+            next(iter(loader))
+    assert len(texts) == 1
+    assert "another dataset" in texts[0]
 
 
 def test_any_order_gives_every_batch_once(tmp_path):

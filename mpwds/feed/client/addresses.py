@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
+from mpwds.errors import SecurityError
 from mpwds.names import service
 from mpwds.storage.streams.braces import Names
 from mpwds.warn import warn
@@ -56,6 +57,7 @@ class ServerAddresses:
             looked up: ``dns+tcp://HOST:PORT``, all addresses of a name; ``file:PATH``, a file with a URL in
             each line, or a folder of such files; a function that returns URLs, or a :class:`ServerDirectory`.
         checked: Raises unless a ``tcp://`` or ``ipc://`` URL may be used.
+        tell: Gets a text about an address that is left out.
 
     Attributes:
         is_followed: They are looked up, so servers may come and go.
@@ -63,17 +65,20 @@ class ServerAddresses:
 
     Raises:
         ValueError: There is no URL, or one is of no kind that is known.
+        SecurityError: A URL needs keys; a look-up raises it, too.
     """
 
-    def __init__(self, urls: Urls, checked: Callable[[str], None]) -> None:
+    def __init__(
+        self, urls: Urls, checked: Callable[[str], None], tell: Callable[[str], None] = warn
+    ) -> None:
         entries = [urls] if isinstance(urls, str) or callable(urls) else list(urls)
-        self._checked = checked
+        self._entries, self._checked, self._tell = entries, checked, tell
         self._sources = [_look_up_of(entry, checked) for entry in entries]
         self._found: list[list[str]] = [[] for _ in entries]
         self._fixed = [isinstance(source, list) for source in self._sources]
         self.is_followed = not all(self._fixed)
         self.why = ""
-        self._warned: set[str] = set()
+        self._told: set[str] = set()
         if not any(self._sources):
             raise ValueError("RemoteLoader: there is no URL of a server")
 
@@ -82,23 +87,27 @@ class ServerAddresses:
         why = ""
         for index, source in enumerate(self._sources):
             try:
-                self._found[index] = source if isinstance(source, list) else self._good(source())
+                self._found[index] = source if isinstance(source, list) else self._good(index, source())
+            except SecurityError:
+                raise
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         self.why = why
         return list(dict.fromkeys(url for found in self._found for url in found))
 
-    def _good(self, found: Sequence[str]) -> list[str]:
-        """The URLs that may be used, after braces are expanded; warns of others, once."""
+    def _good(self, index: int, found: Sequence[str]) -> list[str]:
+        """The URLs that may be used, after braces are expanded; tells of others, once."""
         good = []
         for url in Names(*found):
             try:
                 self._checked(url)
                 good.append(url)
-            except Exception as error:
-                if url not in self._warned:
-                    self._warned.add(url)
-                    warn(f"the address of a server is left out: {error}")
+            except SecurityError:
+                raise
+            except ValueError as error:
+                if url not in self._told:
+                    self._told.add(url)
+                    self._tell(f"an address of {self._entries[index]} is left out: {error}")
         return good
 
 

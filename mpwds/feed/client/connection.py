@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
+from mpwds.warn import warn
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -28,7 +30,7 @@ _RETRY_S = 0.05
 _ANEW_S = 2.0
 _LOG_EVERY_S = 5.0
 _LINGER_MS = 300
-_MOST_NOTICES = 32
+MOST_NOTICES = 32
 
 
 OnServerLoss = Literal["wait", "move", "raise"]
@@ -81,11 +83,10 @@ class RemoteOptions:
         directory = self.urls if isinstance(self.urls, ServerDirectory) else None
         return directory.keys if directory is not None and self.keys is None else self.keys
 
-    def addresses(self) -> ServerAddresses:
+    def addresses(self, tell: Callable[[str], None] = warn) -> ServerAddresses:
         """Makes what looks up the servers. Raises ValueError or SecurityError if one may not be used."""
-        return ServerAddresses(
-            self.urls, partial(keys.check_url, keys=self.key_folder, insecure=self.insecure)
-        )
+        check = partial(keys.check_url, keys=self.key_folder, insecure=self.insecure)
+        return ServerAddresses(self.urls, check, tell)
 
 
 class ReceivedMessage(NamedTuple):
@@ -166,7 +167,7 @@ class ServerConnection:
     definition: dict[str, Any] = field(default_factory=dict)
     fd_receiver: FdReceiver | None = None
     queues: dict[int, ReceiveQueue] = field(default_factory=dict)
-    notices: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_NOTICES))  # for the user
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # for the user
     dropped: int = 0  # malformed messages
     logged: float = -_LOG_EVERY_S
     warned: bool = False  # the user was told that it is lost

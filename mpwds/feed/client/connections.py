@@ -21,10 +21,11 @@ from typing import Any, NoReturn
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from mpwds.errors import MpwdsError, ServerLost
+from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
 from mpwds.feed.client.connection import (
+    MOST_NOTICES,
     OnServerLoss,
     ReceivedMessage,
     ReceiveQueue,
@@ -77,8 +78,6 @@ class ServerConnections:
         self._timeout = min(limits, default=None)
         self._room = room
         self._owner = os.getpid()
-        self._context = zmq.Context()
-        self._context.max_sockets = _MOST_SOCKETS
         self._closing = threading.Event()
         self._wake = EventFd()
         self._outbox: deque[tuple[ServerConnection, bytes]] = deque()
@@ -89,7 +88,8 @@ class ServerConnections:
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
         self._here = here
-        self._addresses = options.addresses()
+        self.notices: deque[str] = deque(maxlen=MOST_NOTICES)  # for the user
+        self._addresses = options.addresses(self.notices.append)
         is_followed = self._addresses.is_followed
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
         self._least = options.min_servers or (1 if is_followed else None)
@@ -97,6 +97,8 @@ class ServerConnections:
         self._threads = [threading.Thread(target=self._run, name="mpwds-feed", daemon=True)]
         if is_followed:
             self._threads.append(threading.Thread(target=self._look_up, name="mpwds-addresses", daemon=True))
+        self._context = zmq.Context()
+        self._context.max_sockets = _MOST_SOCKETS
         try:
             self._follow(self._urls)
         except BaseException:
@@ -123,7 +125,8 @@ class ServerConnections:
         new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
         for share, workers in zip(new, self._dealt(len(new), kept), strict=False):
             place = share.number, share.ranks
-            kept.append(ServerConnection(share.url, workers, place, self.options, self._context))
+            context, notices = self._context, self.notices
+            kept.append(ServerConnection(share.url, workers, place, self.options, context, notices=notices))
         self.connections = kept
 
     def _dealt(self, servers: int, others: list[ServerConnection]) -> list[int | None]:
@@ -172,29 +175,40 @@ class ServerConnections:
         gives_up = any if self._least is None else all  # the servers of which this is true
         while True:
             self._changed.clear()
+            self.show_notices()
             connections = self.connections
+            needed = self._least or len(connections)
             missing = [connection for connection in connections if not connection.is_up]
-            for connection in missing:
-                if connection.refused and gives_up(each.refused for each in connections):
-                    raise MpwdsError(connection.refused)
+            refusals = [connection.refused for connection in missing if connection.refused]
+            if refusals and len(connections) - len(refusals) < needed:
+                raise MpwdsError(refusals[0])
             self._compare()
-            if connections and len(connections) - len(missing) >= (self._least or len(connections)):
-                self._hello["fingerprint"] = self.first().definition["fingerprint"]  # of servers that come
+            if connections and len(connections) - len(missing) >= needed:
                 return
             waited = time.monotonic() - began
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
-            named = named or f"{self.options.urls} ({self._addresses.why or 'there is no address'})"
+            if not connections:
+                named = f"{self.options.urls} ({self._addresses.why or 'there is no address'})"
             if missing and gives_up(each.mismatches >= _MOST_MISMATCHES for each in missing):
                 raise ServerLost(f"no server is ready at {named}")
             if self._timeout is not None and waited > self._timeout:
+                todo = (
+                    "start it with `mpwds serve`, ask for fewer workers=" if missing else "give its address"
+                )
                 raise ServerLost(
-                    f"no server is ready at {named} after {self._timeout:g} s: start it with `mpwds serve`, "
-                    "ask for fewer workers=, or raise server_timeout= and timeout="
+                    f"no server is ready at {named} after {self._timeout:g} s: {todo}, or raise "
+                    "server_timeout= and timeout="
                 )
             if waited > say_after_s:
                 say_after_s = waited + SAY_EVERY_S
-                warn(f"waiting for the server at {named}, for {waited:.0f} s")
+                limit = "" if self._timeout is None else f" of {self._timeout:g} s"
+                warn(f"waiting for the server at {named}, for {waited:.0f} s{limit}")
             self._changed.wait(0.2)
+
+    def show_notices(self) -> None:
+        """Warns of what the threads noticed."""
+        while self.notices:
+            warn(self.notices.popleft())
 
     def send(self, connection: ServerConnection, kind: str, **fields: Any) -> None:
         """Sends a command soon. It is lost if the server is; the next ping shows that."""
@@ -258,8 +272,15 @@ class ServerConnections:
             self._changed.set()
 
     def _look_up(self) -> None:
+        told = ""
         while not self._closing.wait(addresses.LOOK_EVERY_S):
-            urls = self._addresses.look_up()
+            try:
+                urls = self._addresses.look_up()
+            except SecurityError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.notices.append(told)
+                continue
             if urls != self._urls:
                 self._urls = urls
                 self._wake.ring()
@@ -396,16 +417,25 @@ class ServerConnections:
         if kind == wire.PONG:
             connection.take_pong(reply)
         elif kind == wire.WELCOME:
-            if self._hello["fingerprint"] in (None, reply["fingerprint"]):
+            known = self._hello["fingerprint"]
+            if known in (None, reply["fingerprint"]):
                 connection.take_welcome(reply)
+                if self._least is not None:  # servers that answer later must have the same
+                    self._hello["fingerprint"] = reply["fingerprint"]
             else:  # it was asked before the dataset was known
-                connection.refuse(f"the server {connection.url} has another dataset than the others")
+                connection.send(wire.pack(wire.BYE))
+                self._refuse(
+                    connection,
+                    f"the server {connection.url} has another dataset, {' → '.join(reply['description'])} "
+                    f"(fingerprint {reply['fingerprint']}), than others ({known}): serve the same definition "
+                    "everywhere, with the same Python",
+                )
         elif kind == wire.WAIT:
             connection.why = str(reply["why"])
         elif kind == wire.REFUSED:
-            connection.refuse(f"the server {connection.url} refuses: {reply['why']}")
+            self._refuse(connection, f"the server {connection.url} refuses: {reply['why']}")
         elif kind == wire.NOTICE:
-            connection.notices.append(f"{connection.url}: {reply['text']}")
+            self.notices.append(f"{connection.url}: {reply['text']}")
         elif kind == wire.GOODBYE:
             if reply["server"] == connection.server:
                 connection.send(wire.pack(wire.BYE))
@@ -413,6 +443,12 @@ class ServerConnections:
         elif (future := self._questions.get(reply["request"])) is not None and not future.done():
             future.set_result(reply)
         self._changed.set()
+
+    def _refuse(self, connection: ServerConnection, why: str) -> None:
+        """Ends a session for good. The user hears of it, unless it is the error of :meth:`connect`."""
+        connection.refuse(why)
+        if self._least is not None:
+            self.notices.append(f"{why}. It gets no work")
 
 
 def _fail(queue: ReceiveQueue, why: str) -> NoReturn:

@@ -129,8 +129,7 @@ class RemoteWorker(WorkerHandle):
 
     def receive(self) -> Message | None:
         interrupts.raise_deferred()
-        while self._connection.notices:
-            warn(self._connection.notices.popleft())
+        self._connections.show_notices()
         while self._has_frames():
             message = self._next_message()
             if message is not None:
@@ -195,6 +194,8 @@ class RemoteWorker(WorkerHandle):
 
     def snapshot(self) -> CounterSnapshot:
         since, counters = self._connection.lost_since, self._earlier + self._queue.counters
+        if not self._runs and self._hands_over:  # nobody waits for it
+            since = None
         lost_s = 0.0 if since is None else time.monotonic() - since
         return replace(counters, server=self._connection.url, lost_s=lost_s)
 
@@ -367,7 +368,7 @@ class RemoteWorker(WorkerHandle):
 
         Raises ``WorkerLost`` if other workers are to have it.
         """
-        hands_over = self._streams is not None and self._connections.on_loss == "move"
+        hands_over = self._hands_over
         if self._connection.refused and not hands_over:
             raise MpwdsError(self._connection.refused)
         if self._connections.on_loss == "raise":
@@ -391,6 +392,11 @@ class RemoteWorker(WorkerHandle):
         self._connection.warned = True
         self._change_to(new, (new.workers or 0) + self.index)
         return True
+
+    @property
+    def _hands_over(self) -> bool:
+        """True if other workers carry its streams while its server is lost."""
+        return self._streams is not None and self._connections.on_loss == "move"
 
     def _change_to(self, connection: ServerConnection, slot: int) -> None:
         so_far = self._earlier + self._queue.counters

@@ -237,9 +237,7 @@ class EpochIterator(Iterator[Any]):
         moved = [stream for stream, worker in after.items() if worker != before[stream]]
         self._carriers.update(after)
         with interrupts_deferred():
-            for index in {
-                carrier[stream] for carrier in (before, after) for stream in moved
-            } & seconds.keys():
+            for index in {carrier[stream] for carrier in (before, after) for stream in moved}:
                 self._start(self._workers[index])
         self._speeds.dealt()
         return bool(moved)
