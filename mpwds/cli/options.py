@@ -61,9 +61,8 @@ def parse_part(text: str) -> Part:
         raise typer.BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")
     index, count = int(match[1]), int(match[2])
     if index >= count:
-        raise typer.BadParameter(
-            f"{text!r} is no part: parts of {count} are 0/{count} to {count - 1}/{count}"
-        )
+        parts = f"parts of {count} are 0/{count} to {count - 1}/{count}" if count else "a job has a part"
+        raise typer.BadParameter(f"{text!r} is no part: {parts}")
     return Part(index, count)
 
 

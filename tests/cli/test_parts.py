@@ -140,6 +140,7 @@ def test_the_journal_is_beside_shards_on_a_server(run, job, web):
     [
         (["--part", "2/2"], "parts of 2 are 0/2 to 1/2"),
         (["--part", "1"], "'1' is no part: the first of 64 is 0/64"),
+        (["--part", "1/0"], "'1/0' is no part: a job has a part"),
         (["--part", "0/2", "--force"], "--force would remove what other parts wrote"),
     ],
 )

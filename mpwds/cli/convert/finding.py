@@ -122,9 +122,13 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
         notes.append(f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}")
     if beside:
         notes.append(f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}")
-    groups = (group for tree in trees.values() for group in tree.groups)
-    if not wanted.kind and not classes and len(inside) > 1 and all("/" in group.key for group in groups):
-        notes.append("folders are not taken for classes: --from classes gives samples their numbers, as cls")
+    keys = [group.key for tree in trees.values() for group in tree.groups]
+    if not wanted.kind and not classes and len(inside) > 1 and any("/" in key for key in keys):
+        flat = next((key for key in keys if "/" not in key), None)
+        how = ": --from classes gives samples their numbers, as cls"
+        if flat is not None:
+            how = f", because {flat}.* lies beside them: move it away if they are classes"
+        notes.append(f"folders are not taken for classes{how}")
     text = f"a folder with {len(classes)} classes" if classes else "a folder of files grouped by base name"
     content = digest(tree.digest for tree in trees.values())
     return FoundSource(text, trees, content, {}, {"cls": classes} if classes else {}, notes)

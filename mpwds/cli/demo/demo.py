@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import math
 import subprocess
 import sys
@@ -253,10 +254,10 @@ def _two_nodes(folder: Path) -> Iterator[Feed]:
         memory: dict[str, Any] = {"object_store_memory": 80 << 20}
         head = {"num_cpus": 0, "include_dashboard": False, **memory}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        ends.callback(cluster.shutdown)
+        ends.callback(_silently, cluster.shutdown)
         nodes = [cluster.add_node(num_cpus=_WORKERS, **memory) for _ in range(_SERVERS)]
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
-        ends.callback(ray.shutdown)
+        ends.callback(_silently, ray.shutdown)
         source = f"{folder}/served.py:dataset"
         fleet = ends.enter_context(
             mpwds.cluster.ServerFleet(source, servers=_SERVERS, workers_per_server=_WORKERS)
@@ -272,6 +273,12 @@ def _two_nodes(folder: Path) -> Iterator[Feed]:
             return "a node"
 
         yield loader, kill
+
+
+def _silently(end: Callable[[], None]) -> None:
+    """Ends a part of Ray without what it prints of a node that is lost."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        end()
 
 
 class _WithoutRay:

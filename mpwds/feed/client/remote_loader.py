@@ -36,8 +36,8 @@ class RemoteLoader(MultiLoader):
 
     The trainer gives each worker its part of the epoch and counts what was delivered, so order, exactly-once
     delivery, ``state_dict()``, ``rebatched``, ``even`` and ``stats()`` are those of a ``MultiLoader`` with as
-    many workers. Its states can be loaded into the other. Making a loader waits until all servers answer;
-    they may be started later.
+    many workers. Its states can be loaded into the other. Making a loader waits until servers answer, which
+    may be started later.
 
     If a worker dies, its server starts it again. If the trainer and a server are on one machine, batches stay
     in the workers' shared memory.
@@ -52,8 +52,8 @@ class RemoteLoader(MultiLoader):
             for the ranks of a job equal shares.
         timeout: As for ``MultiLoader``. If it is less than ``server_timeout``, it also limits the wait for
             servers when a loader is made or its workers start.
-        in_order, output, seed, even, pin_memory, device, progress, streams: As for ``MultiLoader``. A group
-            has no ``streams``.
+        in_order, output, seed, even, pin_memory, device, progress: As for ``MultiLoader``.
+        streams: As for ``MultiLoader``. A group has none.
         prefetch: Batches that each worker may have on the way to this trainer; a megabyte at least, and
             no more than its server makes ahead.
         keys: Folder with ``client.key_secret`` and ``server.key``, made by ``mpwds keygen``. Required unless
