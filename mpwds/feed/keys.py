@@ -102,8 +102,9 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
         raise ValueError(f"a server's URL is tcp://HOST:PORT or ipc://PATH, got {url!r}")
     if keys is None and not insecure and needs_keys(url):
         raise SecurityError(
-            f"{url} can be reached from other machines: pass keys= (made by `mpwds keygen FOLDER`) or, if "
-            "all in that network may read your data, insecure=True of RemoteLoader and Server (--insecure)"
+            f"{url} can be reached from other machines: pass keys=FOLDER (--keys FOLDER), which `mpwds "
+            "keygen FOLDER` makes, or, if all in that network may read your data, insecure=True of "
+            "RemoteLoader and Server (--insecure)"
         )
 
 

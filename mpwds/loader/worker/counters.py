@@ -16,6 +16,7 @@ OTHER, WRITING = range(2)
 """Stages that always exist: the work outside stages, and writing batches into shared memory."""
 
 _FURTHER = b"further ones"
+_CUT = "…".encode()  # at the end of a text that is too long
 """Name of the last entry, which stands for all that do not fit."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -160,7 +161,8 @@ def stage_in(stack: str) -> str:
 
 
 def _encoded(text: str, field: str, of: type[ctypes.Structure] = Counters) -> bytes:
-    return text.encode("utf-8", "replace")[: vars(of)[field].size]
+    data, size = text.encode("utf-8", "replace"), vars(of)[field].size
+    return data if len(data) <= size else data[: size - len(_CUT)] + _CUT
 
 
 def _decoded(text: bytes) -> str:

@@ -44,7 +44,7 @@ def test_stages_have_names_times_and_elements(both):
     worker.stages[2].time_ns = 1500
     worker.stages[2].elements = 90
     stages = trainer.read().stages
-    assert list(stages) == ["decode('rgb8')", "x" * 104, "map(über)"]
+    assert list(stages) == ["decode('rgb8')", "x" * 101 + "…", "map(über)"]
     assert stages["decode('rgb8')"] == StageSnapshot(time_ns=1500, elements=90)
     assert [stage.storage for stage in stages.values()] == [False, True, False]
 
