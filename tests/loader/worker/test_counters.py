@@ -85,4 +85,4 @@ def test_a_name_that_is_cut_within_a_character_loses_that_one_only(both):
     worker, trainer = both
     for stage, name in enumerate(("", "writing", "ab" + "é" * 60, "a" + "é" * 60)):
         worker.describe_stage(stage, name, storage=False)
-    assert list(trainer.read().stages) == ["ab" + "é" * 51, "a" + "é" * 51]
+    assert list(trainer.read().stages) == ["ab" + "é" * 49 + "…", "a" + "é" * 50 + "…"]
