@@ -22,8 +22,9 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def program(request):
-    if request.param == "ray_train.py" and importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
+    needed = ["ray", "pandas"] if request.param == "ray_train.py" else []
+    if not all(map(importlib.util.find_spec, needed)):
+        pytest.skip("Ray Train is not installed (pip install 'ray[train]')")
     return EXAMPLES / request.param
 
 
