@@ -3,12 +3,12 @@
     python tools/chaos.py                        # three minutes
     python tools/chaos.py --minutes 120 --seed 7
 
-A job is two epochs of tar shards, dealt to 12 streams. Its dataset, ``even=`` and ``in_order=`` are drawn at
-random. Ranks of torchrun deliver it (gloo, on the CPU) and save their states after random steps, as JSON, by
-msgpack, or by torch's distributed checkpoint. Ranks, their workers, and servers that work for them
-(``mpwds serve``) are killed at random times. The job goes on from its last checkpoint, on another number of
-ranks with other numbers of workers, or with servers; sometimes the state of a rank is lost. What was
-delivered after that checkpoint does not count, as in training.
+A job is two epochs of tar shards, dealt to 12 streams. Its dataset, ``even=``, ``in_order=`` and whether rows
+are shuffled after the loader are drawn at random. Ranks of torchrun deliver it (gloo, on the CPU) and save
+their states after random steps, as JSON, by msgpack, or by torch's distributed checkpoint. Ranks, their
+workers, and servers that work for them (``mpwds serve``) are killed at random times. The job goes on from its
+last checkpoint, on another number of ranks with other numbers of workers, or with servers; sometimes the
+state of a rank is lost. What was delivered after that checkpoint does not count, as in training.
 
 When a job is complete, what it delivered is compared with an undisturbed run of one rank: samples that are
 lost, samples that are repeated, and the order. The exit status is 1 if these differ, or if a launch fails or
@@ -54,7 +54,7 @@ from chaos_training import (
 )
 
 RANKS = {1: 3, 2: 3, 3: 3, 4: 2, 6: 1, 12: 1}  # how often each number is drawn
-SERVERS, WORKERS_OF_SERVER = 2, 3
+SERVERS, WORKERS_OF_SERVER, POOL = 2, 3, 30
 SERVED, SURVIVED, OF_SERVERS, STATES_LOST, ONE_RANK, AT_START = 0.3, 0.6, 0.6, 0.3, 0.6, 0.1  # how likely
 
 Batches = list[tuple[int, Any]]
@@ -236,7 +236,8 @@ class Run:
                 self._dice.choice(files).unlink()
                 lost = True
             try:
-                self._job.loader(0).load_state_dict(merged(last.folder, last.saved_as))
+                launch = Launch(self._job, 0, 0, [0], last.saved_as)
+                launch.batches(launch.loader(0)).load_state_dict(merged(last.folder, last.saved_as))
                 break
             except ValueError:
                 # Streams have ended, and how far the lost ones were is unknown.
@@ -366,7 +367,7 @@ def compare(job: Job, got: Batches, samples: int, tally: Tally) -> str:
         made = counted(expected, 2)
         lost += 0 if job.even == "drop" else (of_dataset - made).total()
         repeated += 0 if job.even in ("pad", "wrap") else (made - of_dataset).total()
-        same = not job.in_order or delivered[: in_turn[epoch]] == expected[: in_turn[epoch]]
+        same = not job.in_order or job.pool > 0 or delivered[: in_turn[epoch]] == expected[: in_turn[epoch]]
         tally.samples += came.total()
         tally.lost += lost
         tally.repeated += repeated
@@ -395,7 +396,8 @@ def main() -> int:
             job_folder.mkdir()
             even = dice.choice([None, "drop", "pad", "wrap"])
             in_order = even is not None or dice.random() < 0.7
-            job = Job(str(job_folder), dice.choice(list(DATASETS)), even, in_order)
+            pool = dice.choice([0, POOL]) if even is None else 0
+            job = Job(str(job_folder), dice.choice(list(DATASETS)), even, in_order, pool)
             began = time.monotonic()
             try:
                 got = Run(job, dice, tally).delivered()
@@ -405,11 +407,9 @@ def main() -> int:
             tally.jobs += 1
             fault = compare(job, got, samples, tally)
             wrong = wrong or bool(fault)
-            print(
-                f"{time.monotonic() - began:5.0f} s  {job.kind}, even={even}, in_order={in_order}: "
-                f"{fault or 'as undisturbed'}",
-                flush=True,
-            )
+            options = f"even={even}, in_order={in_order}, pool={pool}"
+            took_s = time.monotonic() - began
+            print(f"{took_s:5.0f} s  {job.kind}, {options}: {fault or 'as undisturbed'}", flush=True)
             shutil.rmtree(job_folder)
     print(tally)
     return 1 if wrong else 0

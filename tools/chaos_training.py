@@ -42,6 +42,7 @@ class Job:
     kind: str
     even: str | None
     in_order: bool
+    pool: int = 0  # rows that a stage after the loader shuffles
 
     def dataset(self) -> mpwds.DataPipeline:
         return DATASETS[self.kind](numbers(Path(self.folder).parent))
@@ -85,6 +86,9 @@ class Launch:
         if self.servers:
             return self.job.served_loader(self.servers, self.on_server_loss)
         return self.job.loader(self.workers[rank])
+
+    def batches(self, loader: mpwds.MultiLoader) -> Any:
+        return loader.rebatched(4, shuffle=self.job.pool) if self.job.pool else loader
 
 
 # The samples: a number, the number of a copy, and a random number.
@@ -146,6 +150,7 @@ class Rank:
         self._launch, self._rank, self._dist = launch, dist.get_rank(), dist
         self._dice = random.Random(f"{launch.seed}")  # the same on all ranks
         self._loader = launch.loader(self._rank)
+        self._batches = launch.batches(self._loader)
         self._steps = 0
         self._log = open(launch.log(self._rank), "w")  # noqa: SIM115  # until this process ends
 
@@ -161,7 +166,7 @@ class Rank:
         return self._dist.destroy_process_group()
 
     def _load(self) -> None:
-        launch, loader = self._launch, self._loader
+        launch, loader = self._launch, self._batches
         self._began = time.monotonic()
         if launch.start_saved_as == "dcp":
             import torch.distributed.checkpoint as dcp
@@ -176,7 +181,7 @@ class Rank:
         """Delivers an epoch; False if the launch is to stop at a checkpoint."""
         import torch
 
-        batches = iter(self._loader)
+        batches = iter(self._batches)
         while True:
             batch = next(batches, None)
             going_on = torch.tensor(float(batch is not None))
@@ -204,9 +209,9 @@ class Rank:
             if launch.saved_as == "dcp":
                 import torch.distributed.checkpoint as dcp
 
-                dcp.save({"loader": self._loader}, checkpoint_id=target)
+                dcp.save({"loader": self._batches}, checkpoint_id=target)
             else:
-                state = PACK[launch.saved_as](self._loader.state_dict())
+                state = PACK[launch.saved_as](self._batches.state_dict())
                 (target / f"rank-{self._rank}").write_bytes(state)
         self._dist.barrier()
         if self._rank == 0:

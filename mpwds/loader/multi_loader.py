@@ -601,11 +601,13 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 
         The workers make the batches again that stages hold rows of. The epoch runs again from its start, with
-        a warning, if a stage is a plain function of an iterator or holds batches of ``rebatched``.
+        a warning, if a stage is a plain function of an iterator or holds batches of ``rebatched``. With
+        ``streams``, other ranks may go on with what stages hold of each stream, in another order.
 
         Raises:
-            ValueError: As for :meth:`mpwds.MultiLoader.load_state_dict`; or the stages differ; or, in
-                ``iter()``, the epoch would have to run again although ``in_order=False`` changes its order.
+            ValueError: As for :meth:`mpwds.MultiLoader.load_state_dict`; or the stages differ, or cannot go
+                on on other ranks; or, in ``iter()``, the epoch would have to run again although
+                ``in_order=False`` changes its order, or other ranks began it.
         """
         self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
 

@@ -11,10 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 from mpwds.errors import shorten
 from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
+from mpwds.loader.resume.held import BATCH, Batch, begun_with, reduced_to_needed
 from mpwds.loader.resume.progress import EpochProgress, field_of, warn_of_empty_epoch
 from mpwds.pipeline.iterable_sources import Replayed, iter_elements
 from mpwds.pipeline.stream import Address, Description, Stream
@@ -75,12 +76,6 @@ class StagesIterator(Iterator[Any]):
 STATES_KEPT = 32
 """States kept of each stream. Stages may hold rows of old batches, which are made again from an old state."""
 
-Batch: TypeAlias = "tuple[int, int]"
-"""The stream, and the batch's number among that stream's."""
-
-_BATCH = "batch"
-"""Begins the address of a loader's batch, ``("batch", stream, number)``, which stages put into theirs."""
-
 
 class LoaderStream:
     """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
@@ -106,7 +101,7 @@ class LoaderStream:
         if self._held:
             self._held, self._remade = Counter(), {}
         element = next(self._iterator)
-        return (_BATCH, *self._iterator.place), element
+        return (BATCH, *self._iterator.place), element
 
     def fetch(self, address: Any) -> Any:
         _, stream, number = address
@@ -165,6 +160,7 @@ class StagesStream(Replayed):
         self.got: int | None = None
         self._same_order = same_order
         self._left: dict[str, Any] | None = None
+        self._moved = False  # other ranks began it
 
     def elements(self) -> Generator[Any, None, None]:
         """The elements. When the iterator is dropped, only the state is kept."""
@@ -190,11 +186,12 @@ class StagesStream(Replayed):
             because = "batches were made ahead, for an even epoch"
             return {"delivered": got, "repeated": 0, "replay": because}
         stages = self._state_of_stages() if self._left is None else self._left
-        return {"delivered": made, "repeated": got - made, **stages}
+        return {"delivered": made, "repeated": got - made, "moved": self._moved, **stages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the state was saved, with a warning if the epoch has to be replayed."""
         delivered, stages = field_of(state, "delivered", int), state.get("stages")
+        self._moved = bool(state.get("moved"))
         if delivered == 0:
             self._run_to(0)
         elif stages is None:
@@ -203,6 +200,8 @@ class StagesStream(Replayed):
             if self._delivered:
                 self._run_to(0)
             try:
+                if held := state.get("held"):
+                    stages = begun_with(self._source.state_dict(), held, stages)
                 self._source.load_state_dict(stages)
                 self._delivered = delivered
             except LookupError as error:
@@ -210,13 +209,18 @@ class StagesStream(Replayed):
 
     def _state_of_stages(self) -> dict[str, Any]:
         try:
-            return {"stages": _reduced_to_needed(self._source.state_dict())}
+            return {"stages": reduced_to_needed(self._source.state_dict())}
         except LookupError as error:
             return {"replay": str(error)}
         except Exception as error:  # a stage may have no state: the warning about the replay names the error
             return {"replay": f"{type(error).__name__}: {error}"}
 
     def _replay(self, delivered: int, reason: str) -> None:
+        if self._moved:
+            raise ValueError(
+                f"this epoch cannot be continued: it would have to be run again from its start ({reason}), "
+                "and other ranks began it. Load an older state, or begin the epoch again"
+            )
         if not self._same_order:
             raise ValueError(
                 f"this epoch cannot be continued: it would have to be run again from its start ({reason}), "
@@ -229,33 +233,3 @@ class StagesStream(Replayed):
             UserWarning,
         )
         self._run_to(delivered)
-
-
-def _reduced_to_needed(state: Any) -> Any:
-    """The state of the last stage after a loader, reduced to what resuming needs.
-
-    For each stream, only the last state before all batches that stages hold parts of is kept. Those batches
-    are named, so that they can be fetched while the state is loaded.
-    """
-    held: Counter[Batch] = Counter()
-    stage = state
-    while "source" in stage:  # otherwise it is the loader's, or of a stage that does not say what it holds
-        held.update(_batches_in(stage.get("held", ())))
-        stage = stage["source"]
-    if loaded := stage.get("loaded"):
-        for index, stream in enumerate(loaded["streams"]):
-            own = [number for other, number in held if other == index]
-            first = min(own, default=stream["delivered"])
-            stream["states"] = [entry for entry in stream["states"] if entry[0] <= first][-1:]
-        loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
-    return state
-
-
-def _batches_in(addresses: Any) -> Iterator[Batch]:
-    """The batches in addresses that stages composed of theirs."""
-    if isinstance(addresses, (list, tuple)):
-        if len(addresses) == 3 and addresses[0] == _BATCH:
-            yield addresses[1], addresses[2]
-        else:
-            for address in addresses:
-                yield from _batches_in(address)

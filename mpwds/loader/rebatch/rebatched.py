@@ -22,6 +22,7 @@ from mpwds.loader.rebatch.rows import (
     ShuffleBuffer,
     SourceBatches,
     gather,
+    row_ids_in,
     row_ids_of,
     rows_like,
     rows_of,
@@ -30,7 +31,16 @@ from mpwds.pipeline.collation import FIXED_SIZE, default_collation_fn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.filter import DataclassStage, Filter, rows_in
-from mpwds.pipeline.stream import Address, Count, Description, LengthUnknown, RowStep, Stream, WrappedStream
+from mpwds.pipeline.stream import (
+    Address,
+    Count,
+    Description,
+    LengthUnknown,
+    RowStep,
+    Stream,
+    WrappedStream,
+    as_address,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class RebatchedStream:
         self._mixer: ShuffleBuffer | None = None
         self._given: list[Rows] = []  # the rows of a batch that are not copied yet
         self._taken = SourceBatches()
+        self._again: list[tuple[Address, list[int]]] = []  # batches to fetch, and the rows that are left
         self._ended = False
         self._refused = ""  # why a batch that was taken from the source is not among the rows
         self._count = 0
@@ -118,8 +129,13 @@ class RebatchedStream:
         return mixer.batch()
 
     def _take_in(self) -> None:
+        left = None
         try:
-            address, batch = next(self._source)
+            if self._again:
+                address, left = self._again.pop(0)
+                batch = self._source.fetch(address)
+            else:
+                address, batch = next(self._source)
         except StopIteration:
             self._ended = True
             return
@@ -131,6 +147,8 @@ class RebatchedStream:
             raise
         if len(given[0]):
             given.append(self._taken.take(address, len(given[0])))
+            if left is not None:
+                given = [rows[left] for rows in given]
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, given)
             elif self._taken.many:
@@ -166,15 +184,13 @@ class RebatchedStream:
             raise LookupError(self._refused)
         mixer = self._mixer
         pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
-        given = self._given_ids()
-        self._taken.keep_only([given, pool, filled])
+        left, places = self._taken.placed([pool, filled, self._given_ids()])
         return {
             "source": self._source.state_dict(),
-            "numbers": list(self._taken.addresses),
-            "held": list(self._taken.addresses.values()),
-            "pool": pool.tolist(),
-            "filled": filled.tolist(),
-            "given": given.tolist(),
+            "held": [*self._taken.addresses.values(), *(address for address, _ in self._again)],
+            "left": [*left, *(rows for _, rows in self._again)],
+            "taken": len(left),  # of the batches that are held; the others come next
+            "places": places,  # of the pool's rows among those left, the new batch's, and the last batch's
             "rng": json.dumps(self._rng.bit_generator.state),
             "ended": self._ended,
             "draining": mixer is not None and mixer.draining,
@@ -186,8 +202,11 @@ class RebatchedStream:
         self._rng.bit_generator.state = json.loads(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
-        self._taken = SourceBatches(state["numbers"], state["held"])
-        wanted = [np.array(state[name], np.int64) for name in ("pool", "filled", "given")]
+        addresses, left, taken = list(map(as_address, state["held"])), state["left"], state["taken"]
+        self._taken = SourceBatches(addresses[:taken])
+        self._again = list(zip(addresses[taken:], left[taken:], strict=True))
+        ids = row_ids_in(left[:taken])
+        wanted = [ids[np.array(places, np.intp)] for places in state["places"]]
         held: list[list[Rows]] = []
         for number, address in sorted(self._taken.addresses.items(), key=lambda item: item[1]):
             schema, made = self._rows_of(address, self._source.fetch(address))

@@ -297,9 +297,9 @@ def _column(spec: Column, data: Any, rows: Rows) -> Any:
 class SourceBatches:
     """The addresses of the batches whose rows are held, by the batches' numbers."""
 
-    def __init__(self, numbers: Sequence[int] = (), addresses: Sequence[Any] = ()) -> None:
-        self.addresses: dict[int, Address] = dict(zip(numbers, map(as_address, addresses), strict=True))
-        self._next = max(self.addresses, default=-1) + 1
+    def __init__(self, addresses: Sequence[Any] = ()) -> None:
+        self.addresses: dict[int, Address] = dict(enumerate(map(as_address, addresses)))
+        self._next = len(self.addresses)
         self._kept = 0
 
     def take(self, address: Address, rows: int) -> RowIds:
@@ -320,6 +320,20 @@ class SourceBatches:
         numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
         self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)
+
+    def placed(self, held: Sequence[RowIds]) -> tuple[list[list[int]], list[list[int]]]:
+        """The rows that are left of each batch, and where among all these the ``held`` ones are."""
+        self.keep_only(held)
+        ids = np.sort(np.concatenate(held))
+        starts = np.searchsorted(ids, np.array(list(self.addresses), np.int64) << _ROW_BITS)
+        left = [part.tolist() for part in np.split(ids & _ROW_MASK, starts)[1:]]
+        return left, [np.searchsorted(ids, part).tolist() for part in held]
+
+
+def row_ids_in(left: Sequence[Sequence[int]]) -> RowIds:
+    """The ids of the rows that are left of batches, whose numbers count from 0."""
+    parts = [np.array(rows, np.int64) + (number << _ROW_BITS) for number, rows in enumerate(left)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def row_ids_of(batch: int, rows: int) -> RowIds:

@@ -102,15 +102,15 @@ class LoaderPosition:
         facts = facts_of(loader, stages)
         # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
         lasting = {name: fact for name, fact in facts.items() if name != "rank"}
-        if stages is None and loader.streams is not None:
-            del lasting["world_size"], lasting["in_order"]
+        if loader.streams is not None:
+            del lasting["world_size"]
+            if stages is None:  # otherwise the epoch may run again
+                del lasting["in_order"]
         check(state, "MultiLoader" if stages is None else "LoaderPipeline", lasting)
-        if stages is None and loader.streams is not None:
-            from mpwds.loader.resume.streams import of_rank
+        if loader.streams is not None:
+            from mpwds.loader.resume.streams import of_rank, stages_of_rank
 
-            of_epoch, own = of_rank(state, loader.streams, Context.current())
-            delivered = sum(stream["delivered"] for stream in own)
-            state = {**state, "facts": facts, "epoch": of_epoch, "streams": own, "delivered": delivered}
+            state = (of_rank if stages is None else stages_of_rank)(state, facts)
         epoch: int = field_of(state, "epoch", int)
         delivered, repeated = field_of(state, "delivered", int), field_of(state, "repeated", int)
         streams = [] if stages is not None else EpochProgress.from_dict(state).streams
@@ -189,10 +189,12 @@ def _at_start(loader: Resumable, epoch: int) -> EpochProgress:
 
 def _named(loader: Resumable, stages: list[str] | None, state: dict[str, Any]) -> dict[str, Any]:
     """A state as it is saved: streams of the job have names."""
-    if stages is not None or loader.streams is None:
+    if loader.streams is None:
         return dict(state)
-    from mpwds.loader.resume.streams import numbered
+    from mpwds.loader.resume.streams import numbered, with_stages
 
+    if stages is not None:
+        return with_stages(state, stages, _streams(loader))
     return {**state, "streams": numbered(state["streams"], _streams(loader), state["epoch"])}
 
 

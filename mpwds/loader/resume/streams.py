@@ -13,7 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpwds.loader.resume.held import by_streams, loaded_by, renumbered
 from mpwds.loader.resume.progress import (
+    EpochProgress,
     StreamProgress,
     field_of,
     own_streams,
@@ -54,13 +56,73 @@ def numbered(streams: Sequence[dict[str, Any]], numbers: Sequence[int], epoch: i
     }
 
 
-def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> tuple[int, list[dict[str, Any]]]:
-    """The epoch of a state, possibly of other ranks, and the progress of this rank's streams in it.
+def with_stages(state: dict[str, Any], names: list[str], numbers: range) -> dict[str, Any]:
+    """A state of stages after a loader as it is saved: with each stream goes what the stages hold of it.
+
+    The first stream's entry has all of the stages' state, too, for the rank that saved it. ``names`` are
+    those of the stages.
+    """
+    place = [state["facts"]["rank"], state["facts"]["world_size"]]
+    own = {name: value for name, value in state.items() if name in _OF_STAGES}
+    counts = {name: state[name] for name in ("delivered", "repeated")}
+    saved = {name: value for name, value in state.items() if name not in own} | counts
+    entries: list[dict[str, Any]] = [StreamProgress(before=0).to_dict() for _ in numbers]
+    stages, held, why_not = own.get("stages"), own.get("held"), own.get("replay", "")
+    if stages is not None and held is None:
+        try:
+            entries, held = loaded_by(stages)["streams"], by_streams(stages, names)
+        except LookupError as error:
+            why_not = str(error)
+    elif stages is not None:  # it was loaded, and nothing has begun
+        entries = stages["streams"]
+    parts = zip(entries, held or [[]] * len(entries), strict=True)
+    entries = [{**entry, "held": part, "why_not": why_not} for entry, part in parts]
+    entries[0] |= {"place": place, "own": own}
+    return {**saved, "streams": numbered(entries, numbers, state["epoch"])}
+
+
+def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Undoes :func:`with_stages` on this rank, with what the stages of other ranks held of its streams.
+
+    Raises ValueError if that cannot be told, or the stages can go on only as they were.
+    """
+    streams, even, ranks = facts["streams"], facts["even"], facts["world_size"]
+    numbers = own_streams(streams, 0, Context.current())
+    entries = [_unpacked(state, number) for number in numbers]
+    first = entries[0] or {}
+    is_own = first.get("place") == [facts["rank"], ranks]
+    if is_own and first["epoch"] == state["epoch"]:  # otherwise this rank had finished the epoch
+        return {**state, "facts": facts, **first["own"]}
+    if not any(entries) and _ranks(state) == ranks:
+        return dict(state)  # another rank's, whose counts are of use
+    if even is not None:
+        raise ValueError(
+            f"with even={even!r}, ranks count what the stages after a loader give, so as many must go on as "
+            "saved the state: use even= without stages, or begin the epoch again"
+        )
+    for number, entry in zip(numbers, entries, strict=True):
+        why_not = "it is not in the state: load those of all ranks (mpwds.merge_states)"
+        if entry is None or (why_not := entry["why_not"]):
+            raise ValueError(f"this rank cannot go on with stream {number}, which another had: {why_not}")
+    epoch, found = _found(state, streams)
+    progress = [stream for number in numbers if (stream := found[number]) is not None]
+    held = [renumbered(entry["held"], index) for index, entry in enumerate(entries) if entry is not None]
+    loaded = EpochProgress(epoch, progress).state_dict()
+    moved = {"epoch": epoch, "stages": loaded, "held": held, "moved": True}
+    return {**state, "facts": facts, **moved}
+
+
+_OF_STAGES = ("delivered", "repeated", "stages", "replay", "moved", "held")
+
+
+def of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The state of this rank's streams, of a state possibly of other ranks. ``facts`` are this loader's.
 
     Raises ValueError if these ranks cannot go on at this batch, or a stream cannot be made again.
     """
+    streams, ranks = facts["streams"], facts["world_size"]
     epoch, saved = _found(state, streams)
-    batches, ranks_then, ranks = _batches(state), _ranks(state), here.world_size
+    batches, ranks_then = _batches(state), _ranks(state)
     in_turn = _is_in_turn(state)
     if in_turn and batches % ranks:
         step = math.lcm(ranks_then, ranks)
@@ -70,7 +132,7 @@ def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> tuple[int,
             f"{-(-batches // step) * step} batches"
         )
     progress = []
-    for number in own_streams(streams, 0, here):
+    for number in own_streams(streams, 0, Context.current()):
         found = saved[number]
         if found is None and not in_turn:
             raise ValueError(
@@ -78,9 +140,9 @@ def of_rank(state: Mapping[str, Any], streams: int, here: Context) -> tuple[int,
                 "streams are not in step: load the states of all ranks (mpwds.merge_states)"
             )
         missing = f"the state of stream {number} is missing"
-        found = found or StreamProgress(_turns_of(number, batches, streams), stateless=missing)
-        progress.append(found.to_dict())
-    return epoch, progress
+        progress.append(found or StreamProgress(_turns_of(number, batches, streams), stateless=missing))
+    own = EpochProgress(epoch, progress)
+    return {**state, **own.state_dict(), "facts": facts, "repeated": field_of(state, "repeated", int)}
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,14 +180,16 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     epochs = {field_of(state, "epoch", int) for state in states}
     if not epochs <= {epoch, epoch + 1}:
         raise ValueError(f"merge_states: epoch differs from state to state: {sorted(epochs)}")
-    counts = {field_of(state, "delivered", int) for state in states if state["epoch"] == epoch}
+    counts = [field_of(state, "delivered", int) for state in states if state["epoch"] == epoch]
     # Ranks may have gone on from streams that were not in step: in any order, or after one had ended.
     has_ended = any(stream is not None and stream.total is not None for stream in found.values())
     may_differ = not first["facts"]["in_order"] or (has_ended and first["facts"]["even"] is None)
-    if len(counts) > 1 and not may_differ and all(map(_is_in_turn, states)):
-        raise ValueError(f"merge_states: the ranks saved at different steps, after {sorted(counts)} batches")
+    of_loader = not first["facts"]["stages"]  # stages may take unequal numbers of its batches
+    if len(set(counts)) > 1 and of_loader and not may_differ and all(map(_is_in_turn, states)):
+        counts = sorted(set(counts))
+        raise ValueError(f"merge_states: the ranks saved at different steps, after {counts} batches")
     delivered = max(counts) * _ranks(first)
-    if len(streams) == number:
+    if of_loader and len(streams) == number:
         delivered = sum(stream.delivered for stream in found.values() if stream is not None)
     facts = {**first["facts"], "rank": 0, "world_size": 1}
     return {**merged, "epoch": epoch, "delivered": delivered, "facts": facts}
@@ -184,11 +248,19 @@ def _found(state: Mapping[str, Any], streams: int) -> tuple[int, dict[int, Strea
 
 
 def _entry(state: Mapping[str, Any], number: int) -> tuple[int, StreamProgress | None]:
+    if (entry := _unpacked(state, number)) is None:
+        return 0, None
+    return entry["epoch"], StreamProgress.from_dict(entry)
+
+
+def _unpacked(state: Mapping[str, Any], number: int) -> dict[str, Any] | None:
     text = field_of(state, "streams", Mapping).get(f"stream{number}")
     if text is None:
-        return 0, None
+        return None
     try:
         entry = unpack_state(base64.b64decode(text, validate=True))
-        return field_of(entry, "epoch", int), StreamProgress.from_dict(entry)
+        field_of(entry, "epoch", int)
+        StreamProgress.from_dict(entry)
     except Exception as error:
         raise wrong(f"stream{number}", "what state_dict() gave", text) from error
+    return dict(entry)

@@ -115,15 +115,15 @@ class _Parts(Retrying):
         self._element: Any = None
         self._take: Take | None = None
         self._index = 0
-        self._begin_at = 0  # the index of the first part that the next element yields
-        self._failed_at = 0
+        self._begin_at: list[int] = []  # the first part that each of the next elements yields
+        self._failed_at: list[int] = []
         self._fetched: tuple[Address, int, Take] | None = None
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
             if self._take is None:
                 self._address, self._element = self._next()
-                self._index, self._begin_at = self._begin_at, 0
+                self._index = self._begin_at.pop(0) if self._begin_at else 0
             address, index = self._address, self._index
             try:
                 if self._take is None:
@@ -132,8 +132,9 @@ class _Parts(Retrying):
             except Exception as error:
                 element = self._element
                 self._close()
-                self._failed_at = index
+                self._failed_at.append(index)
                 self._handle(error, address, element)
+                self._failed_at.pop()
             else:
                 if part is not reached_end:
                     self._index = index + 1
@@ -159,14 +160,15 @@ class _Parts(Retrying):
         return self._source.describe(whole, element).row_of(f"{self._name} {index}")
 
     def state_dict(self) -> dict[str, Any]:
+        state, left = super().state_dict(), self._failed_at + self._begin_at
         if self._take is None:
-            return {**super().state_dict(), "index": self._failed_at if self._failed else self._begin_at}
-        return {**super().state_dict(), "held": [self._address], "index": self._index}
+            return {**state, "left": left}
+        return {**state, "held": [self._address, *state["held"]], "left": [self._index, *left]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._close()
-        self._begin_at = state["index"] if state["held"] else 0
+        self._failed_at, self._begin_at = [], list(state["left"])
 
     def _close(self) -> None:
         self._take, self._element = None, None

@@ -70,6 +70,6 @@ def test_a_box_is_drawn_from_the_header_alone():
     with io.BytesIO() as stream:
         PIL.Image.effect_noise((60, 40), 99).convert("RGB").save(stream, "JPEG")
         header = stream.getvalue()[:-400]  # it cannot be decoded
-    top, left, height, width, flipped = RandomResizedCrop(8, scale=(0.5, 0.5), flip=1).box(header)
+    top, left, height, width, flipped = RandomResizedCrop(40, scale=(0.5, 0.5), flip=1).box(header)
     assert (0 <= top <= 40 - height, 0 <= left <= 60 - width, flipped) == (True, True, 1)
     assert abs(height * width - 1200) < 60

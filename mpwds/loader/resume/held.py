@@ -1,0 +1,108 @@
+"""What the stages after a loader hold of its batches, in their state: what is needed, and whose it is.
+
+A state of stages is nested: ``"source"`` is the state of the stage before, and the innermost that of the
+loader's batches. ``"held"`` lists addresses of elements that a stage has taken from the one before. Each is
+composed of addresses of batches, ``("batch", stream, number)``. ``"left"``, if there, tells what the stage
+has not used of each. A stage that begins with these gives the same elements in another order, so they can go
+with their streams to another rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, TypeAlias
+
+BATCH = "batch"
+"""Begins the address of a loader's batch, which stages put into theirs."""
+
+Batch: TypeAlias = "tuple[int, int]"
+"""The stream, and the batch's number among that stream's."""
+
+Held: TypeAlias = "list[list[tuple[Any, Any]]]"
+"""For each stage, the last one first, the addresses that it holds, and what is left of their elements."""
+
+
+def reduced_to_needed(state: Any) -> Any:
+    """The state of the last stage after a loader, reduced to what resuming needs.
+
+    For each stream, only the last state before all batches that stages hold parts of is kept. Those batches
+    are named, so that they can be fetched while the state is loaded.
+    """
+    *stages, batches = _levels(state)
+    held = Counter(batch for stage in stages for batch in _batches_in(stage.get("held", ())))
+    if loaded := batches.get("loaded"):  # otherwise a stage does not say what it holds
+        for index, stream in enumerate(loaded["streams"]):
+            own = [number for other, number in held if other == index]
+            first = min(own, default=stream["delivered"])
+            stream["states"] = [entry for entry in stream["states"] if entry[0] <= first][-1:]
+        loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
+    return state
+
+
+def loaded_by(state: Any) -> Any:
+    """The progress of the loader under the stages."""
+    return _levels(state)[-1]["loaded"]
+
+
+def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
+    """What stages hold of each stream that a rank carries.
+
+    Raises LookupError if other ranks cannot go on with it: a stage, one of ``names``, counts elements, or
+    holds one that was made of several streams.
+    """
+    *stages, batches = _levels(state)
+    held: list[Held] = [[[] for _ in stages] for _ in batches["loaded"]["streams"]]
+    for depth, stage in enumerate(stages):
+        name = names[min(len(stages) - 1 - depth, len(names) - 1)]
+        if "held" not in stage and len(stage) > 1:
+            raise LookupError(f"{name} counts elements of its rank")
+        for entry in zip(stage.get("held", ()), stage.get("left", repeat(None)), strict=False):
+            stream, *others = {stream for stream, _ in _batches_in(entry[:1])}
+            if others:
+                raise LookupError(f"{name} holds elements that were made of several streams")
+            held[stream][depth].append(entry)
+    return held
+
+
+def begun_with(state: Any, held: Sequence[Held], loaded: Any) -> Any:
+    """The state of stages at their start, but with what others held of streams that are ``loaded``."""
+    *stages, batches = _levels(state)
+    for depth, stage in enumerate(stages):
+        if entries := [entry for stream in held for part in stream[depth : depth + 1] for entry in part]:
+            stage["held"] = [address for address, _ in entries]
+            stage["left"] = [left for _, left in entries]
+    batches["loaded"] = copy.deepcopy(loaded)
+    return reduced_to_needed(state)
+
+
+def renumbered(held: Any, stream: int) -> Any:
+    """What stages hold of one stream, with another number of it in the addresses."""
+    if not isinstance(held, (list, tuple)):
+        return held
+    if _is_batch(held):
+        return [BATCH, stream, held[2]]
+    return [renumbered(part, stream) for part in held]
+
+
+def _levels(state: Mapping[str, Any]) -> list[Any]:
+    levels = [state]
+    while "source" in levels[-1]:
+        levels.append(levels[-1]["source"])
+    return levels
+
+
+def _batches_in(addresses: Any) -> Iterator[Batch]:
+    """The batches in addresses that stages composed of theirs."""
+    if isinstance(addresses, (list, tuple)):
+        if _is_batch(addresses):
+            yield addresses[1], addresses[2]
+        else:
+            for address in addresses:
+                yield from _batches_in(address)
+
+
+def _is_batch(address: Sequence[Any]) -> bool:
+    return len(address) == 3 and address[0] == BATCH

@@ -1,0 +1,199 @@
+"""What stages after a loader hold goes with its streams to other ranks, and every sample comes once."""
+
+import itertools
+import json
+import random
+
+import msgpack
+import numpy as np
+import pytest
+
+import mpwds
+from mpwds import DataPipeline, MultiLoader
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
+STREAMS, SAMPLES = 12, 480
+
+
+def itself(element):
+    return element
+
+
+def short_of_some(batch):
+    return batch.astype(np.int32) if batch.min() > 300 else batch
+
+
+def is_no_multiple_of_seven(number):
+    return number % 7
+
+
+POOLS = {
+    "rebatched": lambda loader: loader.rebatched(4, shuffle=40),
+    "rebatched in order": lambda loader: loader.rebatched(5),
+    "unbatched, shuffled and batched": lambda loader: loader.unbatched().shuffle(30).batched(4),
+    "other columns": lambda loader: loader.map(short_of_some).unbatched().shuffle(30).batched(4),
+    "shuffled batches": lambda loader: loader.shuffle(7),
+    "rows": lambda loader: loader.unbatched().map(itself).shuffle(25),
+    "batches of rows": lambda loader: loader.unbatched().map(itself).batched(4),
+    "buckets": lambda loader: loader.unbatched().bucketed(int, [50, 200], 3, collation_fn=np.array),
+    "filter": lambda loader: loader.unbatched().select(is_no_multiple_of_seven).batched(3),
+    "threads": lambda loader: loader.map(itself, threads=3).rebatched(4, shuffle=30),
+    "twice": lambda loader: loader.unbatched().shuffle(20).shuffle(10),
+}
+ROUND_TRIPS = [
+    lambda state: json.loads(json.dumps(state)),
+    lambda state: msgpack.unpackb(msgpack.packb(state)),
+]
+
+
+@pytest.fixture
+def rank_of(monkeypatch):
+    """Makes the loader of a rank, with stages after it."""
+    loaders = []
+
+    def rank_of(add, rank=0, ranks=1, workers=0, **options):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        dataset = options.pop("dataset", DataPipeline(range(SAMPLES)).shuffle(20).batched(3))
+        options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
+        loaders.append(add(MultiLoader(dataset, workers=workers, **options)))
+        return loaders[-1]
+
+    yield rank_of
+    for loader in loaders:
+        loader.close()
+
+
+def taken(loader, most=None):
+    """The samples of the next elements."""
+    return [sample for part in itertools.islice(loader, most) for sample in np.ravel(part).tolist()]
+
+
+def numbers_of(name):
+    return [number for number in range(SAMPLES) if name != "filter" or number % 7]
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("seed", range(2))
+def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, seed, rank_of):
+    draw = random.Random(f"{name} {seed}")
+    seen, state = [], None
+    for _ in range(3):
+        ranks = draw.choice([1, 2, 3, 4, 6, 12])
+        steps, states = draw.randrange(1, 25 // ranks + 2), []
+        for rank in range(ranks):
+            loader = rank_of(POOLS[name], rank, ranks, draw.choice([0, 0, 1]))
+            if state is not None:
+                loader.load_state_dict(state)
+                assert json.dumps(loader.state_dict())  # also before it is iterated
+            seen += taken(loader, steps)
+            states.append(draw.choice(ROUND_TRIPS)(loader.state_dict()))
+            loader.close()
+        state = mpwds.merge_states(states)
+    last = rank_of(POOLS[name], workers=2)
+    last.load_state_dict(state)
+    assert sorted(seen + taken(last)) == numbers_of(name)
+
+
+def run(rank_of, add, ranks, *, most=None, state=None, workers=0):
+    """What each rank delivers, and their states."""
+    parts, states = [], []
+    for rank in range(ranks):
+        loader = rank_of(add, rank, ranks, workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        parts.append(taken(loader, most if most is None else most[rank]))
+        states.append(loader.state_dict())
+    return parts, states
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_on_as_many_ranks_the_order_stays(name, rank_of):
+    undisturbed, _ = run(rank_of, POOLS[name], 2)
+    begun, states = run(rank_of, POOLS[name], 2, most=[9, 9])
+    state = json.loads(json.dumps(mpwds.merge_states(states[::-1])))
+    ended, _ = run(rank_of, POOLS[name], 2, state=state, workers=1)
+    assert [first + second for first, second in zip(begun, ended, strict=True)] == undisturbed
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_have_finished_the_epoch_leave_what_others_hold(ranks, rank_of):
+    begun, states = run(rank_of, POOLS["rebatched"], 2, most=[None, 20])
+    ended, _ = run(rank_of, POOLS["rebatched"], ranks, state=mpwds.merge_states(states))
+    assert sorted(itertools.chain(*begun, *ended)) == list(range(SAMPLES))
+
+
+def test_a_state_that_was_loaded_and_not_used_goes_to_other_ranks_again(rank_of):
+    first = rank_of(POOLS["rebatched"])
+    seen, state = taken(first, 30), first.state_dict()
+    for ranks in (4, 2):
+        states = []
+        for rank in range(ranks):
+            loader = rank_of(POOLS["rebatched"], rank, ranks)
+            loader.load_state_dict(state)
+            states.append(loader.state_dict())
+        state = mpwds.merge_states(states)
+    last = rank_of(POOLS["rebatched"])
+    last.load_state_dict(state)
+    assert sorted(seen + taken(last)) == list(range(SAMPLES))
+
+
+def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of):
+    import torch.distributed.checkpoint as dcp
+
+    first = rank_of(POOLS["rebatched"])
+    seen = taken(first, 30)
+    dcp.save({"loader": first}, checkpoint_id=tmp_path, no_dist=True)
+    for rank in range(3):
+        loader = rank_of(POOLS["rebatched"], rank, 3)
+        dcp.load({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+        seen += taken(loader)
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("add", "why"),
+    [
+        (lambda loader: loader.slice(100), r"stream 0, which another had: slice\(100\) counts elements"),
+        (lambda loader: loader.rebatched(4).with_epoch(90), r"with_epoch\(90\) counts elements of its rank"),
+        (lambda loader: loader.unbatched().map(itself).batched(4).shuffle(5), "made of several streams"),
+        (lambda loader: loader.compose(iter), "gives elements without addresses"),
+    ],
+    ids=["counts", "epoch", "composed", "no addresses"],
+)
+def test_what_other_ranks_cannot_go_on_with_is_refused_with_its_reason(add, why, rank_of):
+    _, (state,) = run(rank_of, add, 1, most=[10])
+    with pytest.raises(ValueError, match=why):
+        rank_of(add, 0, 2).load_state_dict(state)
+
+
+def test_even_epochs_of_stages_go_on_with_as_many_ranks_only(rank_of):
+    first = rank_of(POOLS["rebatched"], even="drop")
+    taken(first, 10)
+    state = first.state_dict()
+    with pytest.raises(ValueError, match="with even='drop', ranks count what the stages after a loader give"):
+        rank_of(POOLS["rebatched"], 0, 2, even="drop").load_state_dict(state)
+
+
+def test_the_states_of_all_ranks_are_needed(rank_of):
+    _, (state, _) = run(rank_of, POOLS["rebatched"], 2, most=[10, 10])
+    with pytest.raises(ValueError, match=r"stream 1, .*not in the state: .*mpwds\.merge_states"):
+        rank_of(POOLS["rebatched"]).load_state_dict(state)
+
+
+def test_an_epoch_that_other_ranks_began_is_not_run_again_from_its_start(rank_of):
+    def float_of_some(batch):
+        return batch.astype(float) if batch.min() > 400 else batch  # which rebatched refuses
+
+    def add(loader):
+        return loader.map(float_of_some).rebatched(4)
+
+    _, (state,) = run(rank_of, add, 1, most=[4])
+    moved = rank_of(add, 0, 2)
+    moved.load_state_dict(state)
+    with pytest.raises(ValueError, match="rebatched"):
+        taken(moved)
+    moved.load_state_dict(moved.state_dict())
+    with pytest.raises(ValueError, match=r"from its start .*, and other ranks began it"):
+        taken(moved)
