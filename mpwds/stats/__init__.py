@@ -1,6 +1,7 @@
-"""Statistics: snapshots of counters, and the reports that are made of them.
+"""Statistics: counters of workers, their snapshots, and the reports that are made of these.
 
-``snapshot.py`` holds a worker's counters. ``collector.py`` times the consumer and adds up a loader's epochs.
+``profiler.py`` counts and times a worker's work in ``counters.py``, which is shared memory, and ``snapshot.py``
+is what these said at a moment. ``collector.py`` times the consumer and adds up a loader's epochs.
 ``measures.py`` makes times and rates of both, ``diagnosis.py`` says what bounds the training, ``report.py``
 is the result of ``loader.stats()``, and ``progress_bar.py`` draws the live line. ``feed/report.py`` reports
 on servers, by the same means.

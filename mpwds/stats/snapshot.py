@@ -1,6 +1,6 @@
 """A worker's counters at one moment.
 
-Workers write counters to shared memory (``loader/worker/counters.py``). Trainers, servers and pages read them
+Workers write counters to shared memory (``stats/counters.py``). Trainers, servers and pages read them
 as snapshots. Snapshots add up (processes of one worker, epochs) and subtract (what happened in between);
 ``report.py`` makes rates and a diagnosis of the difference.
 """

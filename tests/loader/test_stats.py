@@ -28,9 +28,9 @@ from mpwds import (
     WorkerDied,
     ignore_and_continue,
 )
-from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
+from mpwds.stats.counters import Counters
 from mpwds.storage.streams.braces import Names
 from tests.loader.faults.processes import wait_until
 

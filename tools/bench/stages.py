@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from mpwds import DataPipeline, nest, tenbin
-from mpwds.loader.worker.counters import Counters
 from mpwds.loader.worker.elements import elements
-from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
+from mpwds.stats.counters import Counters
+from mpwds.stats.profiler import StageProfiler
 
 ALONE = Context(owns_process=True, deferred=True)
 NOISE = os.urandom(40_000)
@@ -66,7 +66,7 @@ def run_bare(dataset: Any) -> int:
 
 
 def run_metered(dataset: Any) -> int:
-    writer, meter = Writer(), StageProfiler(Counters(), dataset)
+    writer, meter = Writer(), StageProfiler(Counters(), dataset.samples_in)
     count = 0
     with meter.epoch():
         for element in meter.elements(elements(dataset, replace(ALONE, watch=meter.watch))):
@@ -169,7 +169,7 @@ def measure_truth(seconds: float) -> None:
     for function in STAGES:
         dataset = dataset.map(clocked(function))
     page = Counters()
-    meter = StageProfiler(page, dataset)
+    meter = StageProfiler(page, dataset.samples_in)
     context = replace(ALONE, watch=meter.watch)
     with Looker() as looker, meter.epoch():
         deadline = time.monotonic() + seconds

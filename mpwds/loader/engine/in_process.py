@@ -18,10 +18,10 @@ from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.elements import ENDED, CarriedStreams, carried_streams
-from mpwds.loader.worker.profiler import StageProfiler
+from mpwds.loader.worker.elements import ENDED, CarriedStreams, carried_streams, sample_counter
 from mpwds.pipeline.context import Context
+from mpwds.stats.counters import Counters
+from mpwds.stats.profiler import StageProfiler
 from mpwds.stats.snapshot import CounterSnapshot
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class InProcessWorker(WorkerHandle):
     def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
         self._setup, self._output, self._pinning = setup, output, pinning
         self._counters = Counters()
-        self._meter = StageProfiler(self._counters, setup.dataset, counts_cpu=False)
+        self._meter = StageProfiler(self._counters, sample_counter(setup.dataset), counts_cpu=False)
         self._run: tuple[CarriedStreams, Generator[Any, None, None]] | None = None
 
     def start(self, epoch: int, positions: Mapping[int, Position]) -> None:

@@ -23,9 +23,9 @@ from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_
 from mpwds.loader.processes import processes
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.worker.counters import StatusPage, stage_in
 from mpwds.sharedmem.arena import EventFd, Layout
 from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
+from mpwds.stats.counters import StatusPage, stage_in
 from mpwds.stats.snapshot import CounterSnapshot
 from mpwds.tenbin.array import torch_dtypes
 from mpwds.warn import warn

@@ -1,5 +1,5 @@
 """What runs in a worker.
 
-``worker.py`` is its main loop, ``elements.py`` iterates the dataset, ``sending.py`` sends batches,
-``profiler.py`` and ``counters.py`` count. ``engine/in_process.py`` does the same work without a process.
+``worker.py`` is its main loop, ``elements.py`` iterates the dataset, ``sending.py`` sends batches.
+``stats/profiler.py`` counts and times. ``engine/in_process.py`` does the same work without a process.
 """

@@ -10,8 +10,8 @@ from typing import Any
 from mpwds import nest, tenbin
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, give_descriptor
-from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.sharedmem.arena import Arena, Block, EventFd, Layout
+from mpwds.stats.profiler import StageProfiler
 
 _GAP = 32
 """Bytes before each tenbin array. Encoded arrays are 32 bytes more than a multiple of 64 long, and their data

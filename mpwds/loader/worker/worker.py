@@ -23,15 +23,15 @@ from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
-from mpwds.loader.worker.counters import STACK_SIGNAL, StatusPage
-from mpwds.loader.worker.elements import ENDED, carried_streams, process_seed
-from mpwds.loader.worker.profiler import StageProfiler
+from mpwds.loader.worker.elements import ENDED, carried_streams, process_seed, sample_counter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
 from mpwds.pipeline.stream import Description
 from mpwds.sharedmem.arena import EventFd
+from mpwds.stats.counters import STACK_SIGNAL, StatusPage
+from mpwds.stats.profiler import StageProfiler
 from mpwds.stats.snapshot import WRITING_BATCHES
 
 _STOP_CHECK_S = 0.005
@@ -74,7 +74,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -
             return
         channel.send({"kind": protocol.READY})
         commands = Commands(channel)
-        meter = StageProfiler(status.counters, setup.dataset)
+        meter = StageProfiler(status.counters, sample_counter(setup.dataset))
         sender = BatchSender(channel, handover, commands, EventFd(ends.bell), setup.blocks, meter)
         export_place(index, setup)
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()

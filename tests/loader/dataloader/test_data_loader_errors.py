@@ -264,7 +264,7 @@ def test_a_batch_that_cannot_be_unpickled_is_an_error_and_the_others_come_and_ar
 def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands(
     one_fork_server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("mpwds.loader.worker.counters._STACK_WAIT_S", 120)
+    monkeypatch.setattr("mpwds.stats.counters._STACK_WAIT_S", 120)
 
     def sleep(index):
         (tmp_path / "sleeps").touch()

@@ -193,7 +193,7 @@ def test_a_dead_worker_names_the_shard_it_read(shards):
 
 
 def test_a_stuck_worker_is_named_with_its_stage_and_stack(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.worker.counters._STACK_WAIT_S", 120)
+    monkeypatch.setattr("mpwds.stats.counters._STACK_WAIT_S", 120)
 
     def sleep_long(sample):
         (tmp_path / "sleeps").touch()

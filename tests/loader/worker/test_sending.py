@@ -9,12 +9,13 @@ import pytest
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, take_descriptor
-from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.loader.worker.sending import BatchSender, Commands
 from mpwds.pipeline.collation import deferred_collation_fn
+from mpwds.pipeline.filter import rows_in
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
+from mpwds.stats.counters import Counters
+from mpwds.stats.profiler import StageProfiler
 
 BLOCKS = 3
 
@@ -26,7 +27,7 @@ class Wire:
         self.trainer, worker = map(Channel, socket.socketpair())
         self.fetched, gives = socket.socketpair()
         bell = EventFd()
-        meter = StageProfiler(Counters(), None, counts_cpu=False)
+        meter = StageProfiler(Counters(), rows_in, counts_cpu=False)
         self.sender = BatchSender(worker, gives, Commands(worker), bell, BLOCKS, meter)
         self.receiver = BatchReceiver(bell, "numpy", BLOCKS - 1, CopiedBatches(), warn=False)
         self._closed = [self.receiver, self.trainer, worker, self.fetched, gives]

@@ -10,11 +10,12 @@ import weakref
 import pytest
 
 from mpwds import DataPipeline
-from mpwds.loader.worker.counters import Counters
-from mpwds.loader.worker.profiler import StageProfiler
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Source
+from mpwds.stats.counters import Counters
+from mpwds.stats.profiler import StageProfiler
 
 
 def pipeline():
@@ -23,7 +24,7 @@ def pipeline():
 
 def watched(dataset, page=None):
     """The stream of a pipeline that a meter watches, and the meter."""
-    meter = StageProfiler(page or Counters(), dataset, counts_cpu=False)
+    meter = StageProfiler(page or Counters(), dataset.samples_in, counts_cpu=False)
     return dataset.stream(Context(watch=meter.watch)), meter
 
 
@@ -91,7 +92,7 @@ def test_an_error_passes_through_is_not_counted_and_names_the_stage_in_its_trace
 def test_a_stream_that_is_made_while_a_batch_is_timed_is_timed():
     page = Counters()
     dataset = DataPipeline(range(3)).map(lambda _: time.sleep(0.001))
-    meter = StageProfiler(page, dataset, counts_cpu=False)
+    meter = StageProfiler(page, dataset.samples_in, counts_cpu=False)
     with meter.epoch():
         meter.making()
         list(dataset.stream(Context(watch=meter.watch)))
@@ -141,7 +142,7 @@ def test_waiting_for_the_trainer_is_no_part_of_the_writing_of_a_batch(monkeypatc
     now_ns = 0
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
     page = Counters()
-    meter = StageProfiler(page, DataPipeline(range(1)), counts_cpu=False)
+    meter = StageProfiler(page, rows_in, counts_cpu=False)
     with meter.epoch():
         meter.making()
         meter.made()
@@ -161,7 +162,7 @@ def test_of_large_batches_all_are_timed():
 
 def test_the_first_batch_of_each_epoch_is_timed():
     dataset = DataPipeline(range(2_000)).shuffle(1000, initial=1000)
-    meter = StageProfiler(Counters(), dataset, counts_cpu=False)
+    meter = StageProfiler(Counters(), dataset.samples_in, counts_cpu=False)
     for _ in range(3):
         with meter.epoch():
             next(meter.elements(iter(dataset.stream(Context(watch=meter.watch)))))

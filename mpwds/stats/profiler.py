@@ -13,36 +13,36 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import FunctionType
 from typing import Any
 
-from mpwds.loader.messages import protocol
-from mpwds.loader.worker.counters import Counters, StageCounters
-from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import ErrorHandlingStream
 from mpwds.pipeline.stream import BaseStream, Part, Stream, WrappedStream
+from mpwds.stats.counters import Counters, StageCounters
 from mpwds.stats.snapshot import stage_name
 
 _BUDGET = 0.01
 _ELEMENT_NS = 1000  # of timing one: a third of it where the clock is in the processor's cache
 _PROCESSOR_TIMES_EVERY_NS = 50_000_000
+_SMALL_NBYTES = 32 << 10  # of a batch: writing the counts of each smaller one would take a part of its time
 
 
 class StageProfiler:
     """Counts and times a worker's work, with the processor time of its process if ``counts_cpu``.
 
     Attributes:
+        samples_in: Returns the number of samples in an element.
         writes_each: Write the counts with small batches, too: for workers that are not at an epoch's end when
             their trainer is.
         timing: Whether the batch that is being made is timed.
         thread: The thread whose work is timed; that of a stage's own threads is not.
     """
 
-    def __init__(self, counters: Counters, dataset: Any, counts_cpu: bool = True) -> None:
+    def __init__(self, counters: Counters, samples_in: Callable[[Any], int], counts_cpu: bool = True) -> None:
         self._counters = counters
-        self.samples_in = sample_counter(dataset)
+        self.samples_in = samples_in
         self._stages: dict[tuple[int, str], _Stage] = {}
         self._other, self._writing = self._stage(-2, ""), self._stage(-1, "")  # in the order of the counters
         self._batches = self._samples = self._nbytes = 0
@@ -143,7 +143,7 @@ class StageProfiler:
         self._nbytes += nbytes
         if self.writes_each:
             self._write_all_counts()
-        elif nbytes > protocol.INLINE_NBYTES:
+        elif nbytes > _SMALL_NBYTES:
             self._write_counts()
 
     def watch(self, part: Part, stream: Stream[Any], context: Context) -> Stream[Any]:

@@ -24,7 +24,7 @@ _STACK_WAIT_S = 0.5
 
 
 class StageCounters(ctypes.Structure):
-    """A stage: estimated nanoseconds (see ``worker.profiler``), and the elements that came out of it."""
+    """A stage: estimated nanoseconds (see ``stats/profiler.py``), and the elements that came out of it."""
 
     _fields_ = (
         ("time_ns", ctypes.c_int64),
@@ -155,7 +155,7 @@ class StatusPage:
 
 
 def stage_in(stack: str) -> str:
-    """The innermost pipeline stage in a stack, named as ``worker.profiler`` does it, or an empty string."""
+    """The innermost pipeline stage in a stack, named as ``stats/profiler.py`` does it, or an empty string."""
     found = re.search(r" in stage (.+)", stack)
     return found[1] if found else ""
 

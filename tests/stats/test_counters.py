@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mpwds.loader.worker.counters import Counters
+from mpwds.stats.counters import Counters
 from mpwds.stats.snapshot import StageSnapshot
 
 
