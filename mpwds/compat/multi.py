@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mpwds.imports import tensor_class
-from mpwds.loader.engine import options as checks
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.worker.worker import Worker
+from mpwds.pipeline.error_context import check_boolean
 from mpwds.pipeline.iterable_sources import TorchIterable
 
 verbose = int(os.environ.get("MULTIDATASET_VERBOSE", "0"))
@@ -78,7 +78,7 @@ class MultiDataset(LoaderPipeline):
         super().__init__(loader)
         self.given_length = nominal
         self._pin_memory = (
-            checks.boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
+            check_boolean("MultiDataset", "pin_memory", pin_memory) and loader.output == "torch"
         )
 
     def __iter__(self) -> MultiDatasetIterator:

@@ -19,7 +19,7 @@ from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.rebatch.rebatching import Rebatching
+from mpwds.loader.rebatching import Rebatching
 from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
 from mpwds.loader.resume.progress import AfterEnd, EpochProgress, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered

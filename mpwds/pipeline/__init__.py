@@ -2,6 +2,7 @@
 
 Read ``stream.py`` (the protocol, and what parts answer), ``filter.py`` (bases of stages), ``stages/map.py``
 (a stage) and ``dataset.py`` in this order. ``coercion.py`` makes sources and stages of what users pass,
-``collation.py`` makes batches, ``mix.py`` joins datasets. ``sources`` reads shards, ``decoding`` decodes
-fields, ``caching`` keeps elements, ``indexed`` reads samples by number. Nothing here knows of processes.
+``collation.py`` makes batches. ``sources`` reads shards and joins datasets, ``decoding`` decodes fields,
+``rebatch`` makes batches of other batches' rows, ``caching`` keeps elements, ``indexed`` reads samples by
+number. Nothing here knows of processes.
 """

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.suggestions import shown
 
@@ -137,6 +139,13 @@ def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> 
         raise TypeError(f"{stage}: {name} must be a whole number, got {shown(value)}")
     if least is not None and value < least:
         raise ValueError(f"{stage}: {name} must be at least {least}, got {value}")
+
+
+def check_boolean(owner: str, name: str, value: Any) -> bool:
+    """An argument as a ``bool``, also from 0, 1 and NumPy's; ValueError for others, as ``"no"`` is true."""
+    if not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
+        raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def check_choice(stage: str, name: str, value: object, *choices: object) -> None:

@@ -35,7 +35,7 @@ import torch.utils.data
 import webdataset
 
 import mpwds
-from mpwds.loader.rebatch.rebatched import Rebatched
+from mpwds.pipeline.rebatch.rebatched import Rebatched
 
 Run = Callable[["Case", int], Iterable[Any]]
 """Makes the new batches of a case, with so many workers."""

@@ -15,13 +15,13 @@ from mpwds.errors import MpwdsError, shorten
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.engine import options as checks
 from mpwds.loader.launching import forkserver
 from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.processes import processes
-from mpwds.loader.rebatch.rebatching import Rebatching
+from mpwds.loader.rebatching import Rebatching
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.error_context import check_boolean
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.stats.collector import Since
 from mpwds.suggestions import suggest_arguments
@@ -133,10 +133,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
         if pin_memory is not None:  # torch takes None for False
-            checks.boolean("DataLoader", "pin_memory", pin_memory)
-        checks.boolean("DataLoader", "drop_last", drop_last)
-        checks.boolean("DataLoader", "persistent_workers", persistent_workers)
-        checks.boolean("DataLoader", "in_order", in_order)
+            check_boolean("DataLoader", "pin_memory", pin_memory)
+        check_boolean("DataLoader", "drop_last", drop_last)
+        check_boolean("DataLoader", "persistent_workers", persistent_workers)
+        check_boolean("DataLoader", "in_order", in_order)
         self.in_order = in_order  # an argument of torch's since 2.6
         self._begin_afresh()
         if num_workers and not isinstance(dataset, _DATAPIPES):

@@ -28,7 +28,7 @@ from mpwds.loader.launching.launchers import LAUNCHERS, ForkFallback, Launcher, 
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, WorkerSetup
-from mpwds.loader.rebatch.rebatching import Rebatching
+from mpwds.loader.rebatching import Rebatching
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.filter import attribute, rows_in

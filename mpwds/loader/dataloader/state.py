@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
-from mpwds.loader.rebatch.rebatching import Rebatching
+from mpwds.loader.rebatching import Rebatching
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,

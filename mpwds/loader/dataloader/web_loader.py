@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpwds.loader.rebatch.rebatching import Rebatching
+from mpwds.loader.rebatching import Rebatching
 from mpwds.loader.resume.progress import field_of
 from mpwds.loader.resume.state import VERSION, check, described_stages
 from mpwds.pipeline.context import ALONE, Context

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, get_args
 
-import numpy as np
-
-from mpwds.pipeline.error_context import check_choice
+from mpwds.pipeline.error_context import check_boolean, check_choice
 from mpwds.sharedmem.arena import MOST_BLOCKS
 
 Even = Literal["drop", "pad", "wrap"]
@@ -59,7 +57,7 @@ class LoaderOptions:
         if self.even is not None:
             choice(name, "even", self.even, Even)
         for switch in ("in_order", "persistent", "pin_memory", "progress"):
-            checked[switch] = boolean(name, switch, checked[switch])
+            checked[switch] = check_boolean(name, switch, checked[switch])
 
 
 def integer(
@@ -77,13 +75,6 @@ def integer(
     if at_most is not None and number > at_most:
         raise ValueError(f"{owner}: {name} must be at most {at_most}, got {number}")
     return number
-
-
-def boolean(owner: str, name: str, value: Any) -> bool:
-    """An argument as a ``bool``, also from 0, 1 and NumPy's; ValueError for others, as ``"no"`` is true."""
-    if not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
-        raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
-    return bool(value)
 
 
 def choice(owner: str, name: str, value: Any, choices: Any) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.loader.engine import options as checks
-from mpwds.loader.rebatch.batch_schema import Column, Schema, columns_of, infer_schema, leaves
-from mpwds.loader.rebatch.rows import (
+from mpwds.pipeline.collation import FIXED_SIZE, default_collation_fn
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import check_boolean, check_whole, explain
+from mpwds.pipeline.filter import DataclassStage, Filter, rows_in
+from mpwds.pipeline.rebatch.batch_schema import Column, Schema, columns_of, infer_schema, leaves
+from mpwds.pipeline.rebatch.rows import (
     RowBuffers,
     RowIds,
     RowPool,
@@ -27,10 +30,6 @@ from mpwds.loader.rebatch.rows import (
     rows_like,
     rows_of,
 )
-from mpwds.pipeline.collation import FIXED_SIZE, default_collation_fn
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import check_whole, explain
-from mpwds.pipeline.filter import DataclassStage, Filter, rows_in
 from mpwds.pipeline.stream import (
     Address,
     Count,
@@ -49,7 +48,7 @@ class Rebatched(DataclassStage, called="rebatched"):
 
     Batches are tuples, lists, dicts, namedtuples and dataclasses of columns, nested or not; the new ones are
     of the same classes. Columns are arrays and CPU tensors, whose first dimension is the rows, and lists. All
-    rows of an epoch must be alike: :func:`~mpwds.loader.rebatch.batch_schema.infer_schema` says more.
+    rows of an epoch must be alike: :func:`~mpwds.pipeline.rebatch.batch_schema.infer_schema` says more.
 
     Example:
         >>> stage = Rebatched(3)
@@ -74,9 +73,9 @@ class Rebatched(DataclassStage, called="rebatched"):
         if isinstance(self.shuffle, bool):  # as a DataLoader's
             raise TypeError(f"rebatched: shuffle must be a whole number, got {self.shuffle!r}")
         check_whole("rebatched", "initial", self.initial, least=1)
-        checks.boolean("rebatched", "drop_last", self.drop_last)
+        check_boolean("rebatched", "drop_last", self.drop_last)
         if self.pin_memory is not None:
-            checks.boolean("rebatched", "pin_memory", self.pin_memory)
+            check_boolean("rebatched", "pin_memory", self.pin_memory)
 
     def count_of(self, incoming: Count) -> Count:
         if incoming.rows is None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.errors import SharedMemoryError
-from mpwds.loader.rebatch.batch_schema import Column, Schema, build
+from mpwds.pipeline.rebatch.batch_schema import Column, Schema, build
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem import segment
 from mpwds.sharedmem.lease import CopiedBatches

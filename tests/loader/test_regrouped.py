@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import SharedMemoryError
-from mpwds.loader.rebatch.rebatched import Regrouped, regrouped
 from mpwds.pipeline.collation import padded
 from mpwds.pipeline.handlers import ignore_and_continue
+from mpwds.pipeline.rebatch.rebatched import Regrouped, regrouped
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import SharedMemoryError
-from mpwds.loader.rebatch.rebatched import Rebatched
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.rebatch.rebatched import Rebatched
 from mpwds.pipeline.stream import Source, collect
 
 DTYPES = ["bool", "uint8", "int16", ">i4", "float16", "float32", "int64", "complex128", "M8[s]", "U3", "O"]

@@ -50,7 +50,7 @@ class Rebatching(Composable):
             >>> sorted(number for numbers, names in batches for number in numbers.tolist())
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
         """
-        from mpwds.loader.rebatch.rebatched import Rebatched
+        from mpwds.pipeline.rebatch.rebatched import Rebatched
 
         return self.compose(Rebatched(batchsize, shuffle, drop_last, initial, seed, pin_memory))
 
@@ -58,6 +58,6 @@ class Rebatching(Composable):
         """The stages of a pipeline after a loader, as they run: see ``Regrouped``."""
         if len(stages) < 3:
             return stages
-        from mpwds.loader.rebatch.rebatched import regrouped
+        from mpwds.pipeline.rebatch.rebatched import regrouped
 
         return regrouped(stages)

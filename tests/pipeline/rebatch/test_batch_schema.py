@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from mpwds.loader.rebatch.batch_schema import build, columns_of, infer_schema, leaves
+from mpwds.pipeline.rebatch.batch_schema import build, columns_of, infer_schema, leaves
 
 Pair = collections.namedtuple("Pair", "image label")
 
