@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import ctypes
+import functools
 import itertools
+import math
 import sys
 import threading
 import weakref
@@ -308,10 +310,16 @@ def world_size() -> int:
     return max(Context.current().world_size, 1 if distributed is None else distributed.get_world_size())
 
 
+MOST_IN_MESH = 64
+"""Ranks of a group, each of which has a connection to every other."""
+
+
 class TorchRanks:
     """The ranks of ``torch.distributed``.
 
-    Messages go through a gloo group of their own, on the processor, whatever backend the job uses.
+    Messages go through gloo groups of their own, on the processor, whatever backend the job uses. More than
+    ``MOST_IN_MESH`` ranks form blocks of about the square root of their number. A block agrees first, then
+    the first ranks of all blocks, and each tells its block: 4,096 ranks have 63 or 126 connections each.
     """
 
     def __init__(self) -> None:
@@ -337,19 +345,13 @@ class TorchRanks:
         tensor = torch.tensor(numbers, dtype=torch.int64)
         distributed = self._distributed
         try:
-            group = _own_group(distributed, timeout)
-            work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=group, async_op=True)
-            done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
-            work.get_future().add_done_callback(lambda _: done.set())
-            try:
-                if not done.wait(timeout):
-                    raise _late(timeout)
-            except BaseException:
-                # A group that still waits for a message is never destroyed: its destructor waits for the
-                # other ranks.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-                raise
-            work.wait()
+            (first, block), *leaders = _own_groups(distributed, timeout)
+            wait = functools.partial(self._wait, timeout, tensor, async_op=True)
+            wait(distributed.all_reduce, op=distributed.ReduceOp.MAX, group=block)
+            for _, group in leaders:
+                if self.rank == first:
+                    wait(distributed.all_reduce, op=distributed.ReduceOp.MAX, group=group)
+                wait(distributed.broadcast, src=first, group=block)
         except (RuntimeError, TimeoutError) as error:
             raise EvenEpochError(
                 f"rank {self.rank} waited for the other ranks, to agree on the number of batches, and one of "
@@ -358,21 +360,37 @@ class TorchRanks:
         largest: list[int] = tensor.tolist()
         return largest
 
+    def _wait(
+        self, timeout: float | None, tensor: Any, send: Callable[..., Any], *, group: Any, **options: Any
+    ) -> None:
+        work = send(tensor, group=group, **options)
+        done = threading.Event()  # Ctrl-C gets through to it, not to work.wait()
+        work.get_future().add_done_callback(lambda _: done.set())
+        try:
+            if not done.wait(timeout):
+                raise _late(timeout)
+        except BaseException:
+            # A group that still waits for a message is never destroyed: its destructor waits for the
+            # other ranks.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            raise
+        work.wait()
+
 
 _rounds = itertools.count()
-_own: tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None = None
+_own: tuple[Callable[[], Any], concurrent.futures.Future[list[tuple[int, Any]]]] | None = None
 
 
-def _own_group(distributed: Any, timeout: float | None) -> Any:
-    """The group for these messages. It lives as long as the default group."""
+def _own_groups(distributed: Any, timeout: float | None) -> list[tuple[int, Any]]:
+    """The groups for these messages, each with its first rank. They live as long as the default group."""
     global _own
     world = distributed.group.WORLD
     if _own is None or _own[0]() is not world:
-        made: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        made: concurrent.futures.Future[list[tuple[int, Any]]] = concurrent.futures.Future()
 
         def make() -> None:
             try:
-                made.set_result(distributed.new_group(backend="gloo"))
+                made.set_result(_made_groups(distributed))
             except Exception as error:
                 made.set_exception(error)
 
@@ -383,6 +401,20 @@ def _own_group(distributed: Any, timeout: float | None) -> Any:
         return _own[1].result(timeout)
     except concurrent.futures.TimeoutError:
         raise _late(timeout) from None
+
+
+def _made_groups(distributed: Any) -> list[tuple[int, Any]]:
+    """This rank's block, and the first ranks of all blocks if there are several."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    size = ranks if ranks <= MOST_IN_MESH else math.isqrt(ranks - 1) + 1
+    block = range(rank - rank % size, min(rank - rank % size + size, ranks))
+    groups = []
+    for members in (block, range(0, ranks, size))[: 1 if len(block) == ranks else 2]:
+        group = None
+        if rank in members:
+            group = distributed.new_group(list(members), backend="gloo", use_local_synchronization=True)
+        groups.append((members[0], group))
+    return groups
 
 
 def _torch_distributed() -> Any:

@@ -117,3 +117,15 @@ def test_models_trained_in_parallel_are_the_same_on_all_ranks(found):
     for even in MODES:
         assert found[0]["trained"][even] == found[1]["trained"][even] == found[2]["trained"][even]
     assert found[0]["trained"]["drop"] != found[0]["trained"]["pad"]
+
+
+def test_many_ranks_agree_in_blocks_and_all_hear_which_one_failed(tmp_path):
+    torchrun(Path(__file__).with_name("blocks_cases.py"), tmp_path, ranks=5)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(5)]
+    for epochs in zip(*(epochs for epochs, _ in found), strict=True):
+        assert {len(numbers) for numbers in epochs} == {9}
+        assert set(itertools.chain(*epochs)) <= {number for number in range(60) if number % 3 or number > 40}
+    errors = [error for _, error in found]
+    failed = next(rank for rank, error in enumerate(errors) if error.startswith("OSError"))
+    others = errors[:failed] + errors[failed + 1 :]
+    assert all(error.startswith(f"EvenEpochError: rank {failed} failed") for error in others)
