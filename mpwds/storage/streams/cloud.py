@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, BinaryIO, cast
@@ -152,13 +152,13 @@ class _CloudObject(Resource):
         try:
             result = _obstore().get(store, path, options=options)
             stop = result.range[1] if "range" in options else None
-            return _CloudBody(iter(result.stream(_CHUNK_BYTES)), position, stop, _version(result.meta))
+            return _CloudBody(result, position, stop, _version(result.meta))
         except _obstore_errors() as error:
             translated = _translated(error, self.name, "read", position)
             if position and isinstance(translated, NoRanges):
                 at_end = self._version_that_ends_at(position, store, path)
                 if at_end is not None:
-                    return _CloudBody(iter(()), position, position, at_end)
+                    return _CloudBody(None, position, position, at_end)
             raise translated from error
 
     def put(self, file: BinaryIO, size: int) -> None:
@@ -182,21 +182,34 @@ class _CloudObject(Resource):
 class _CloudBody(Body):
     detects_truncation = True
 
-    def __init__(self, chunks: Iterator[Any], start: int, stop: int | None, version: Version) -> None:
+    def __init__(self, result: Any, start: int, stop: int | None, version: Version) -> None:
         self.start, self.stop, self.version = start, stop, version
-        self._chunks = chunks
+        self._result = result  # None if there is nothing to read
+        self._chunks: Iterator[bytes] | None = None
         self._pid = os.getpid()
 
     def read(self) -> bytes:
+        if self._result is None:
+            return b""
+        if self._chunks is None:
+            self._chunks = iter(self._result.stream(_CHUNK_BYTES))
+        chunks = self._chunks
+        return self._received(lambda: next(chunks, b""))
+
+    def read_all(self) -> bytes:
+        # The library gathers it outside the interpreter's lock.
+        return b"" if self._result is None else self._received(self._result.bytes)
+
+    def _received(self, read: Callable[[], bytes]) -> bytes:
         try:
-            return cast(bytes, next(self._chunks, b""))
+            return read()
         except _obstore_errors() as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            _left_to_the_parent.append(self._chunks)
-        self._chunks = iter(())
+            _left_to_the_parent.append((self._result, self._chunks))
+        self._result = self._chunks = None
 
 
 _left_to_the_parent: list[object] = []  # obstore's objects must not be freed in a fork

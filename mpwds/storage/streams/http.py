@@ -379,8 +379,14 @@ class _HttpBody(Body):
         self._response = response
 
     def read(self) -> bytes:
+        return self._received(lambda: self._response.read1(_PIECE_BYTES))
+
+    def read_all(self) -> bytes:
+        return self._received(self._response.read)
+
+    def _received(self, read: Callable[[], bytes]) -> bytes:
         try:
-            return self._response.read1(_PIECE_BYTES)
+            return read()
         except HTTPError as error:
             root = _root(error)
             reason = "the server is silent" if isinstance(root, TimeoutError) else "the connection broke"
