@@ -13,7 +13,7 @@ BENCH ?= transport pipeline rebatch loader images feed startup large device mds 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs bench soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs bench bench-report soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -67,6 +67,11 @@ test-docs: docs $(VENV)/has-test
 bench: $(VENV)/has-test $(VENV)/has-peers
 	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
+
+# The same as a page of the site, docs/proof/report.md. `make bench-report ARGS="--only loader resume"`
+bench-report: $(VENV)/has-test $(VENV)/has-peers
+	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
+	$(BIN)/python tools/bench/report.py $(ARGS)
 
 # `make soak ARGS="--minutes 1"`; then trainings that go on after faults with other numbers of ranks; then
 # trainers that are killed at random moments, new ones each time; then a million messages of garbage, ten

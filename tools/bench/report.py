@@ -1,0 +1,148 @@
+"""Runs the benchmarks one after the other, and writes a page of what they print, on which machine.
+
+    python tools/bench/report.py                         # all, about an hour and a half
+    python tools/bench/report.py --only loader resume    # these again; the others stay as they are
+    python tools/bench/report.py --only transport -- --quick
+
+The page is ``docs/proof/report.md``, and the same as JSON is beside it. What a package that is not installed
+would show is left out, and the benchmark says so. Words after ``--`` go to each benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BENCHMARKS = {
+    "transport": "Ready batches, from workers to the training loop",
+    "loader": "From what is stored to the training loop",
+    "images": "Images",
+    "pipeline": "Reading and grouping samples",
+    "overlap": "Calls that wait",
+    "rebatch": "Shuffling rows in the training process",
+    "startup": "Start, and the memory of workers",
+    "large": "Large datasets in memory",
+    "feed": "Servers",
+    "resume": "Resuming",
+    "object_store": "Object storage",
+    "shard_lists": "Long lists of shards",
+    "indexed": "Samples by number",
+    "mds": "MDS",
+    "shuffles": "Orders, and how well they mix",
+    "shard_tools": "Commands from shards to shards",
+    "cache": "The cache of shards",
+    "stages": "What statistics cost",
+    "device": "The way to a GPU",
+}
+PACKAGES = (
+    *("torch", "numpy", "pyzmq", "webdataset", "mosaicml-streaming", "litdata", "spdl-core", "grain"),
+    *("torchdata", "megatron-energon", "nvidia-dali-cuda120", "simplejpeg", "obstore", "urllib3"),
+)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME")
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs/proof")
+    parser.add_argument("options", nargs="*", help="words for each benchmark, after --")
+    arguments = parser.parse_args(words)
+    file = arguments.folder / "report.json"
+    report = json.loads(file.read_text()) if file.exists() else {}
+    failed = []
+    for name in arguments.only:
+        print(f"{name}: {BENCHMARKS[name]}", flush=True)
+        try:
+            report[name] = run(name, arguments.options)
+        except subprocess.CalledProcessError as error:
+            print(error.output, file=sys.stderr)
+            failed.append(name)
+        file.write_text(json.dumps(report, indent=1) + "\n")
+        (arguments.folder / "report.md").write_text(page(report))
+    if failed:
+        print(
+            f"These failed, and the page has what they printed before: {', '.join(failed)}", file=sys.stderr
+        )
+    return len(failed)
+
+
+def run(name: str, options: list[str]) -> dict[str, Any]:
+    """What a benchmark printed, and where and when. Raises ``CalledProcessError`` if it fails."""
+    words = [f"tools/bench/{name}.py", *options]
+    began, load = time.time(), os.getloadavg()[0]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
+    return {
+        "command": " ".join(["python", *words]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
+        "seconds": round(time.time() - began),
+        "load": round(load, 1),
+        "machine": machine(),
+        "versions": versions(),
+        "output": done.stdout,
+    }
+
+
+def machine() -> str:
+    processor = platform.processor() or platform.machine()
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(": ")[2].strip() for line in file if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({(names or [processor])[0]}), {memory:.0f} GiB, Linux"
+
+
+def versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def page(report: dict[str, Any]) -> str:
+    lines = [
+        "# Report",
+        "",
+        "`make bench-report` writes this page: what each benchmark printed, and on which machine.",
+    ]
+    for name, title in BENCHMARKS.items():
+        if (run := report.get(name)) is None:
+            continue
+        shown = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
+        lines += ["", f"## {title}", "", explained(name), "", f"`{run['command']}`", ""]
+        lines += ["```text", run["output"].strip("\n"), "```", ""]
+        took = f"{run['date']}, {run['seconds']} s; load {run['load']} when it began"
+        lines += [f"{took}. {run['machine']}. {shown}."]
+    return "\n".join(lines) + "\n"
+
+
+def explained(name: str) -> str:
+    """What a benchmark's file says of it, without its commands."""
+    text = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text())) or ""
+    parts = [part for part in text.split("\n\n") if not part.startswith("    ")]
+    return "\n\n".join(parts).replace("``", "`")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
