@@ -308,7 +308,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
+        """Process ids of the workers that run on this machine; empty before the first epoch and after
+        :meth:`close`. The statistics have those of servers, too: :meth:`stats` lists all ``workers``."""
         return self._group.pids
 
     def compose(self, *stages: Any) -> Any:
