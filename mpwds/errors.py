@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 class MpwdsError(Exception):
@@ -198,6 +202,20 @@ def shorten(error: BaseException, keep_first: bool = True) -> None:
         for frame, after in zip(kept, [*kept[1:], None], strict=True):
             frame.tb_next = after
         each.with_traceback(kept[0])  # an assignment fails for frozen dataclasses
+
+
+def shortened(function: C) -> C:
+    """Decorator: an error that leaves ``function`` has a short traceback, see ``shorten``."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        try:
+            return function(*args, **given)
+        except (Exception, KeyboardInterrupt) as error:
+            shorten(error, keep_first=False)
+            raise
+
+    return call  # type: ignore[return-value]  # it has the signature of what it wraps
 
 
 def _with_those_behind(error: BaseException) -> Iterator[BaseException]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mpwds.errors import shortened
+
 C = TypeVar("C", bound="Callable[..., Any]")
 
 # Advice for arguments of torch's DataLoader.
@@ -71,6 +73,7 @@ def suggest_arguments(function: C) -> C:
                 setattr(function, name, suggest_arguments(method))
         return function
 
+    @shortened
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         try:

@@ -9,7 +9,7 @@ import warnings
 from mpwds.errors import is_ours
 
 _TORCHS_LOADER = "torch.utils.data.dataloader"
-_EXPLAINS = "mpwds.suggestions"  # the frames of its decorator lie between a method and its caller
+_DECORATE = ("mpwds.suggestions", "mpwds.errors")  # frames of decorators lie between a method and its caller
 _CACHE, _POP_TOP = opcode.opmap.get("CACHE"), opcode.opmap.get("POP_TOP")
 
 
@@ -29,7 +29,7 @@ def warn_if_dropped(kind: type, call: object) -> None:
     """
     frame = sys._getframe(1)
     while is_ours(frame) and frame.f_back is not None:
-        if frame.f_globals["__name__"] != _EXPLAINS and not isinstance(frame.f_locals.get("self"), kind):
+        if frame.f_globals["__name__"] not in _DECORATE and not isinstance(frame.f_locals.get("self"), kind):
             return  # the package's own use
         frame = frame.f_back
     code, following = frame.f_code.co_code, frame.f_lasti + 2

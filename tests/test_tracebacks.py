@@ -91,6 +91,26 @@ def test_an_error_of_our_own_says_where_it_was_raised_in_few_frames(tmp_path):
     assert error.__traceback__.tb_next.tb_next.tb_frame.f_globals["__name__"].startswith("mpwds.storage.tar")
 
 
+MISTAKES = {
+    "an argument of a loader": lambda: mpwds.MultiLoader(numbers(), workers=-1),
+    "an argument of a dataset": lambda: mpwds.WebDataset("nothing-*.tar"),
+    "an argument of a stage": lambda: numbers().batched(-1),
+    "an unknown argument": lambda: numbers().batched(1, number=2),
+    "an address": lambda: mpwds.RemoteLoader("tcp"),
+    "no stage": lambda: numbers().compose(3),
+    "a state": lambda: mpwds.MultiLoader(numbers()).load_state_dict({}),
+    "a state of stages": lambda: mpwds.MultiLoader(numbers()).shuffle(2).load_state_dict({}),
+    "a state of a DataLoader": lambda: mpwds.DataLoader([1]).load_state_dict({}),
+}
+
+
+@pytest.mark.parametrize("make", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_shows_the_callers_line_and_where_it_was_found(make):
+    with pytest.raises((TypeError, ValueError, FileNotFoundError)) as caught:
+        make()
+    assert frames(caught.value)[1:] == ["<lambda>", "mpwds"]
+
+
 def test_a_dataset_that_cannot_be_sent_shows_the_users_frames_of_pickling_it():
     class Refusing:
         def __call__(self, element):
@@ -102,7 +122,7 @@ def test_a_dataset_that_cannot_be_sent_shows_the_users_frames_of_pickling_it():
     error = raised_by(
         mpwds.MultiLoader(numbers().map(Refusing()), workers=1, start_method="spawn"), TypeError
     )
-    assert frames(error)[1:] == ["mpwds", "mpwds"]
+    assert frames(error)[1:] == ["mpwds"]
     assert frames(error.__cause__) == ["dump", "__reduce__"]
 
 

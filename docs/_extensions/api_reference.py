@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -51,7 +52,28 @@ def link_pages(app: Sphinx, what: str, name: str, value: object, options: object
     lines[:] = [re.sub(r"(?:``)?docs/([\w/-]+)\.md(?:``)?", r":doc:`/\1`", line) for line in lines]
 
 
+def show_values(
+    app: Sphinx,
+    what: str,
+    name: str,
+    value: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """A default that another module names, ``wire.LOST_S``, is shown as its value."""
+    module = sys.modules.get(getattr(value, "__module__", ""))
+    known = vars(module) if module is not None else {}
+    shown = re.sub(
+        r"(?<==)([a-z_]+)\.([A-Z_]+)\b",
+        lambda found: repr(getattr(known[found[1]], found[2])),
+        signature or "",
+    )
+    return shown or signature, returned
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("api", Api)
     app.connect("autodoc-process-docstring", link_pages)
+    app.connect("autodoc-process-signature", show_values)
     return {"parallel_read_safe": True}

@@ -93,6 +93,18 @@ def beside(pattern: str, ending: str) -> str:
     return f"{folder}{slash}{name or 'dataset'}{ending}"
 
 
+def beside_shard(shard: str, ending: str) -> list[str]:
+    """The names that ``beside`` gives for a shard's series, and for a shard that is none.
+
+    Example:
+        >>> beside_shard("data/train-000007.tar", ".json"), beside_shard("val.tar", ".json")
+        (['data/train.json', 'data/train-000007.json'], ['val.json'])
+    """
+    folder, slash, name = _FILE.sub("", shard).rpartition("/")
+    patterns = (re.sub(r"\d+(?=\D*$)", "%d", name), name)
+    return list(dict.fromkeys(beside(f"{folder}{slash}{each}", ending) for each in patterns))
+
+
 def refuse_existing(names: Sequence[str], force: bool = False) -> None:
     """Raises ``FileExistsError`` if a file that is to be written exists, unless ``force``.
 
@@ -181,7 +193,6 @@ def resume_or_start(
     run: Mapping[str, Any],
     force: bool,
     journal: Path | None = None,
-    keep: bool = False,
     also: Sequence[str] = (),
     part: Part | None = None,
 ) -> Iterator[set[str]]:
@@ -192,13 +203,12 @@ def resume_or_start(
     standard error names older shards of the same series.
 
     With a ``part``, other processes write the other parts of ``shards``. All parts, and a run of the whole,
-    have the same journal, which then stays and is not locked: two processes that do the same part write the
-    same bytes. That also holds for a journal that is not local.
+    have the same journal, which is not locked then: two processes that do the same part write the same bytes.
+    That also holds for a journal that is not local.
 
     ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. ``force``
-    begins again, and removes the shards that exist. The ``journal`` is a file beside the output by default;
-    ``keep`` leaves it when all is done, so that the same run again finds nothing to do. ``also`` are further
-    series and files that the run writes.
+    begins again, and removes the shards that exist. The ``journal``, a file beside the output by default,
+    stays: the same run again finds nothing to do. ``also`` are further series and files that the run writes.
 
     Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
     is of another run, if another process has it, or if there are a ``part`` and ``force``.
@@ -243,8 +253,6 @@ def resume_or_start(
             yield done
         for each in (output, *also):
             warn_of_older(each, (*shards, *also))
-        if not keep:
-            os.unlink(path)
     except BaseException:
         if not before and not any(which_exist([name for name in shards if name not in done])):
             os.unlink(path)
@@ -320,8 +328,8 @@ def _continues(before: bytes, now: bytes, path: str) -> bool:
     if changed:
         names = ", ".join([name for name in changed if name not in _FOLLOWING] or changed)
         raise ValueError(
-            f"{path} says that a run was begun with different {names}: repeat it as it was to finish it, "
-            "or begin again: without --part, --force removes its local shards"
+            f"{path} says that a run was begun with different {names}: repeat it as it was, choose another "
+            "name, or begin again: without --part, --force removes its local shards"
         )
     return True
 

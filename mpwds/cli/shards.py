@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from mpwds.cli.jobs import noted
+from mpwds.errors import WrongArgument
 from mpwds.imports import load_object
 from mpwds.pipeline.sources.formats import tar_urls
 from mpwds.storage.streams.base import stream_version
@@ -54,3 +56,21 @@ def load(source: str) -> Any:
             return importlib.import_module(module)
 
     return load_object(source, importing)
+
+
+def load_dataset(source: str) -> Any:
+    """The dataset that ``load`` finds. Raises ``WrongArgument`` if a loader does not take it."""
+    from mpwds.loader.worker.elements import as_dataset
+
+    dataset = load(source)
+    if isinstance(dataset, list) and any(hasattr(each, "stream") for each in dataset):
+        raise WrongArgument(f"{source} is a list of stages: name a dataset that begins at shards")
+    what = source
+    try:
+        as_dataset(dataset)
+        if inspect.isfunction(dataset):
+            what = f"{source} is a function, which workers call without arguments"
+            inspect.signature(dataset).bind()
+    except TypeError as error:
+        raise WrongArgument(f"{what}: {error}") from None
+    return dataset

@@ -21,6 +21,8 @@ from mpwds.stats.snapshot import plain_values
 from mpwds.viewing.tensors import TensorFigures
 from mpwds.viewing.wording import Table, counted, duration, number, per, rate, shape_text, size, three_digits
 
+_MOSTLY = 0.5  # of the time
+
 Status = Mapping[str, Any]
 """A server's status: see ``StatusClient.status``."""
 
@@ -238,10 +240,13 @@ def _verdict(
 ) -> str:
     """Says what bounds the workers that had an epoch. A client has the same name at all its servers."""
     attended = any(status["clients"] for status in now)
+    unread = not stats.batches and any(worker.queued_bytes for worker in workers)
     workers = [worker for worker in workers if worker.stats.active_s > 0]
-    if not workers:
-        do = "may wait for it" if some_are_lost else "read nothing"
-        return f"the trainers that are connected {do}" if attended else "no trainer is connected"
+    if not (workers or attended):
+        return "no trainer is connected"
+    if not workers or (attended and unread and _waiting_share(workers) > _MOSTLY):
+        do = "have not read all that was sent to them" if unread else "read nothing"
+        return f"the trainers that are connected {'may wait for it' if some_are_lost else do}"
     if len({status["fingerprint"] for status in now}) > 1:
         return "the servers have different datasets: see what bounds each of them, and its stages by itself"
     clients = {tuple(sorted(worker.client.split(", "))) for worker in workers}

@@ -23,7 +23,7 @@ from mpwds.loader.messages.channel import LENGTHS
 _LARGEST_NBYTES = 4 << 30
 _BRIEFLY_S = 1.0
 _STEADY = 10  # readings that a report is about: a single one has few batches where these are large
-_ANSWER_S = 3.0  # for a server that has answered before: meanwhile, the report on the others stands still
+_ANSWER_S = 3.0  # once another server has answered, or this one before: a report on the others stands still
 
 
 class StatusClient:
@@ -60,7 +60,8 @@ class StatusClient:
     def status(self, timeout: float | None = None) -> list[Status]:
         """The status of every server that answers (see ``Server.status``); the others are then ``silent``.
 
-        ServerLost if none answers. A server that was silent before is waited for only a second.
+        ServerLost if none answers. Once one has, the others are waited for only three seconds, and a server
+        that was silent before only one.
         """
         timeout = timeout or self._timeout
         asked = {url: self._ask(url, wire.STATUS) for url in self._sockets}
@@ -120,6 +121,7 @@ class StatusClient:
                 reply = wire.unpack_reply(dealer.recv_multipart()[0])
                 if isinstance(reply, dict) and reply.get("request") == asked[waiting[dealer]]:
                     poller.unregister(dealer)
+                    deadline = min(deadline, time.monotonic() + _ANSWER_S)
                     yield waiting.pop(dealer), reply
             if left_s <= 0:
                 return

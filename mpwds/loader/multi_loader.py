@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
-from mpwds.errors import shorten
+from mpwds.errors import shorten, shortened
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochIterator, finish, leave_all
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
@@ -246,17 +246,14 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             pinning=pinning,
         )
 
+    @shortened
     def __iter__(self) -> Iterator[Any]:
         """Begins the next epoch, and ends the one before if it is unfinished."""
-        try:
-            if self._makes_rounds:
-                with beginning(self, self._position) as epoch:
-                    batches = self._begin_rounds(epoch)
-            else:
-                batches = self._iterate(self._begin, self._count, self._position)
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
+        if self._makes_rounds:
+            with beginning(self, self._position) as epoch:
+                batches = self._begin_rounds(epoch)
+        else:
+            batches = self._iterate(self._begin, self._count, self._position)
         return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -311,7 +308,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the running workers; empty before the first epoch and after :meth:`close`."""
+        """Process ids of the workers that run on this machine; empty before the first epoch and after
+        :meth:`close`. The statistics have those of servers, too: :meth:`stats` lists all ``workers``."""
         return self._group.pids
 
     def compose(self, *stages: Any) -> Any:
@@ -403,6 +401,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         """
         return self._position.state_dict(self)
 
+    @shortened
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this loader or one like it.
 
@@ -547,13 +546,10 @@ class LoaderPipeline(Rebatching, DataPipeline):
         self._call = loader._as_called()
         self._position = LoaderPosition()
 
+    @shortened
     def __iter__(self) -> Iterator[Any]:
         loader, position = self.loader, self._position
-        try:
-            elements = loader._iterate(self._begin, self._count, position)
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
+        elements = loader._iterate(self._begin, self._count, position)
         return DeliveredCounter(elements, position.last) if loader._is_even() else elements
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -597,6 +593,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         """
         return self._position.state_dict(self.loader, self._described())
 
+    @shortened
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, by this pipeline or one like it.
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
@@ -71,15 +71,36 @@ def as_stages(stages: list[Any]) -> tuple[Filter, ...]:
 
 
 class _Own(Part):
-    """Gives a user's object the usual answers to what it does not answer itself."""
+    """Gives a user's object the usual answers to what it does not answer itself.
+
+    Its ``stream`` may be a generator function, which yields pairs of an address and an element. A generator
+    can neither fetch an element nor tell a state, so its elements count as those without addresses.
+    """
 
     _answers: ClassVar[tuple[str, ...]] = ("addressable", "in_any_order", "reads_shards")
 
     def __init__(self, given: Any) -> None:
         self.given = given
+        if inspect.isgeneratorfunction(given.stream):
+            self.addressable = False
         for name in self._answers:
             if hasattr(given, name):
                 setattr(self, name, getattr(given, name))
+
+    def made(self, stream: Any, context: Context) -> Stream[Any]:
+        """The stream that the user's object returned, or one over what it returned in its place."""
+        if hasattr(stream, "fetch"):
+            return stream  # type: ignore[no-any-return]  # as the user says
+        return UnseekableStream(lambda: self._elements(stream), self, context)
+
+    def _elements(self, pairs: Iterable[Any]) -> Iterator[Any]:
+        for pair in pairs:
+            if not (isinstance(pair, tuple) and len(pair) == 2):
+                raise TypeError(
+                    f"the stream of {self} gives {shown(pair)}, not a pair (address, element): write a "
+                    "generator function of an iterator of elements in place of the class, or give pairs"
+                )
+            yield pair[1]
 
     def ask(self, name: str, default: Any = None) -> Any:
         """The user's object's attribute of that name, or ``default``."""
@@ -105,8 +126,7 @@ class OwnSource(_Own, Origin):
     _answers = (*_Own._answers, "never_empty")
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        stream: Stream[Any] = self.given.stream(context)
-        return stream
+        return self.made(self.given.stream(context), context)
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
         if (count_in := self.ask("count_in")) is None:
@@ -121,8 +141,7 @@ class OwnStage(_Own, Filter):
     _answers = (*_Own._answers, "alike_before_split", "count_of", "divides_among", "pins_epoch")
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        stream: Stream[Any] = self.given.stream(source, context)
-        return stream
+        return self.made(self.given.stream(source, context), context)
 
 
 def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
+from mpwds.errors import shortened
 from mpwds.pipeline.coercion import as_source, as_stage, as_stages
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.epochs import ONCE, Epochs
@@ -196,6 +197,7 @@ class DataPipeline(Fluent, IterableSource):
             as_source(f)
         self.pipeline.append(f)
 
+    @shortened
     def compose(self: Pipeline, *stages: Any, **keywords: Any) -> Pipeline:
         """A copy with more stages.
 

@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
+from mpwds.errors import shortened
 from mpwds.pipeline.coercion import stage_of
 from mpwds.suggestions import Suggesting, suggest_arguments
 
@@ -44,6 +45,7 @@ class adds(Generic[P]):
     def _made(self) -> Callable[..., Any]:
         make = suggest_arguments(self._function())
 
+        @shortened
         def method(self: Composable, /, *args: P.args, **keywords: P.kwargs) -> Composable:
             return self.compose(make(*args, **keywords))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from mpwds.errors import shorten
+from mpwds.errors import shorten, shortened
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_note, explain
 from mpwds.pipeline.randomness import States, restore_rng, saved_rng, seeded, unseeded
@@ -58,14 +58,11 @@ class IterableSource(TorchIterable, Origin):
     _epoch = 0
     _epoch_is_given = False
 
+    @shortened
     def __iter__(self) -> Iterator[Any]:
-        try:
-            stream = self.stream(self._context())
-            self._epoch += 1  # not of an epoch that failed to begin
-            return iter_elements(stream)
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
+        stream = self.stream(self._context())
+        self._epoch += 1  # not of an epoch that failed to begin
+        return iter_elements(stream)
 
     def _context(self) -> Context:
         context = Context.current(self._epoch)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from operator import sub
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpwds.pipeline.filter import ErrorHandlingStream
@@ -50,6 +51,9 @@ class ConsumerSnapshot:
 
     def __add__(self, more: ConsumerSnapshot) -> ConsumerSnapshot:
         return ConsumerSnapshot(*map(sum, zip(astuple(self), astuple(more), strict=True)))
+
+    def __sub__(self, before: ConsumerSnapshot) -> ConsumerSnapshot:
+        return ConsumerSnapshot(*map(sub, astuple(self), astuple(before)))
 
 
 class ConsumerTimer:
@@ -167,7 +171,8 @@ class StatsCollector:
         self._count_buffered = count_buffered
         self.in_order, self.in_process = in_order, in_process
         self._epoch = self._epochs = 0
-        self._earlier = ConsumerSnapshot()
+        self._earlier = self._at_start = ConsumerSnapshot()
+        self._workers_at_start: Mapping[int, CounterSnapshot] = {}
         self.times = ConsumerTimer()
         self._workers_before: Mapping[int, CounterSnapshot] = {}
         self._copies_before = 0
@@ -184,6 +189,11 @@ class StatsCollector:
         self._workers_before = self._read_workers()
         self._copies_before = self._read_copies()
         self._skipped_before = self._skipped.copy()
+
+    def restart(self) -> None:
+        """Leaves out of the statistics since the start what the workers and this process did so far."""
+        self._at_start = self._earlier + self.times.read()
+        self._workers_at_start = self._read_workers()
 
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Counts what the error handler of a stage after the loader leaves out: see ``Context.watch``."""
@@ -203,8 +213,8 @@ class StatsCollector:
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
         whole = since == "start"
         consumer = self.times.read() if self._epochs else ConsumerSnapshot()
-        consumer = self._earlier + consumer if whole else consumer
-        before = {} if whole else self._workers_before
+        consumer = self._earlier + consumer - self._at_start if whole else consumer
+        before = self._workers_at_start if whole else self._workers_before
         workers = [
             worker_stats(index, now - before[index] if index in before else now)
             for index, now in self._read_workers().items()

@@ -33,7 +33,7 @@ def diagnose(stats: LoaderMeasures) -> str:
     if stats.waiting_share < LITTLE:
         return _bound_by_training(stats)
     bound = _bound_by_workers(stats, _slowest(stats))
-    most = ", and no more can be gained" if stats.waiting_share < _MOST else ""
+    most = ", the most that can be gained" if stats.waiting_share < _MOST else ""
     return f"the trainer waits {stats.waiting_share:.0%} of the time{most}; {bound}"
 
 
@@ -48,11 +48,16 @@ def no_answer(lost: Mapping[str, float]) -> str:
 
 
 def diagnose_workers(
-    stats: LoaderMeasures, waiting: float, one_trainer: bool = True, lost: bool = False
+    stats: LoaderMeasures,
+    waiting: float,
+    one_trainer: bool = True,
+    lost: bool = False,
+    more_help: bool = True,
 ) -> str:
     """Says what bounds workers that wait for this share of the time. Only those of one trainer take turns.
 
-    ``lost``: trainers may wait for the workers of a server that does not answer.
+    ``lost``: trainers may wait for the workers of a server that does not answer. Without ``more_help``, more
+    workers are known to be no faster.
     """
     if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
@@ -60,7 +65,7 @@ def diagnose_workers(
     if slow is not None and (held_up := _held_up_by(stats, slow)):
         return held_up
     if waiting < _MUCH:
-        return _bound_by_workers(stats, slow)
+        return _bound_by_workers(stats, slow, more_help)
     wait = f"workers wait {waiting:.0%} of the time"
     if lost:
         return f"{wait}: trainers may wait for the servers that do not answer"
@@ -118,7 +123,7 @@ def _fewer_would_do(stats: LoaderMeasures, waiting: float) -> str:
     return f"; {enough} of {count} workers would do" if enough < count else ""
 
 
-def _bound_by_workers(stats: LoaderMeasures, slow: WorkerStats | None) -> str:
+def _bound_by_workers(stats: LoaderMeasures, slow: WorkerStats | None, more_help: bool = True) -> str:
     without = [worker for worker in stats.workers if not worker.batches]
     if without:
         return (
@@ -150,7 +155,8 @@ def _bound_by_workers(stats: LoaderMeasures, slow: WorkerStats | None) -> str:
     cpu_s = sum(worker.cpu_s for worker in stats.workers)
     busy = cpu_s + stats.others_cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
     but = f" (on more than {stats.cores} processors, which are all busy{_held(stats)})" if busy else ""
-    advice = f"{takes}: add workers{but} or {_make_cheaper(top)}"
+    add = f"add workers{but} or " if more_help else ""
+    advice = f"{takes}: {add}{_make_cheaper(top)}"
     return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ _GAP = 8
 _TITLE_HEIGHT = 40
 _LABEL_HEIGHT = 22
 _TILE, _LARGE_TILE, _TEXT_TILE = 64, 99, 206  # of images up to 64 pixels, of larger ones, of texts
+_WIDEST_LABEL = 206
 _ROW_HEIGHT = 58
 _BINS_WIDTH, _BINS_HEIGHT = 216, 40
 _BAR_GAP = 3  # so that bars of the same height are not one
@@ -65,29 +67,31 @@ class _Grid:
         self._title = f"{title} ({shown.note})" if shown.note else title
         self._shown = shown
         self._side = _side(shown)
-        self._columns = (_WIDTH - 2 * _MARGIN + _GAP) // (self._side + _GAP)
+        labels = [_font(13).getlength(printable(sample.label)) for sample in shown.samples]
+        self._width = max(self._side, min(math.ceil(max(labels, default=0)), _WIDEST_LABEL))
+        self._columns = (_WIDTH - 2 * _MARGIN + _GAP) // (self._width + _GAP)
         self._picture = self._side if shown.kind != "text" else 3 * _LABEL_HEIGHT
         self._label = _LABEL_HEIGHT if any(sample.label for sample in shown.samples) else _GAP
         rows = -(-len(shown.samples) // self._columns)
         self.height = _TITLE_HEIGHT + rows * (self._picture + self._label)
 
     def draw(self, sheet: Image, draw: ImageDraw, top: int) -> None:
-        side, height = self._side, self._picture
+        side, height, width = self._side, self._picture, self._width
         title = _fitting(draw, self._title, 14, _WIDTH - 2 * _MARGIN)
         draw.text((_MARGIN, top + _TITLE_HEIGHT / 2 + 2), title, _PALE, _font(14), "lm")
         for position, sample in enumerate(self._shown.samples):
             row, column = divmod(position, self._columns)
-            left = _MARGIN + column * (side + _GAP)
+            left = _MARGIN + column * (width + _GAP)
             upper = top + _TITLE_HEIGHT + row * (height + self._label)
             if sample.text:
-                _draw_text(draw, sample.text, (left, upper), side, height)
+                _draw_text(draw, sample.text, (left, upper), width, height)
             else:
-                picture = tile(sample, side)
+                picture, inset = tile(sample, side), left + (width - side) // 2
                 if sample.wave is not None:
-                    draw.line((left, upper + side / 2, left + side, upper + side / 2), _LINE)
-                sheet.paste(picture, (left, upper), picture)
-            label = _fitting(draw, sample.label, 13, side)
-            anchor = (left, "lm") if sample.text else (left + side / 2, "mm")
+                    draw.line((inset, upper + side / 2, inset + side, upper + side / 2), _LINE)
+                sheet.paste(picture, (inset, upper), picture)
+            label = _fitting(draw, sample.label, 13, width)
+            anchor = (left, "lm") if sample.text else (left + width / 2, "mm")
             draw.text((anchor[0], upper + height + self._label / 2 - 1), label, _INK, _font(13), anchor[1])
 
 

@@ -169,7 +169,8 @@ class TestCreate:
         whole, parts = (
             {path.name: path.read_bytes() for path in Path(name).glob("*.*")} for name in ("whole", "out")
         )
-        del parts[".train-.tar.journal"]
+        for names in (whole, parts):
+            del names[".train-.tar.journal"]
         assert parts == whole
 
     def test_a_run_without_parts_adds_the_index(self, run, refused, source):
@@ -178,6 +179,5 @@ class TestCreate:
         for part in "01":
             run(*words, "--part", f"{part}/2")
         done = run(*words, "--index")
-        assert (done.returncode, "wrote 0 samples" in done.stdout) == (0, True), done.stderr
+        assert (done.returncode, "no shard to write" in done.stdout) == (0, True), done.stderr
         assert {path.name for path in Path("out").iterdir()} >= {"train.json", "val.json"}
-        assert not Path("out/.train-.tar.journal").exists()

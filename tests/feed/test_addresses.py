@@ -69,8 +69,9 @@ def test_what_cannot_be_looked_up_counts_as_it_was_last(tmp_path):
 
 def test_a_bad_address_is_left_out_with_a_warning(tmp_path):
     path = tmp_path / "servers.txt"
-    path.write_text("tcp://a:1\nb:1\n")
-    with pytest.warns(RuntimeWarning, match=r"an address of file:.*servers.txt is left out: .* got 'b:1'"):
+    path.write_text("# of the rack\ntcp://a:1\nb:1\n")
+    left_out = r"an address of file:.*servers.txt, line 3, is left out: .* got 'b:1'"
+    with pytest.warns(RuntimeWarning, match=left_out):
         assert ServerAddresses(f"file:{path}", checked).look_up() == ["tcp://a:1"]
 
 

@@ -27,6 +27,37 @@ def test_any_function_of_an_iterator_will_do():
     assert collect(Generator(lambda source: map(str.upper, source)), "ab") == ["A", "B"]
 
 
+class Twice:
+    def stream(self, source, context=None):
+        for address, element in source:
+            yield address, 2 * element
+
+
+class Numbers:
+    def stream(self, context=None):
+        yield from enumerate(range(4))
+
+
+def test_the_stream_of_a_class_may_be_a_generator_which_has_no_addresses():
+    for dataset in (DataPipeline(range(4), Twice()), DataPipeline(Numbers(), Twice())):
+        assert list(dataset) == [0, 2, 4, 6]
+        stream = dataset.stream(Context())
+        first = [next(stream)[1] for _ in range(2)]
+        again = dataset.stream(Context())
+        with pytest.warns(UserWarning, match="gives elements without addresses"):
+            again.load_state_dict(stream.state_dict())
+        assert first + [element for _, element in again] == [0, 2, 4, 6]
+
+
+def test_a_stream_without_addresses_and_pairs_is_an_error_that_says_what_to_write():
+    class Plain:
+        def stream(self, source, context=None):
+            yield from (element for _, element in source)
+
+    with pytest.raises(TypeError, match=r"the stream of Plain gives 0, not a pair \(address, element\)"):
+        list(DataPipeline(range(4), Plain()))
+
+
 @pytest.mark.parametrize("returned", [None, 3])
 def test_a_function_that_returns_no_iterator_is_named(returned):
     def crop(source):

@@ -119,6 +119,11 @@ def test_the_search_finds(words, expected):
     assert expected in set.intersection(*map(found_by, re.findall(r"\w+", words)))
 
 
+def test_a_default_is_shown_as_its_value():
+    text = re.sub("<[^>]*>", "", (SITE / "reference/api/loaders.html").read_text())
+    assert "heartbeat_timeout=10.0," in text
+
+
 @pytest.mark.parametrize("name", sorted(HOMES))
 def test_each_public_class_and_function_is_in_the_reference(name):
     if not callable(find(name)):

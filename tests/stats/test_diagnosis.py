@@ -255,7 +255,7 @@ def test_nothing_stands_in_place_of_stages_that_are_not_known():
 
 
 def test_what_can_be_gained_is_no_more_than_the_trainer_waits():
-    said = "the trainer waits 14% of the time, and no more can be gained; stage map(crop) takes 70%"
+    said = "the trainer waits 14% of the time, the most that can be gained; stage map(crop) takes 70%"
     assert stats(waited_s=1.4).verdict.startswith(said)
     assert "gained" not in stats(waited_s=5.1).verdict
 

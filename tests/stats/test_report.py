@@ -61,7 +61,7 @@ tarfile_to_samples()                                25%  2.0 s     2,000        
 map({"x" * 41}...    74%  6.0 s     1,000     5.96         168     -        74%
 left out: 1,000 in decode: DecodeError
 left out: 2 in map(f): ValueError
-verdict: the trainer waits 10% of the time, and no more can be gained; """
+verdict: the trainer waits 10% of the time, the most that can be gained; """
 
 
 def test_the_table_tells_everything_that_was_measured():

@@ -21,11 +21,22 @@ def test_images_of_any_size_fill_their_tiles(size, tmp_path):
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "sheet.png"]
 
 
+def below_white_images(labels):
+    """Which pixels of a contact sheet's pictures and labels are dark."""
+    images = np.full((len(labels), 3, 8, 8), 255, np.uint8)
+    return np.asarray(contact_sheet({"image": images, "label": labels}, "").convert("L"))[40:126] < 128
+
+
 def test_a_long_label_does_not_run_into_the_next():
-    images = np.full((2, 3, 8, 8), 255, np.uint8)
-    sheet = contact_sheet({"image": images, "label": ["1" * 100, ""]}, "")
-    beside_the_first = np.asarray(sheet.convert("L"))[40:126, 78:]
-    assert not (beside_the_first < 128).any()
+    assert not below_white_images(["W" * 100, ""])[:, 12 + 206 :].any()
+
+
+def test_a_label_that_is_wider_than_its_image_is_not_cut():
+    assert (
+        below_white_images(["german_shepherd_dog", ""]).sum()
+        > below_white_images(["german_shepherd", ""]).sum()
+        > below_white_images(["german", ""]).sum()
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpwds.cli.console import console, report, table
+from mpwds.cli.jobs import noted
 from mpwds.cli.options import Json
-from mpwds.cli.shards import load, shard_urls
+from mpwds.cli.shards import load_dataset, shard_urls
 from mpwds.viewing.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -48,11 +50,10 @@ def bench(
     from mpwds.cli.convert import measuring
 
     if len(source) == 1 and _names_an_object(source[0]):
-        dataset = load(source[0])
-        if isinstance(dataset, list) and any(hasattr(each, "stream") for each in dataset):
-            raise typer.BadParameter(f"{source[0]} is a list of stages: name a dataset that begins at shards")
+        dataset = load_dataset(source[0])
         urls = measuring.shards_of(dataset)
     else:
+        _refuse_other_things(source)
         urls = shard_urls(source)
         dataset = measuring.of_shards(urls)
     counts = sorted(set(workers or _usual_counts()))
@@ -67,7 +68,8 @@ def bench(
                 figures["storage_bytes_per_s"] = measuring.storage_rate(urls, seconds)
             for count in counts:
                 status.update(f"running {count} workers for {seconds:g} s")
-                run = measuring.run(dataset, count, seconds, start_method)
+                with noted(f"in running {' '.join(source)}"):
+                    run = measuring.run(dataset, count, seconds, start_method)
                 if run is not None:
                     runs.append(run)
                 if run is None or not run.complete:
@@ -92,6 +94,16 @@ def _names_an_object(source: str) -> bool:
         and name.replace(".", "_").isidentifier()
         and (where.endswith(".py") or where.replace(".", "_").isidentifier())
     )
+
+
+def _refuse_other_things(sources: Sequence[str]) -> None:
+    for source in sources:
+        if re.match(r"(tcp|ipc|dns\+tcp|ray|z\w+)://", source):
+            raise typer.BadParameter(
+                f"{source}: bench measures datasets and shards; mpwds monitor shows what feed servers do"
+            )
+        if source.endswith(".py"):
+            raise typer.BadParameter(f"{source}: name a dataset in it, {source}:NAME")
 
 
 def _usual_counts() -> list[int]:
@@ -119,7 +131,7 @@ def _show(runs: Sequence[Run], figures: dict[str, float]) -> None:
                 f"{run.bytes_per_s / 1e6:,.1f}",
                 f"{run.batches_per_s:,.1f}",
                 f"{busy:.1f}",
-                f"{stats.first_batch_s / stats.epochs:.2f} s",
+                f"{run.first_batch_s:.2f} s",
             )
         )
     columns = ("workers", "samples/s", "MB/s", "batches/s", "processors", "first batch")
@@ -154,7 +166,7 @@ def _verdict(runs: Sequence[Run]) -> str:
         words += f", {best.samples_per_s / first.samples_per_s:.1f} times what {first.workers} can"
     most = runs[-1]
     return (
-        f"{words}; {best.verdict}"
+        f"{words}; {best.verdict()}"
         if best is most
-        else f"{words}; {most.workers} are not faster: {most.verdict}"
+        else f"{words}; {most.workers} are not faster: {most.verdict(more_help=False)}"
     )

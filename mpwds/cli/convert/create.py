@@ -91,14 +91,14 @@ def create(
     """Make tar shards of a folder of files, a list, a Hugging Face dataset, or MDS.
 
     Files that agree up to the first dot of their names are a sample. A folder of folders with single files is
-    one of classes: samples get the class's number as `cls`, and `classes.json` holds the names. Folders named
-    train, val or test are splits.
+    one of classes: samples get the class's number as `cls`, and `out.classes.json` beside shards `out-*.tar`
+    holds the names. Folders named train, val or test are splits.
 
     The columns of a list become fields: files that they name or hold by their extension, a label `cls`, a
     text `txt`, and the others together `json`; --columns says it otherwise. Those of MDS keep their names.
 
     Shards depend on the source and --seed alone, not on -j, byte for byte. Each appears when it is complete.
-    A run that was killed continues: write the same command again.
+    A run that was killed continues: write the same command again. If all is complete, it does nothing.
 
     Many machines make the shards together with --part 0/64 to --part 63/64, each with one of them, or with
     --on ray. At the end, the same command without --part makes what is missing, and the --index.
@@ -159,13 +159,15 @@ def create(
 
 
 def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """The files that name classes, and their contents."""
-    (pattern, *_) = patterns.values()
-    if pattern == "-":
+    """The files that name classes, and their contents: those of each series, beside its shards."""
+    if "-" in patterns.values():
         return {}
-    folder = "".join(pattern.rpartition("/")[:2])
-    names = {field: f"{field}.classes.json" if len(classes) > 1 else "classes.json" for field in classes}
-    return {folder + names[field]: list(classes[field]) for field in classes}
+    names = {field: f".{field}.classes.json" if len(classes) > 1 else ".classes.json" for field in classes}
+    return {
+        beside(pattern, names[field]): list(classes[field])
+        for pattern in patterns.values()
+        for field in classes
+    }
 
 
 def describe(url: str, shards: Sequence[Written]) -> dict[str, Any]:
@@ -191,6 +193,8 @@ def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -
     series = [list(urls) for _, urls in each]
     names = ", ".join(" to ".join(dict.fromkeys((urls[0], urls[-1]))) for urls in series)
     also = f"; also {', '.join(files)}" if files else ""
+    if written and not now:
+        return f"no shard to write: {counted(len(written), 'shard')} complete before: {names}{also}"
     before = f"; {len(written) - len(now)} were complete before" if len(now) < len(written) else ""
     what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"
     return f"wrote {what} to {counted(len(now), 'shard')}{before}: {names}{also}"

@@ -115,11 +115,8 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
             "different classes: run create for each of them, or with --from groups"
         )
     (classes,) = all_classes
-    skipped = [f"{split}/{name}".lstrip("/") for split, tree in trees.items() for name in tree.skipped]
     beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
-    notes = []
-    if skipped:
-        notes.append(f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}")
+    notes = _file_notes(trees)
     if beside:
         notes.append(f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}")
     keys = [group.key for tree in trees.values() for group in tree.groups]
@@ -142,8 +139,22 @@ def _files(urls: Sequence[str], root: str | None) -> FoundSource:
         with gopen(url) as stream:
             names += os.fsdecode(stream.read()).splitlines()
     tree = folders.group_files(root or "", folders.stat_files(root or "", filter(None, names)))
-    notes = [f"left out {counted(len(tree.skipped), 'file')} without an extension"] if tree.skipped else []
-    return FoundSource("a list of files grouped by base name", {"": tree}, tree.digest, notes=notes)
+    trees = {"": tree}
+    text = "a list of files grouped by base name"
+    return FoundSource(text, trees, tree.digest, notes=_file_notes(trees))
+
+
+def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
+    """Tells of files that are left out, and of those that are empty. The keys are splits."""
+    skipped = [os.path.join(split, name) for split, tree in trees.items() for name in tree.skipped]
+    empty = [os.path.join(split, name) for split, tree in trees.items() for name in tree.empty]
+    notes = []
+    if skipped:
+        notes.append(f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}")
+    if empty:
+        how = "mpwds verify --decode lists what cannot be decoded in shards"
+        notes.append(f"took {counted(len(empty), 'empty file')}, such as {empty[0]}: {how}")
+    return notes
 
 
 def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:

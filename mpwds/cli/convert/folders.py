@@ -31,6 +31,7 @@ class Tree:
     groups: Sequence[Group]
     classes: Sequence[str] = ()  # the class folders; empty if folders are no classes
     skipped: Sequence[str] = ()  # files that can be no field: without an extension, or hidden
+    empty: Sequence[str] = ()  # files without a byte, which are fields nevertheless
     digest: str = ""  # of the names, sizes and times of all files
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ def group_files(root: str, files: Iterable[tuple[str, int, int]]) -> Tree:
     Raises ``ValueError`` if there is no sample, or two files of a sample have one field.
     """
     found: dict[str, list[tuple[str, str, int]]] = {}
-    skipped = []
+    skipped, empty = [], []
     content = hashlib.blake2b(digest_size=16)
     for name, size, time_ns in files:
         key, field = split_name(os.path.normpath(name))
@@ -101,12 +102,14 @@ def group_files(root: str, files: Iterable[tuple[str, int, int]]) -> Tree:
         if field:
             content.update(f"{name}\0{size} {time_ns}\n".encode("utf-8", "surrogateescape"))
             found.setdefault(key, []).append((name, field, size))
+            if not size and os.path.isfile(os.path.join(root, name)):  # a pipe may have bytes
+                empty.append(name)
         else:
             skipped.append(name)
     if not found:
         raise ValueError(f"{root}: there is no file that can be a field of a sample, such as 0001.jpg")
     groups = [_group(root, key, files) for key, files in found.items()]
-    return Tree(root, groups, (), skipped, content.hexdigest())
+    return Tree(root, groups, (), skipped, empty, content.hexdigest())
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[tuple[str, int, int]]:

@@ -26,22 +26,23 @@ _SAMPLES_IN_BATCH = 64
 
 @dataclass(frozen=True)
 class Run:
-    """Measured rates of a dataset with a number of workers, from the first batch to the end."""
+    """Measured rates of a dataset with a number of workers, from the second batch of each to the end."""
 
     workers: int
     seconds: float
     samples_per_s: float
     bytes_per_s: float
     batches_per_s: float  # or single elements
+    first_batch_s: float
     stats: LoaderStats
     complete: bool  # Ctrl-C did not end it
 
-    @property
-    def verdict(self) -> str:
-        return diagnose_workers(self.stats, idle_share(self.stats))
+    def verdict(self, more_help: bool = True) -> str:
+        """Says what bounds it, and without ``more_help`` not that more workers would be faster."""
+        return diagnose_workers(self.stats, idle_share(self.stats), more_help=more_help)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "verdict": self.verdict, "stats": self.stats.as_dict()}
+        return {**vars(self), "verdict": self.verdict(), "stats": self.stats.as_dict()}
 
 
 def of_shards(urls: Sequence[str]) -> DataPipeline:
@@ -60,17 +61,20 @@ def shards_of(dataset: Any) -> list[str]:
 def run(dataset: Any, workers: int, seconds: float, start_method: str | None) -> Run | None:
     """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
 
-    Epochs follow each other. A training loop that does nothing shows the most that workers can deliver.
+    Counts from the moment at which each worker has made two batches. Epochs follow each other. A training
+    loop that does nothing shows the most that workers can deliver.
     Raises ``ValueError`` if an epoch is empty.
     """
     complete = True
-    first: tuple[float, LoaderStats] | None = None
-    with MultiLoader(dataset, workers, output="numpy", start_method=start_method) as loader:
+    first: tuple[float, float] | None = None
+    loader = _Measured(dataset, workers, output="numpy", start_method=start_method)
+    with loader:
         try:
             loader.warm_up()
             batches = _epochs(loader)
-            next(batches)
-            first = time.monotonic(), loader.stats("start")
+            for _ in range(2 * workers):  # a worker writes down the times of a batch with its next one
+                next(batches)
+            first = loader.leave_out_first_use()
             for _ in batches:
                 if time.monotonic() > first[0] + seconds:
                     break
@@ -78,11 +82,29 @@ def run(dataset: Any, workers: int, seconds: float, start_method: str | None) ->
             complete = False
         if first is None:
             return None
-        began, before = first
+        began, first_batch_s = first
         took, stats = time.monotonic() - began, loader.stats("start")
-        samples, nbytes = stats.samples - before.samples, stats.nbytes - before.nbytes
-        batch_rate = (stats.batches - before.batches) / took
-        return Run(workers, took, samples / took, nbytes / took, batch_rate, stats, complete)
+        return Run(
+            workers,
+            took,
+            stats.samples / took,
+            stats.nbytes / took,
+            stats.batches / took,
+            first_batch_s,
+            stats,
+            complete,
+        )
+
+
+class _Measured(MultiLoader):
+    def leave_out_first_use(self) -> tuple[float, float]:
+        """Begins the statistics again: stages have imported and built by now what they need once.
+
+        Returns the time, and the seconds until the first batch.
+        """
+        first_batch_s = self.stats("start").first_batch_s
+        self._statistics.restart()
+        return time.monotonic(), first_batch_s
 
 
 def _epochs(loader: MultiLoader) -> Iterator[Any]:

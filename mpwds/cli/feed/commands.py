@@ -21,7 +21,8 @@ Urls = Annotated[
     list[str],
     typer.Argument(
         metavar="URL",
-        help="Feed servers, such as tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
+        help="Feed servers, such as tcp://cpu{1..4}:7880, ipc:///run/feed or file:servers.txt; or "
+        "tensorcom's zsub://host:port.",
     ),
 ]
 Keys = Annotated[

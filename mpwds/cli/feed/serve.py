@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mpwds.cli.feed.commands import Keys
-from mpwds.cli.shards import load
+from mpwds.cli.shards import load_dataset
 from mpwds.errors import SecurityError
 from mpwds.viewing.wording import counted
 
@@ -185,17 +185,10 @@ def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:
 def _dataset(
     source: str | None, images: Path | None, shards: list[str] | None, size: int, batch_size: int
 ) -> Any:
-    from mpwds.loader.worker.elements import as_dataset
-
     if sum(given is not None for given in (source, images, shards or None)) != 1:
         raise typer.BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
     if source is not None:
-        dataset = load(source)
-        try:
-            as_dataset(dataset)
-        except TypeError as error:
-            raise typer.BadParameter(f"{source}: {error}") from None
-        return dataset
+        return load_dataset(source)
     from mpwds.cli.feed.images import from_folder, from_shards
 
     if images is not None:

@@ -6,12 +6,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from mpwds.feed.keys import needs_keys
+from mpwds.errors import MpwdsError
+from mpwds.feed.client.addresses import ServerAddresses
+from mpwds.feed.keys import check_url, needs_keys
 from mpwds.feed.report import FeedReport
 from mpwds.feed.status_client import FeedStatus, StatusSource
 from mpwds.stats.measures import rates_of
@@ -33,16 +36,20 @@ def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> Itera
 
 
 def _source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
-    expanded = list(Names(*urls))
-    schemes = {url.partition("://")[0] if "://" in url else "" for url in expanded}
-    if schemes <= {"tcp", "ipc"}:
-        return FeedStatus(expanded, keys, insecure)
-    if all(scheme.startswith("z") for scheme in schemes):
-        check_tensorcom(expanded, insecure)
-        return TensorcomStatus(expanded)
+    kinds = {url.partition(":")[0] for url in Names(*urls)}
+    if kinds <= {"tcp", "ipc", "dns+tcp", "file"}:
+        addresses = ServerAddresses(urls, partial(check_url, keys=keys, insecure=insecure))
+        found = addresses.look_up()
+        if not found:
+            raise MpwdsError(f"{' '.join(urls)}: no address of a server ({addresses.why or 'it is empty'})")
+        return FeedStatus(found, keys, insecure)
+    if all(kind.startswith("z") for kind in kinds):
+        check_tensorcom(urls, insecure)
+        return TensorcomStatus(list(Names(*urls)))
     raise typer.BadParameter(
-        f"{' '.join(urls)}: expected feed servers (tcp://HOST:PORT, ipc://PATH) or tensorcom's sockets "
-        "(zsub://HOST:PORT, zpull://HOST:PORT, ...), and one kind at a time"
+        f"{' '.join(urls)}: expected feed servers (tcp://HOST:PORT, ipc://PATH, file:PATH, "
+        "dns+tcp://HOST:PORT) or tensorcom's sockets (zsub://HOST:PORT, zpull://HOST:PORT, ...), and one "
+        "kind at a time"
     )
 
 

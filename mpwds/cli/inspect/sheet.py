@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpwds.cli.console import progress
 from mpwds.cli.inspect.selection import SampleSelection
 from mpwds.cli.inspect.shards import Problem, Sample
+from mpwds.cli.outputs import beside_shard
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
@@ -99,16 +100,23 @@ def _label(shard: str, field: str, data: bytes) -> str:
     """A label, as the name of the class whose number it is where ``mpwds create`` has left the names."""
     text = data.decode("utf-8", "replace").strip()
     is_file = shard != "-" and url_scheme(shard) != "pipe"
-    names = _class_names(shard[: shard.rfind("/") + 1], field) if is_file else []
+    names = _class_names(shard, field) if is_file else []
     return names[int(text)] if text.isdecimal() and int(text) < len(names) else text
 
 
+def _class_names(shard: str, field: str) -> list[str]:
+    if field.rpartition(".")[2] != "cls":
+        return []
+    begin = [*beside_shard(shard, "."), shard[: shard.rfind("/") + 1]]
+    files = (each + name for each in begin for name in (f"{field}.classes.json", "classes.json"))
+    return next(filter(None, map(_list_in, files)), [])
+
+
 @functools.cache
-def _class_names(folder: str, field: str) -> list[str]:
-    for name in (f"{field}.classes.json", "classes.json") if field.rpartition(".")[2] == "cls" else ():
-        with contextlib.suppress(OSError, ValueError), gopen(folder + name) as file:
-            names = json.load(file)
-            return list(map(str, names)) if isinstance(names, list) else []
+def _list_in(name: str) -> list[str]:
+    with contextlib.suppress(OSError, ValueError), gopen(name) as file:
+        names = json.load(file)
+        return list(map(str, names)) if isinstance(names, list) else []
     return []
 
 

@@ -97,17 +97,20 @@ class ServerAddresses:
 
     def _good(self, index: int, found: Sequence[str]) -> list[str]:
         """The URLs that may be used, after braces are expanded; tells of others, once."""
-        good = []
-        for url in Names(*found):
-            try:
-                self._checked(url)
-                good.append(url)
-            except SecurityError:
-                raise
-            except ValueError as error:
-                if url not in self._told:
-                    self._told.add(url)
-                    self._tell(f"an address of {self._entries[index]} is left out: {error}")
+        good, source = [], self._sources[index]
+        places = source.places if isinstance(source, _UrlLines) else {}
+        for entry in found:
+            for url in Names(entry):
+                try:
+                    self._checked(url)
+                    good.append(url)
+                except SecurityError:
+                    raise
+                except ValueError as error:
+                    if url not in self._told:
+                        self._told.add(url)
+                        where = places.get(entry, self._entries[index])
+                        self._tell(f"an address of {where} is left out: {error}")
         return good
 
 
@@ -145,9 +148,13 @@ class _DnsRecords:
 
 
 class _UrlLines:
-    """A URL in each line of a file, or of the files of a folder. ``#`` begins a comment."""
+    """A URL in each line of a file, or of the files of a folder. ``#`` begins a comment.
+
+    ``places`` says in which file and line each was found last.
+    """
 
     def __init__(self, path: str) -> None:
+        self.places: dict[str, str] = {}
         self._path = Path(path.removeprefix("//"))
         if not path:
             raise ValueError("RemoteLoader: file: needs the path of a file with URLs")
@@ -156,5 +163,10 @@ class _UrlLines:
         is_folder = self._path.is_dir()
         names = sorted(os.listdir(self._path)) if is_folder else [""]
         files = [self._path / name if name else self._path for name in names if not name.startswith(".")]
-        lines = [line.partition("#")[0].strip() for file in files for line in file.read_text().splitlines()]
-        return [line for line in lines if line]
+        self.places = {
+            url: f"{_FILE}{file}, line {number},"
+            for file in files
+            for number, line in enumerate(file.read_text().splitlines(), 1)
+            if (url := line.partition("#")[0].strip())
+        }
+        return list(self.places)

@@ -39,6 +39,9 @@ class RemoteLoader(MultiLoader):
     many workers. Its states can be loaded into the other. Making a loader waits until servers answer, which
     may be started later.
 
+    Of the workers, ``loader.workers`` is the number when the loader was made, and ``loader.stats().workers``
+    lists those of the present epoch, each with its ``server``; ``worker_pids`` are of this machine alone.
+
     If a worker dies, its server starts it again. If the trainer and a server are on one machine, batches stay
     in the workers' shared memory.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
-from mpwds.errors import MpwdsError, shorten
+from mpwds.errors import MpwdsError, shortened
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
 from mpwds.loader.dataloader.state import EpochRecord
@@ -155,21 +155,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
+    @shortened
     def __iter__(self) -> Any:
         """Begins an epoch with new workers, or, where they persist, with those of the epoch before."""
         # As torch's own method, whose file warnings would point at.
-        try:
-            if not (self.persistent_workers and self.num_workers):
-                return self._get_iterator()
-            kept: Any = self._iterator  # under torch's name: frameworks set it to None
-            if kept is None:
-                kept = self._iterator = self._get_iterator()
-            else:
-                kept._reset(self)
-            return kept
-        except (Exception, KeyboardInterrupt) as error:
-            shorten(error)
-            raise
+        if not (self.persistent_workers and self.num_workers):
+            return self._get_iterator()
+        kept: Any = self._iterator  # under torch's name: frameworks set it to None
+        if kept is None:
+            kept = self._iterator = self._get_iterator()
+        else:
+            kept._reset(self)
+        return kept
 
     def _get_iterator(self) -> Any:
         """Begins an epoch with new workers. Subclasses of torch's class override this method, and call it."""
@@ -241,6 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         inside = self._loader_inside()
         return state if inside is None else {**state, "dataset": inside.state_dict()}
 
+    @shortened
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next epoch continue where ``state_dict`` was saved, by this loader or one like it.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpwds.errors import shortened
 from mpwds.loader.rebatching import Rebatching
 from mpwds.loader.resume.progress import field_of
 from mpwds.loader.resume.state import VERSION, check, described_stages
@@ -118,6 +119,7 @@ class WebLoader(Rebatching, DataPipeline):
     def _facts(self) -> dict[str, Any]:
         return {"stages": described_stages(self.stages, self.given_epochs)}
 
+    @shortened
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` continue where ``state_dict`` was saved, as ``DataLoader`` does.
 

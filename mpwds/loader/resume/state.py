@@ -70,9 +70,11 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
     for name, now in facts.items():
         before = saved.get(name)
         if before != now:
+            elastic = name in ("workers", "world_size") and facts.get("streams", 0) is None
+            how = "; a run with streams= may change it (docs/guides/training/elastic.md)" if elastic else ""
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
-                "it into a loader with the same arguments, or begin the epoch again"
+                f"it into a loader with the same arguments, or begin the epoch again{how}"
             )
 
 

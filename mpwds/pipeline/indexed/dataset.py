@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+from mpwds.errors import shortened
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.epochs import ONCE
@@ -288,6 +289,7 @@ class ResumableIterator(Iterator[Any]):
         context = self._context
         return {"epoch": context.epoch, "run": context.run, "stream": self._stream.state_dict()}
 
+    @shortened
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the last element that was delivered before ``state`` was taken.
 

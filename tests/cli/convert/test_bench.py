@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,41 @@ def test_stages_without_shards_are_no_dataset(bench, monkeypatch, pipeline, by_p
     assert "is a list of stages" in done.stderr
 
 
+def test_the_first_use_of_a_stage_is_not_counted_as_its_time(tmp_path, bench):
+    (tmp_path / "first_use.py").write_text(
+        "import time\n"
+        "import mpwds\n"
+        "used = []\n"
+        "def loading(number):\n"
+        "    if not used:\n"
+        "        time.sleep(3)\n"
+        "        used.append(number)\n"
+        "    return number\n"
+        "dataset = mpwds.DataPipeline(range(64)).map(loading).batched(4)\n"
+    )
+    told = json.loads(bench(f"{tmp_path}/first_use.py:dataset", "-w", 1, "-s", 0.5, "--json").stdout)
+    (run,) = told["runs"]
+    (stage,) = (stage for stage in run["stats"]["stages"] if stage["name"] == "map(loading)")
+    assert run["first_batch_s"] >= 3
+    assert stage["seconds"] < run["seconds"] + 2  # of one worker
+
+
+MISTAKES = {
+    "a function with an argument": ("slow_pipeline.py:slow", "without arguments: missing a .*'sample'"),
+    "no dataset": ("slow_pipeline.py:__file__", "is no dataset: for shards of that name"),
+    "a program": ("slow_pipeline.py", r"name a dataset in it, slow_pipeline.py:NAME"),
+    "a feed": ("tcp://127.0.0.1:7880", "mpwds monitor shows what feed servers do"),
+}
+
+
+@pytest.mark.parametrize(("source", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_measured_is_an_error_of_one_line(bench, monkeypatch, pipeline, source, message):
+    monkeypatch.chdir(pipeline.parent)
+    done = bench(source)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert re.search(message, done.stderr)
+
+
 @pytest.fixture
 def measured(monkeypatch, run, shards):
     """Runs ``bench`` where each number of workers delivers so many samples a second."""
@@ -110,15 +146,19 @@ def measured(monkeypatch, run, shards):
             )
             idle = SimpleNamespace(name="idle", share=0.004, seconds=1.0, elements=0, elements_per_s=0)
             waiting = SimpleNamespace(name="rest", share=0.75, seconds=1.0, elements=0, elements_per_s=0)
-            stats = SimpleNamespace(workers=times, stages=[stage, idle, waiting], first_batch_s=6, epochs=4)
+            stats = SimpleNamespace(workers=times, stages=[stage, idle, waiting])
             stats.as_dict = dict
             rate = rates[workers]
-            return Run(workers, 0.5, rate, rate * 1e6, rate / 4, stats, workers != stopped_at)
+            return Run(workers, 0.5, rate, rate * 1e6, rate / 4, 1.5, stats, workers != stopped_at)
 
         monkeypatch.setattr("mpwds.cli.convert.measuring.run", of_count)
         monkeypatch.setattr("mpwds.cli.convert.measuring.memory_rate", lambda: 2e9)
         monkeypatch.setattr("mpwds.cli.convert.measuring.storage_rate", lambda urls, seconds: 3e8 * len(urls))
-        monkeypatch.setattr(Run, "verdict", property(lambda run: f"{run.workers} are bound by the disk"))
+        monkeypatch.setattr(
+            Run,
+            "verdict",
+            lambda run, more_help=True: f"{run.workers} are bound by the disk" + ": add workers" * more_help,
+        )
         return run("bench", shards, "-s", 0.5, "--start-method", "spawn", *words)
 
     return measured
@@ -152,7 +192,7 @@ def test_a_run_that_is_stopped_shows_what_was_measured(measured):
     assert done.stdout.splitlines()[-1] == "stopped before all was measured"
     assert "2 workers feed 1,000 samples/s (1,000.0 MB/s), 10.0 times what 1 can; 2 are bound" in done.stdout
     alone = measured({1: 100}, "-w", 1, stopped_at=1).stdout
-    assert "1 worker feeds 100 samples/s (100.0 MB/s); 1 are bound by the disk" in alone
+    assert "1 worker feeds 100 samples/s (100.0 MB/s); 1 are bound by the disk: add workers" in alone
 
 
 @pytest.mark.parametrize(("processors", "counts"), [(1, [1]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

@@ -28,7 +28,7 @@ def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, 
     found = members(tmp_path / "out" / "shard-000000.tar")
     assert found["dog/2.jpg"] == b"dog 2"
     assert (found["cat/0.cls"], found["dog/0.cls"]) == (b"0", b"1")
-    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((tmp_path / "out" / "shard.classes.json").read_text()) == ["cat", "dog"]
     assert "2 classes" in result.stdout
     assert 0 <= float(re.search(r"wrote 6 samples \(36 B, (.*) s\) to 1 shard", result.stdout)[1]) < 1000
 
@@ -88,7 +88,7 @@ def test_folders_that_might_be_classes_are_told(run, write_files, tmp_path, file
 def test_a_single_folder_is_no_class(run, write_files, tmp_path, members):
     run("create", write_files({"a/1.txt": b"", "a/2.txt": b""}), tmp_path / "x.tar")
     assert keys(tmp_path / "x.tar") == ["a/1", "a/2"]
-    assert not (tmp_path / "classes.json").exists()
+    assert not list(tmp_path.glob("*classes.json"))
 
 
 def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files, tmp_path):
@@ -101,7 +101,23 @@ def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write
 def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files, tmp_path):
     files = {f"{split}/{name}": data for split in ("train", "val") for name, data in ANIMALS.items()}
     assert run("create", write_files(files), tmp_path / "out", "-j", 1).returncode == 0
-    assert sorted(os.listdir(tmp_path / "out")) == ["classes.json", "train-000000.tar", "val-000000.tar"]
+    names = [f"{split}{end}" for split in ("train", "val") for end in ("-000000.tar", ".classes.json")]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
+
+
+def test_two_series_of_other_classes_live_in_one_folder(run, write_files, tmp_path):
+    for name in ("pets", "birds"):
+        folder = write_files({f"{name} {n}/1.jpg": b"" for n in range(2)}, name)
+        assert run("create", folder, tmp_path / "out" / f"{name}-%d.tar", "-j", 1).returncode == 0
+    for name in ("pets", "birds"):
+        content = json.loads((tmp_path / "out" / f"{name}.classes.json").read_text())
+        assert content == [f"{name} 0", f"{name} 1"]
+
+
+def test_empty_files_are_named(run, write_files, tmp_path):
+    files = {"train/a/1.jpg": b"", "train/b/1.jpg": b"1", "val/a/1.jpg": b"2", "val/b/1.jpg": b""}
+    result = run("create", write_files(files), tmp_path / "out", "-j", 1)
+    assert "took 2 empty files, such as train/a/1.jpg: mpwds verify --decode" in result.stdout
 
 
 def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output(command, write_files):
@@ -136,11 +152,11 @@ def test_any_number_of_processes_writes_the_same_shards_of_all_samples_shuffled(
     folder = write_files({f"{name}.txt": b"" for name in names})
     for jobs in (1, 2):
         run("create", folder, tmp_path / str(jobs), "-j", jobs, "--maxcount", 25, "--shuffle", "--seed", 5)
-    files = sorted(os.listdir(tmp_path / "1"))
-    assert files == sorted(os.listdir(tmp_path / "2"))
+    files = sorted(path.name for path in (tmp_path / "1").glob("*.tar"))
+    assert files == sorted(path.name for path in (tmp_path / "2").glob("*.tar"))
     for file in files:
         assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
-    first, second = (keys(tmp_path / "1" / file) for file in files[1:])
+    first, second = (keys(tmp_path / "1" / file) for file in files)
     assert sorted(first + second) == names
     assert {*first} != {*names[:25]}
 
@@ -284,7 +300,7 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     assert "with different options: repeat it" in run(*words, "--maxcount", 2).stderr
     assert "wrote 1 sample (4 B" in (result := run(*words)).stdout
     assert "3 were complete before" in result.stdout
-    assert sorted(os.listdir(tmp_path / "out")) == ["x-0.tar", "x-1.tar", "x-2.tar", "x-3.tar"]
+    assert not list(tmp_path.glob("out/.*partial"))
     assert keys(*whole, tmp_path / "out" / "x-3.tar") == ["0", "1", "2", "3"]
 
 
@@ -294,16 +310,27 @@ def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, 
     (tmp_path / "out").mkdir()
     os.mkfifo(tmp_path / "out" / last)  # opening it waits for ever
     made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-    wait_until((tmp_path / "out/classes.json").exists, made)
+    wait_until((tmp_path / "out" / last.replace(".json", ".classes.json")).exists, made)
     made.kill()
     made.wait()
     (tmp_path / "out" / last).unlink()
     (tmp_path / f"out/.{last}.01234567.partial").touch()  # had it been killed while writing that
     assert len(list(tmp_path.glob("out/.*.journal"))) == 1
-    assert "were complete before" in run(*words).stdout
+    assert "complete before" in run(*words).stdout
     assert (tmp_path / "out" / last).exists()
-    assert not list(tmp_path.glob("out/.*"))
-    assert "already" in run(*words).stderr
+    assert not list(tmp_path.glob("out/.*partial"))
+
+
+def test_a_complete_run_is_repeated_without_an_error_and_writes_nothing(run, write_files, tmp_path):
+    words = ["create", write_files(ANIMALS), tmp_path / "out/x-%d.tar", "--maxcount", 2, "--index", "-j", 1]
+    run(*words)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/*.tar")}
+    done = run(*words)
+    assert (done.returncode, "no shard to write: 3 shards complete before" in done.stdout) == (0, True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/*.tar")} == written
+    (tmp_path / "out/x-1.tar").unlink()
+    assert "wrote 2 samples (12 B" in run(*words).stdout
+    assert "with different options: repeat it" in run(*words, "--shuffle").stderr
 
 
 @pytest.fixture
@@ -344,7 +371,7 @@ def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write
     assert "with different inputs: repeat it" in refused(*words)
 
 
-@pytest.mark.parametrize("name", ["classes.json", "x.json"])
+@pytest.mark.parametrize("name", ["x.classes.json", "x.json"])
 def test_files_beside_the_shards_are_replaced_only_by_force(run, refused, write_files, tmp_path, name):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / name).write_text("mine")

@@ -38,7 +38,7 @@ def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_file
         },
         {"__key__": "000000001", "png": PNG, "cls": b"0", "json": b'{"width": "007", "score": 1.0}'},
     ]
-    assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((tmp_path / "out.classes.json").read_text()) == ["cat", "dog"]
 
 
 def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files, tmp_path):
@@ -91,7 +91,7 @@ def test_labels_in_words_are_numbered_when_columns_are_chosen_too(run, write_fil
     folder = write_files({"list.jsonl": "\n".join(map(json.dumps, rows)).encode(), "1.jpg": JPEG})
     found = create(run, folder / "list.jsonl", tmp_path, "--columns", "image:jpg,label:cls,*:json")
     assert [sample["cls"] for sample in found] == [b"1", b"0"]
-    names = tmp_path / "classes.json"
+    names = tmp_path / "out.classes.json"
     assert (json.loads(names.read_text()) if names.exists() else None) == (
         ["0", "dog"] if text == "dog" else None
     )
@@ -190,7 +190,8 @@ def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, tmp_path, kind
         folder.mkdir()
         source, output = write_table(each, folder), folder / "out"
         assert run("create", source, output, "--maxsize", "70kB", "-j", 1, *arguments).returncode == 0
-        made.append((read(*sorted(output.glob("*.tar"))), json.loads((output / "classes.json").read_text())))
+        classes = json.loads((output / "shard.classes.json").read_text())
+        made.append((read(*sorted(output.glob("*.tar"))), classes))
         assert max(path.stat().st_size for path in output.glob("*.tar")) <= 71_680
     assert made[0] == made[1]
     assert made[0][0][0]["jpg"].startswith(JPEG)
@@ -260,7 +261,7 @@ def saved(tmp_path):
 
 def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved, tmp_path):
     assert create(run, saved, tmp_path) == [expected(number) for number in range(20)]
-    assert json.loads((tmp_path / "classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((tmp_path / "out.classes.json").read_text()) == ["cat", "dog"]
 
 
 def test_splits_of_a_dataset_saved_to_disk_become_splits(run, saved, tmp_path):
@@ -293,7 +294,8 @@ def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
     assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
     assert [sample["cls"] for sample in read(tmp_path / "train-x-0.tar")] == [b"1", b"2"]
     assert [sample["cls"] for sample in read(tmp_path / "test-x-0.tar")] == [b"0", b"2"]
-    assert json.loads((tmp_path / "classes.json").read_text()) == ["ant", "cat", "dog"]
+    for split in ("train", "test"):
+        assert json.loads((tmp_path / f"{split}-x.classes.json").read_text()) == ["ant", "cat", "dog"]
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
@@ -431,8 +433,8 @@ def test_empty_lines_and_a_mark_at_the_beginning_are_no_data(run, write_files, t
 def test_two_columns_of_labels_have_names_of_classes_each(run, write_files, tmp_path):
     folder = write_files({"x.csv": b"one,two,three\ndog,red,7\ncat,red,8\n"})
     create(run, folder / "x.csv", tmp_path, "--columns", "one:cls,two:best.cls,three:n.cls")
-    assert json.loads((tmp_path / "cls.classes.json").read_text()) == ["cat", "dog"]
-    assert json.loads((tmp_path / "best.cls.classes.json").read_text()) == ["red"]
+    assert json.loads((tmp_path / "out.cls.classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((tmp_path / "out.best.cls.classes.json").read_text()) == ["red"]
     assert len(list(tmp_path.glob("*classes.json"))) == 2
 
 

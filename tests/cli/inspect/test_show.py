@@ -38,6 +38,9 @@ def test_without_a_label_the_key_is_shown(sheet, tar):
 @pytest.mark.parametrize(
     ("name", "content", "label"),
     [
+        ("x.classes.json", '["cat", "dog"]', "dog"),
+        ("x.cls.classes.json", '["cat", "dog"]', "dog"),
+        ("y.classes.json", '["cat", "dog"]', "1"),
         ("classes.json", '["cat", "dog"]', "dog"),
         ("cls.classes.json", '["owl", "fox"]', "fox"),
         ("classes.json", '["only one"]', "1"),
@@ -47,7 +50,7 @@ def test_without_a_label_the_key_is_shown(sheet, tar):
     ],
 )
 def test_classes_are_shown_by_the_names_that_lie_beside_the_shards(sheet, tar, name, content, label):
-    shard = tar("x.tar", {"a.txt": b"text", "a.cls": b"1\n"})
+    shard = tar("x-007.tar", {"a.txt": b"text", "a.cls": b"1\n"})
     (shard.parent / name).write_text(content)
     assert sheet(shard)[0][0][1].samples[0].label == label
 

@@ -340,7 +340,7 @@ class TestChanges:
         Path(name).write_text(Path(name).read_text().replace("'a'", "'b'") + "changed = 1\n")
         changed = again()
         assert changed.returncode == 1
-        assert "with different code: repeat it as it was to finish it, or begin again" in changed.stderr
+        assert "with different code: repeat it as it was, choose another name" in changed.stderr
 
     def test_of_the_inputs_are_noticed(self, shouted, again, make_shard):
         assert again().returncode == 0

@@ -70,7 +70,7 @@ def test_a_server_that_is_gone_may_come_back_while_one_looks(monkeypatch, capsys
     readings = iter([[before], ServerLost("no answer from tcp://cpu1:7880"), [after], KeyboardInterrupt()])
     monkeypatch.setattr("mpwds.feed.status_client.StatusClient", answering(readings))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["monitor", "tcp://cpu1:7880", "--interval", "0.1"]) == 130
+    assert main(["monitor", "tcp://cpu1:7880", "--insecure", "--interval", "0.1"]) == 130
     shown = capsys.readouterr().out
     assert "no answer from tcp://cpu1:7880" in shown
     assert shown.index("no answer") < shown.rindex("decode('rgb8')")
@@ -104,6 +104,14 @@ def test_monitor_adds_up_the_servers_that_braces_name(run, live_feed, idle_feed)
     result = run("monitor", f"tcp://127.0.0.1:{{{ports}}}", "--once")
     assert "no trainer is connected" in result.stdout
     assert result.stdout.count(live_feed.removeprefix("tcp://")) > 1
+
+
+def test_monitor_looks_up_addresses_as_a_trainer_does(run, idle_feed, tmp_path):
+    (tmp_path / "servers.txt").write_text(f"# one\n{idle_feed}\n")
+    assert "no trainer is connected" in run("monitor", f"file:{tmp_path}/servers.txt", "--once").stdout
+    (tmp_path / "servers.txt").write_text("")
+    done = run("monitor", f"file:{tmp_path}/servers.txt", "--once")
+    assert (done.returncode, "servers.txt: no address of a server" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:9", "ipc:///nowhere/at/all"])

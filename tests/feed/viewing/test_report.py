@@ -131,8 +131,16 @@ def test_a_slow_worker_is_not_compared_with_those_of_other_trainers():
 def test_nobody_to_feed_is_said():
     idle = [reading(50, batches=10)], [reading(50, batches=10)]
     assert between(*idle, [], []).verdict == "no trainer is connected"
-    assert between(*idle).verdict == "the trainers that are connected read nothing"
-    assert between(*idle).batches_per_s == 0
+    all_read = [worker(0, counters, unacknowledged_bytes=0) for (counters,) in idle]
+    found = feed_report(*([status(second, [each])] for second, each in zip((90, 100), all_read, strict=True)))
+    assert found.verdict == "the trainers that are connected read nothing"
+    assert found.batches_per_s == 0
+
+
+@pytest.mark.parametrize("waiting_s", [0.0, 10.0], ids=["after the epoch", "in the epoch"])
+def test_trainers_that_pause_are_told_from_those_that_read_nothing(waiting_s):
+    found = between([reading(50, batches=10)], [reading(50 + waiting_s, waiting_s, batches=10)])
+    assert found.verdict == "the trainers that are connected have not read all that was sent to them"
 
 
 def test_a_verdict_is_about_the_work_between_the_readings_also_when_they_came_between_epochs():

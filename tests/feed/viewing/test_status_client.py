@@ -89,6 +89,12 @@ def test_a_server_that_never_answered_is_an_error_alone_and_lost_beside_others()
         alone.read()
 
 
+def test_servers_beside_one_that_answers_are_not_waited_for_until_the_timeout():
+    with served(numbers()) as server:
+        with StatusClient([f"tcp://127.0.0.1:{free_port()}", server.url], timeout=3600) as client:
+            assert [status["url"] for status in client.status()] == [server.url]
+
+
 def test_a_server_that_has_answered_is_waited_for_more_briefly(watched):
     for _ in range(3):
         watched.read()

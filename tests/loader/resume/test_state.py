@@ -335,6 +335,7 @@ def test_a_dataset_need_not_know_its_length(error):
     ("other", "message"),
     [
         ({"workers": 3}, "workers of the loader changed .*it was 2, is 3.*: load it into a loader with"),
+        ({"workers": 3}, "; a run with streams= may change it .*training/elastic.md"),
         ({"seed": 4}, "seed of the loader changed .*it was None, is 4"),
         ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
         ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),
