@@ -93,6 +93,8 @@ class EpochIterator(Iterator[Any]):
                     self._start(self._workers[index])
         except BaseException:
             times.end()
+            if group.is_finished:  # by the interpreter's exit, while this thread still runs
+                raise SystemExit from None
             raise
         self._in_order = in_order
         self._timeout = timeout
@@ -343,4 +345,5 @@ def finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
     """Ends the workers when their loader is collected, or the interpreter exits."""
     with interrupts.deferring(), interrupts_deferred():
         leave_all(iterations)
+        group.is_finished = True
         group.close()

@@ -82,10 +82,11 @@ def test_the_dataset_is_closed_when_its_worker_ends(tmp_path, monkeypatch):
     assert mark.read_text() == "yes"
 
 
-def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(program):
+@pytest.mark.parametrize("seconds", ["0", "0.02", "0.05", "0.1", "0.5"])
+def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(seconds, program):
     started = program(
         """
-        import itertools, threading, time
+        import itertools, sys, threading, time
         import mpwds
 
         def iterate():
@@ -94,8 +95,9 @@ def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(program):
 
         loader = mpwds.MultiLoader(itertools.count, workers=2, output="numpy")
         threading.Thread(target=iterate, daemon=True).start()
-        time.sleep(0.5)
-        """
+        time.sleep(float(sys.argv[1]))
+        """,
+        seconds,
     )
     assert started.finish() == (0, "", "")
 
