@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import mpwds
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
 from tests.storage.conftest import Web
@@ -181,3 +182,59 @@ class TestCreate:
         assert (done.returncode, "wrote 0 samples" in done.stdout) == (0, True), done.stderr
         assert {path.name for path in Path("out").iterdir()} >= {"train.json", "val.json"}
         assert not Path("out/.train-.tar.journal").exists()
+
+
+class TestConvert:
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch, write_shard):
+        """Five shards, with a field that the first has not."""
+        monkeypatch.chdir(tmp_path)
+        for shard in range(SHARDS):
+            more = {"txt": "more"} if shard else {}
+            write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n, **more} for n in range(3)))
+        return "in-{0..4}.tar"
+
+    @pytest.mark.parametrize("to", ["msgpack", "cbor", "tar"])
+    def test_each_file_becomes_one_shard(self, run, source, to):
+        for part in "10":
+            assert run("convert", source, f"out-%d.{to}", "--part", f"{part}/2").returncode == 0
+        for shard in range(SHARDS):
+            run("convert", f"in-{shard}.tar", f"alone-{shard}.{to}")
+            alone = Path(f"alone-{shard}.{to}").read_bytes()
+            assert Path(f"out-{shard}.{to}").read_bytes() == alone
+
+    def test_each_shard_of_mds_becomes_one(self, run, source):
+        run("convert", source, "mds", "--columns", "cls:int", "--maxsize", 100)
+        run("convert", "mds", "whole-%d.tar", "--part", "0/1")
+        for part in "201":
+            run("convert", "mds", "out-%d.tar", "--part", f"{part}/3")
+        assert len(read()) == len(list(Path("mds").glob("*.mds"))) > 3
+        assert read() == read("whole-*.tar")
+        samples = [sample["__key__"] for sample in mpwds.WebDataset(f"out-{{0..{len(read()) - 1}}}.tar")]
+        assert samples == [f"{shard}{n}" for shard in range(SHARDS) for n in range(3)]
+
+    def test_samples_of_mds_without_keys_get_different_ones(self, run, source):
+        run("convert", source, "mds", "--columns", "cls:int", "--no-keys", "--maxsize", 100)
+        run("convert", "mds", "out-%d.tar", "--part", "0/1")
+        samples = mpwds.WebDataset(f"out-{{0..{len(read()) - 1}}}.tar")
+        assert [int(sample["__key__"]) for sample in samples] == list(range(3 * SHARDS))
+
+    def test_a_run_goes_on_and_inputs_must_be_the_same(self, run, refused, source, write_shard):
+        words = "convert", source, "out-%d.msgpack", "--part"
+        run(*words, "0/2")
+        assert "to 2 shards; 3 were complete before" in run(*words, "0/1").stdout
+        write_shard("in-1.tar", {"__key__": "other", "cls": 1})
+        assert "was begun with different inputs" in refused(*words, "1/2")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["in-{0..4}.tar", "mds"], "the index of mds names all shards, so write tar shards"),
+            (["-", "out-%d.tar", "--from", "tar"], "each file is read by itself, and a stream has none"),
+            (["in-{0..4}.tar", "x.msgpack"], "x.msgpack is one shard, but 5 are to be written"),
+            (["in-{0..4}.tar", "x-%d.msgpack", "--maxcount", 2], "each file becomes one shard"),
+        ],
+        ids=["an index", "a stream", "one output", "limits"],
+    )
+    def test_mistakes_are_explained(self, refused, source, words, message):
+        assert message in refused("convert", *words, "--part", "0/2", status=2)

@@ -10,7 +10,6 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.options import Engine
 from mpwds.cli.outputs import digest
-from mpwds.cli.shards import version_of
+from mpwds.cli.shards import digest_of_versions
 from mpwds.errors import WrongArgument
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
@@ -35,7 +34,6 @@ from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
 
-_REQUESTS = 16  # at a time
 _WORKERS = 4
 
 
@@ -81,11 +79,9 @@ class Processing:
 
     def describe(self, code: list[str]) -> dict[str, Any]:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
-        with ThreadPoolExecutor(_REQUESTS) as threads:
-            inputs = digest(threads.map(version_of, self.urls))
         return {
             "shards": self.urls,
-            "inputs": inputs,
+            "inputs": digest_of_versions(self.urls),
             "rounds": self.rounds,
             "seed": self.seed,
             "stages": fingerprint(self.dataset),
