@@ -21,6 +21,7 @@ from mpwds.cli.outputs import (
     refuse_limits,
     refuse_own_input,
     resume_or_start,
+    shard_names,
     shard_pattern,
     warn_of_older,
 )
@@ -29,7 +30,6 @@ from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import url_scheme, without_credentials
-from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:
@@ -232,11 +232,8 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
     sources: list[tuple[str, int | None]] = [(url, None) for url in dataset.urls]
     if dataset.shards is not None:
         sources = [(place, shard) for shard in range(len(dataset.shards.lengths))]
-    if not is_series(where) and len(sources) > 1:
-        raise WrongArgument(
-            f"{where} is one shard, but {len(sources)} are to be written: name it out-%06d.{target.name}"
-        )
-    return [Job(*source, numbered(where, number)) for number, source in enumerate(sources)]
+    names = shard_names(where, len(sources))
+    return [Job(*source, name) for source, name in zip(sources, names, strict=True)]
 
 
 def _run(jobs: Sequence[Job], done: Collection[str], work: FileByFile, over: Distributed) -> Counter[str]:
