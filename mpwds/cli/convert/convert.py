@@ -196,7 +196,7 @@ class Conversion:
         return converted
 
 
-class Job(NamedTuple):
+class FileJob(NamedTuple):
     """A shard to write: that of a file, or of a shard of an indexed dataset."""
 
     source: str
@@ -212,7 +212,7 @@ class FileByFile:
     conversion: Conversion
     options: WriteOptions
 
-    def __call__(self, job: Job) -> Iterator[dict[str, int]]:
+    def __call__(self, job: FileJob) -> Iterator[dict[str, int]]:
         dataset = self.format.samples(job.source)
         samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
         writer = self.conversion.target.writer(job.output, {}, self.options)
@@ -221,7 +221,7 @@ class FileByFile:
         yield {"samples": len(written), "bytes": sum(written)}
 
 
-def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> list[Job]:
+def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> list[FileJob]:
     """The shards to write if each file becomes one; raises ``WrongArgument`` if that cannot be."""
     if target.indexes:
         raise WrongArgument(
@@ -233,10 +233,10 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
     if dataset.shards is not None:
         sources = [(place, shard) for shard in range(len(dataset.shards.lengths))]
     names = shard_names(where, len(sources))
-    return [Job(*source, name) for source, name in zip(sources, names, strict=True)]
+    return [FileJob(*source, name) for source, name in zip(sources, names, strict=True)]
 
 
-def _run(jobs: Sequence[Job], done: Collection[str], work: FileByFile, over: Distributed) -> Counter[str]:
+def _run(jobs: Sequence[FileJob], done: Collection[str], work: FileByFile, over: Distributed) -> Counter[str]:
     """Does those of the jobs that are this process's and left; returns the figures."""
     own = jobs if over.part is None else over.part.of(jobs)
     left = [job for job in own if job.output not in done]

@@ -31,7 +31,7 @@ from mpwds.errors import MpwdsError, ShardError, WrongArgument
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
 
-class Group(NamedTuple):
+class ShardGroup(NamedTuple):
     """Shards whose samples are shuffled together. Each of the ``outputs`` gets an equal share of them.
 
     In the first round a group of the second is named as often as it has shards to write.
@@ -51,7 +51,7 @@ class GroupShuffle:
     directory: str
     seed: int
 
-    def __call__(self, group: Group) -> Iterator[dict[str, int]]:
+    def __call__(self, group: ShardGroup) -> Iterator[dict[str, int]]:
         read = samples = nbytes = 0
         draw = random.Random(f"{self.seed}/{group.name}").random
 
@@ -84,8 +84,8 @@ class GroupShuffle:
 class Rounds(NamedTuple):
     """The groups of both rounds, the shards between them, and those of the output."""
 
-    first: Sequence[Group]
-    second: Sequence[Group]
+    first: Sequence[ShardGroup]
+    second: Sequence[ShardGroup]
     between: Sequence[str]
     outputs: Sequence[str]
 
@@ -111,7 +111,7 @@ def plan_rounds(urls: Sequence[str], output: str, run: str) -> Rounds:
         for giver in range(len(parts))
     ]
     first = [
-        Group(
+        ShardGroup(
             f"first/{number}",
             part,
             [name for name, shards in zip(names, written, strict=True) for _ in shards],
@@ -119,7 +119,7 @@ def plan_rounds(urls: Sequence[str], output: str, run: str) -> Rounds:
         for number, (part, names) in enumerate(zip(parts, between, strict=True))
     ]
     second = [
-        Group(f"second/{number}", [names[number] for names in between], shards)
+        ShardGroup(f"second/{number}", [names[number] for names in between], shards)
         for number, shards in enumerate(written)
     ]
     return Rounds(first, second, [name for names in between for name in names], outputs)
@@ -173,7 +173,7 @@ def _remove(names: Sequence[str]) -> None:
 
 
 def _do(
-    groups: Sequence[Group], done: set[str], work: GroupShuffle, over: Distributed, what: str
+    groups: Sequence[ShardGroup], done: set[str], work: GroupShuffle, over: Distributed, what: str
 ) -> Counter[str]:
     """Shuffles those of the groups that are this process's and whose outputs are not complete."""
     own = groups if over.part is None else over.part.of(groups)
