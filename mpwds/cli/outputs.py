@@ -81,6 +81,20 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
     return f"{folder}{slash}{split}{name[begins.end() :] if begins else f'-{name}'}"
 
 
+def shard_names(output: str, count: int) -> list[str]:
+    """The names of shards of a series; raises ``WrongArgument`` if the output is one, and these are more.
+
+    Example:
+        >>> shard_names("out-%d.tar", 2), shard_names("out.tar", 1)
+        (['out-0.tar', 'out-1.tar'], ['out.tar'])
+    """
+    if not is_series(output) and count > 1:
+        raise WrongArgument(
+            f"{output} is one shard, but {count} are to be written: name a series, such as out-%06d.tar"
+        )
+    return [numbered(output, number) for number in range(count)]
+
+
 def beside(pattern: str, ending: str) -> str:
     """The name of a file that describes the shards of a pattern.
 
@@ -218,7 +232,7 @@ def resume_or_start(
             raise WrongArgument(f"--part: {output} is one stream, and parts write shards: name a series")
         yield set()
         return
-    path = str(journal or _beside(output))
+    path = str(journal or hidden_beside(output, ".journal"))
     if part is not None or not is_local(path):
         if part is not None and force:
             raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
@@ -279,10 +293,16 @@ def digest(parts: Iterable[object]) -> str:
     return found.hexdigest()
 
 
-def _beside(output: str) -> str:
+def hidden_beside(output: str, ending: str) -> str:
+    """The name of a file that a command has beside its output, while it has not ended or longer.
+
+    Example:
+        >>> hidden_beside("data/out-%d.tar", ".journal")
+        'data/.out-.tar.journal'
+    """
     folder, slash, name = (local_path(output) if is_local(output) else output).rpartition("/")
     front, _, back = parts_of_series(name)
-    return f"{folder}{slash}.{front}{back}.journal"
+    return f"{folder}{slash}.{front}{back}{ending}"
 
 
 def _journal(output: str, run: Mapping[str, Any]) -> bytes:

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from mpwds.cluster.engine import connect
 from mpwds.loader.messages.protocol import describe_error
+from mpwds.storage.caches.locks import lock, release
 
 _REPORT_EVERY_S = 1.0
 _SILENCE_S = 5.0  # after which a server is not listed
 _STOPPING_S = 3.0
+_KEYS = "mpwds-keys-"
 
 SERVER_KEYS = ("server.key_secret", "client.key")
 CLIENT_KEYS = ("client.key_secret", "server.key")
@@ -147,12 +149,29 @@ class ServerActor:
 
 
 class KeyFolder:
-    """A temporary folder at ``path`` with keys, as servers and trainers read them."""
+    """A temporary folder at ``path`` with keys, as servers and trainers read them.
+
+    It is locked while its process lives. The next process of this user that makes one removes those of
+    processes that were killed.
+    """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self.path = tempfile.mkdtemp(prefix="mpwds-keys-")
-        self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        for left in Path(tempfile.gettempdir()).glob(f"{_KEYS}*"):
+            with contextlib.suppress(OSError):  # it is another user's
+                _remove_locked(str(left), lock(str(left)))
+        descriptor = None
+        while descriptor is None:  # another process may remove a folder before it is locked
+            self.path = tempfile.mkdtemp(prefix=_KEYS)
+            descriptor = lock(self.path)
+        self.close = weakref.finalize(self, _remove_locked, self.path, descriptor)
         for name, key in keys.items():
             path = Path(self.path, name)
             path.touch(mode=0o600)
             path.write_bytes(key)
+
+
+def _remove_locked(folder: str, descriptor: int | None) -> None:
+    """Removes a folder and ends its lock; does nothing if there is no lock."""
+    if descriptor is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        release(descriptor)

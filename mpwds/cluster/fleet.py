@@ -168,7 +168,7 @@ class ServerFleet(FleetDirectory):
                 waiting = self._actors.keys() - serving.keys()  # for room in the cluster
                 if wanted > len(serving) and not waiting:
                     self._start(wanted - len(serving))
-                elif wanted < len(serving):
+                elif wanted < len(serving) or (waiting and scaling.is_enough):
                     self._retire(max(waiting or serving), is_serving=not waiting)
 
     def _retire(self, number: int, is_serving: bool) -> None:

@@ -28,7 +28,14 @@ class Scaling:
     busy: float = 0.8
     readings: int = 3
     _before: dict[str, TrainerFigures] = field(default_factory=dict)
+    _servers: int = 0
+    _enough: int = 0  # readings on end in which so many served, and no trainer waited too long
     _seen: int = 0  # readings on end with too few servers; below 0, with too many
+
+    @property
+    def is_enough(self) -> bool:
+        """True if those that serve have sufficed for some time: servers that have yet to start may go."""
+        return self._enough >= self.readings
 
     def decide(self, servers: int, trainers: dict[str, TrainerFigures]) -> int:
         """The number of servers from now on; ``servers`` serve now.
@@ -40,14 +47,17 @@ class Scaling:
         self._before = trainers
         used = {url for now in trainers.values() for url in now.servers}
         steps = [step for step in steps if step.seconds > 0]
+        if servers != self._servers:
+            self._servers, self._enough = servers, 0
         if len(used) < servers:
-            self._seen = 0
+            self._seen = self._enough = 0
             return servers
         if not steps:  # nobody has told anything new
             return servers
         waiting = max(step.waited_s / step.seconds for step in steps)
         active_s = sum(step.workers_active_s for step in steps)
         working = 1 - sum(step.workers_waited_s for step in steps) / active_s if active_s else 1.0
+        self._enough = 0 if waiting > self.waits else self._enough + 1
         if waiting > self.waits:
             self._seen = max(self._seen, 0) + 1
         elif servers > 1 and waiting < self.waits / 2 and working * servers / (servers - 1) < self.busy:

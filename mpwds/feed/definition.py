@@ -6,7 +6,7 @@ import functools
 import hashlib
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from mpwds.loader.resume.state import described
@@ -46,12 +46,14 @@ def fingerprint(dataset: Any) -> str:
     return digest.hexdigest()
 
 
-def count(dataset: Any, context: Context, exact: bool) -> int:
-    """Counts the elements that one worker makes of a dataset in an epoch; LengthUnknown if it cannot."""
+def counts(dataset: Any, here: Context, exact: bool) -> list[int]:
+    """Counts the elements that each worker of each rank makes of a dataset in an epoch; or LengthUnknown."""
+    places = [(rank, worker) for rank in range(here.world_size) for worker in range(here.workers)]
     if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
-        return dataset.count_in(context).elements
+        contexts = (replace(here, rank=rank, worker=worker) for rank, worker in places)
+        return [dataset.count_in(context).elements for context in contexts]
     total = count_delivered(dataset, [], exact).elements
-    return total // context.workers + (context.worker < total % context.workers)
+    return [total // here.workers + (worker < total % here.workers) for _, worker in places]
 
 
 class RemoteSource(IterableSource):

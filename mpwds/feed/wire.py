@@ -41,8 +41,10 @@ _MOST_FIELDS = 32
 _MOST_DEPTH = 32
 _HEAD_NBYTES = 64
 _MOST_WORKERS = 4096
-_MOST_STREAMS = 1 << 16
 _ROW_FIELDS = 1 + len(vars(Position()))
+
+MOST_STREAMS = 1 << 16
+"""The most streams, or workers of all ranks, of a job: the counts of so many fit into a reply."""
 
 PING_S = 1.0
 """Time between two pings of a trainer; the server answers each."""
@@ -122,6 +124,7 @@ def _is_row(value: Any) -> bool:
 
 _TYPES: Mapping[str, _Check] = {
     "number": ("a whole number, not negative", _is_natural),
+    "positive": ("a whole number above 0", lambda value: _is_natural(value) and value > 0),
     "line": ("a short line of text", _is_line),
     "text": ("a str", lambda value: type(value) is str),
     "flag": ("true or false", lambda value: type(value) is bool),
@@ -138,7 +141,10 @@ _TYPES: Mapping[str, _Check] = {
     "list": ("a list", lambda value: type(value) is list),
     "blocks": (f"1 to {MOST_BLOCKS}", lambda value: _is_natural(value) and 1 <= value <= MOST_BLOCKS),
     "memory": ("a number of bytes", lambda value: _is_natural(value) and 0 < value < 1 << 48),
-    "count": ("a number, or why there is none", lambda value: _is_natural(value) or type(value) is str),
+    "counts": (
+        "a list of numbers, or why there is none",
+        lambda value: type(value) is str or _list_of(_is_natural, MOST_STREAMS)(value),
+    ),
 }
 
 
@@ -178,7 +184,7 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
     ACK: _fields("slot attempt nbytes window: number"),
     PING: _fields("number: number", "acknowledged: table"),
     BYE: {},
-    COUNT: _fields("request epoch: number", "place: place", "exact: flag"),
+    COUNT: _fields("request epoch: number", "world_size workers: positive", "seed: int?", "exact: flag"),
     STATUS: _fields("request: number"),
     PEEK: _fields("request: number"),
 }
@@ -201,7 +207,7 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
     NOTICE: _fields("text: text"),
     GOODBYE: _fields("server: line"),
     PONG: _fields("known: flag", "server: line", "number: number", "slots: table", "counters: map"),
-    COUNTED: _fields("request: number", "count: count"),
+    COUNTED: _fields("request: number", "counts: counts"),
     STATUS_IS: _fields("request: number", "status: map"),
     PEEKED: _fields("request: number", "message arrays: bytes"),
 }
@@ -266,8 +272,8 @@ def _unpack_rows(data: bytes) -> list[Any]:
     unpacker = msgpack.Unpacker(max_array_len=_ROW_FIELDS, max_map_len=0, max_buffer_size=len(data))
     unpacker.feed(data)
     number = unpacker.read_array_header()
-    if number > _MOST_STREAMS:
-        raise ValueError(f"{number} streams: {_MOST_STREAMS} are the limit")
+    if number > MOST_STREAMS:
+        raise ValueError(f"{number} streams: {MOST_STREAMS} are the limit")
     return [unpacker.unpack() for _ in range(number)]
 
 

@@ -1,5 +1,6 @@
 """``--part I/N``: processes that know nothing of each other write the shards of one job."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mpwds
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
 from tests.storage.conftest import Web
@@ -181,3 +183,132 @@ class TestCreate:
         done = run(*words, "--index")
         assert (done.returncode, "no shard to write" in done.stdout) == (0, True), done.stderr
         assert {path.name for path in Path("out").iterdir()} >= {"train.json", "val.json"}
+
+
+class TestShuffle:
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch, write_shard):
+        monkeypatch.chdir(tmp_path)
+        keys = map("{:03d}".format, itertools.count())
+        for shard in range(SHARDS):
+            write_shard(f"in-{shard}.tar", *({"__key__": next(keys), "cls": shard} for _ in range(20)))
+        return "in-{0..4}.tar"
+
+    def words(self, source, output="out-%d.tar", part="0/1", **options):
+        more = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return "shuffle", source, output, "--part", part, *more
+
+    def keys(self, pattern="out-{0..4}.tar"):
+        return [sample["__key__"] for sample in mpwds.WebDataset(pattern)]
+
+    def test_the_parts_together_write_what_one_run_writes(self, run, source):
+        whole = run(*self.words(source, "whole-%d.tar"))
+        assert (whole.returncode, "5 shards written" in whole.stdout) == (0, True), whole.stderr
+        told = [run(*self.words(source, part=f"{part}/2")) for part in (1, 0, 1)]
+        assert [each.returncode for each in told] == [1, 0, 0]
+        assert "the first round is not complete" in told[0].stderr
+        assert "Repeat this command when all other parts have ended" in told[0].stderr
+        assert read() == read("whole-*.tar")
+
+    def test_each_sample_is_in_one_shard_and_nothing_else_is_left(self, run, source):
+        run(*self.words(source))
+        found = self.keys()
+        assert sorted(found) == sorted(self.keys("in-{0..4}.tar")) != found
+        assert {path.name for path in Path().glob(".*")} == {".out-.tar.journal"}
+
+    def test_the_seed_alone_determines_the_order(self, run, source):
+        for name, seed, memory in (("a", 1, "1kB"), ("b", 1, "1GB"), ("c", 2, "1GB")):
+            run(*self.words(source, f"{name}-%d.tar", seed=seed, memory=memory))
+        assert read("a-*.tar") == read("b-*.tar") != read("c-*.tar")
+
+    def test_samples_of_a_shard_go_to_all_shards(self, run, source):
+        run(*self.words(source))
+        for shard in range(SHARDS):
+            assert len({key[0] + key[1] for key in self.keys(f"out-{shard}.tar")}) > SHARDS
+
+    def test_the_temporary_shards_are_beside_shards_on_a_server(self, run, source, web):
+        run(*self.words(source))
+        done = run(*self.words(source, web.url("/out-%d.tar")))
+        assert done.returncode == 0, done.stderr
+        assert {name: web.files[f"/out-{name}"] for name in read()} == read()
+        assert "000002.tar are not needed any more: remove them" in done.stderr
+
+    def test_a_shard_that_is_missing_is_written_again(self, run, source):
+        run(*self.words(source))
+        before = read()
+        os.unlink("out-3.tar")
+        assert "2 shards written; 3 were complete before" in run(*self.words(source)).stdout
+        assert read() == before
+        assert "0 shards written; 5 were complete before" in run(*self.words(source)).stdout
+
+    def test_another_seed_is_another_job(self, run, refused, source):
+        run(*self.words(source))
+        assert "was begun with different seed" in refused(*self.words(source, seed=1))
+
+    def test_limits_and_streams_have_no_parts(self, refused, source):
+        assert "as many shards as they read" in refused(*self.words(source, maxcount=3), status=2)
+        assert "a stream has none" in refused(*self.words("-"), status=2)
+
+    def test_few_samples_leave_some_shards_empty(self, run, tmp_path, monkeypatch, write_shard):
+        monkeypatch.chdir(tmp_path)
+        for shard in range(4):
+            write_shard(f"in-{shard}.tar", *([{"__key__": "x", "cls": 1}] if shard == 2 else []))
+        assert run(*self.words("in-{0..3}.tar")).returncode == 0
+        assert len(read()) == 4
+        assert self.keys("out-{0..3}.tar") == ["x"]
+
+
+class TestConvert:
+    @pytest.fixture
+    def source(self, tmp_path, monkeypatch, write_shard):
+        """Five shards, with a field that the first has not."""
+        monkeypatch.chdir(tmp_path)
+        for shard in range(SHARDS):
+            more = {"txt": "more"} if shard else {}
+            write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n, **more} for n in range(3)))
+        return "in-{0..4}.tar"
+
+    @pytest.mark.parametrize("to", ["msgpack", "cbor", "tar"])
+    def test_each_file_becomes_one_shard(self, run, source, to):
+        for part in "10":
+            assert run("convert", source, f"out-%d.{to}", "--part", f"{part}/2").returncode == 0
+        for shard in range(SHARDS):
+            run("convert", f"in-{shard}.tar", f"alone-{shard}.{to}")
+            alone = Path(f"alone-{shard}.{to}").read_bytes()
+            assert Path(f"out-{shard}.{to}").read_bytes() == alone
+
+    def test_each_shard_of_mds_becomes_one(self, run, source):
+        run("convert", source, "mds", "--columns", "cls:int", "--maxsize", 100)
+        run("convert", "mds", "whole-%d.tar", "--part", "0/1")
+        for part in "201":
+            run("convert", "mds", "out-%d.tar", "--part", f"{part}/3")
+        assert len(read()) == len(list(Path("mds").glob("*.mds"))) > 3
+        assert read() == read("whole-*.tar")
+        samples = [sample["__key__"] for sample in mpwds.WebDataset(f"out-{{0..{len(read()) - 1}}}.tar")]
+        assert samples == [f"{shard}{n}" for shard in range(SHARDS) for n in range(3)]
+
+    def test_samples_of_mds_without_keys_get_different_ones(self, run, source):
+        run("convert", source, "mds", "--columns", "cls:int", "--no-keys", "--maxsize", 100)
+        run("convert", "mds", "out-%d.tar", "--part", "0/1")
+        samples = mpwds.WebDataset(f"out-{{0..{len(read()) - 1}}}.tar")
+        assert [int(sample["__key__"]) for sample in samples] == list(range(3 * SHARDS))
+
+    def test_a_run_goes_on_and_inputs_must_be_the_same(self, run, refused, source, write_shard):
+        words = "convert", source, "out-%d.msgpack", "--part"
+        run(*words, "0/2")
+        assert "to 2 shards; 3 were complete before" in run(*words, "0/1").stdout
+        write_shard("in-1.tar", {"__key__": "other", "cls": 1})
+        assert "was begun with different inputs" in refused(*words, "1/2")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["in-{0..4}.tar", "mds"], "the index of mds names all shards, so write tar shards"),
+            (["-", "out-%d.tar", "--from", "tar"], "each file is read by itself, and a stream has none"),
+            (["in-{0..4}.tar", "x.msgpack"], "x.msgpack is one shard, but 5 are to be written"),
+            (["in-{0..4}.tar", "x-%d.msgpack", "--maxcount", 2], "each file becomes one shard"),
+        ],
+        ids=["an index", "a stream", "one output", "limits"],
+    )
+    def test_mistakes_are_explained(self, refused, source, words, message):
+        assert message in refused("convert", *words, "--part", "0/2", status=2)

@@ -95,9 +95,11 @@ def node_of(actor):
 
 def test_a_killed_server_is_back_at_another_address(fleet):
     before = fleet.servers()
+    keys = ray.get(server(fleet, 0).__ray_call__.remote(lambda self: self._keys.path))
     os.kill(pid_of(server(fleet, 0)), signal.SIGKILL)
     wait_until(lambda: len(fleet()) == 2 and fleet.servers()[0] != before[0])
     assert fleet.servers()[1] == before[1]
+    assert not os.path.exists(keys)
     assert read(fleet(), fleet.keys) == NUMBERS
 
 
@@ -152,6 +154,18 @@ def test_a_fleet_grows_while_its_trainer_waits(nodes, source, monkeypatch):
                 return len({worker.server for worker in workers if worker.batches}) == 2
 
             wait_until(both_work)
+
+
+def test_a_server_for_which_there_was_no_room_is_given_up_when_it_is_not_needed(nodes, source, monkeypatch):
+    monkeypatch.setattr(fleets, "_SCALE_EVERY_S", 0.5)
+    monkeypatch.setattr(addresses, "LOOK_EVERY_S", 0.2)
+    Path("pipeline.py").write_text(PIPELINE.replace("    return", "    time.sleep(0.02)\n    return"))
+    nodes.add(cpus=1)
+    with ServerFleet(source, servers="auto", workers_per_server=1) as fleet:
+        with mpwds.RemoteLoader(fleet, streams=4, output="numpy") as loader:
+            wait_until(lambda: list(loader) and len(fleet._actors) > 1)
+            wait_until(lambda: [time.sleep(0.2) for _ in loader] and len(fleet._actors) == 1)
+        assert len(fleet()) == 1
 
 
 def test_a_killed_directory_learns_the_addresses_again(fleet):

@@ -86,6 +86,26 @@ def test_nothing_changes_while_nobody_trains():
     assert [scaling.decide(1, still) for _ in range(20)] == [1] * 20
 
 
+def test_servers_that_have_yet_to_start_may_go_once_the_others_suffice():
+    scaling, trainers = Scaling(readings=3), Trainers(4.0)
+    run(scaling, trainers, 1, readings=4)
+    assert not scaling.is_enough
+    trainers.need = 1.0
+    enough = []
+    for _ in range(4):
+        scaling.decide(1, trainers.read(1))
+        enough.append(scaling.is_enough)
+    assert enough == [False, False, True, True]
+
+
+def test_those_that_are_left_when_a_server_is_lost_must_suffice_for_some_time():
+    scaling, trainers = Scaling(readings=3), Trainers(1.0)
+    run(scaling, trainers, 3, readings=6)
+    assert scaling.is_enough
+    scaling.decide(2, trainers.read(2))
+    assert not scaling.is_enough
+
+
 class TestDirectory:
     KEYS: ClassVar = {name: name.encode() for name in (*SERVER_KEYS, *CLIENT_KEYS)}
 

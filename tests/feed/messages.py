@@ -36,7 +36,7 @@ COMMANDS = {
     wire.ACK: {"slot": 0, "attempt": 1, "nbytes": 0, "window": 1 << 20},
     wire.PING: {"number": 1, "acknowledged": [[0, 1, 0]]},
     wire.BYE: {},
-    wire.COUNT: {"request": 1, "epoch": 0, "place": PLACE, "exact": True},
+    wire.COUNT: {"request": 1, "epoch": 0, "world_size": 1, "workers": 2, "seed": None, "exact": True},
     wire.STATUS: {"request": 1},
     wire.PEEK: {"request": 1},
 }
@@ -61,7 +61,7 @@ REPLIES = {
     wire.NOTICE: {"text": "a worker died"},
     wire.GOODBYE: {"server": "0123"},
     wire.PONG: {"known": True, "server": "0123", "number": 1, "slots": [[0, 1, 0]], "counters": {}},
-    wire.COUNTED: {"request": 1, "count": 7},
+    wire.COUNTED: {"request": 1, "counts": [7, 7]},
     wire.STATUS_IS: {"request": 1, "status": {}},
     wire.PEEKED: {"request": 1, "message": b"", "arrays": b""},
 }

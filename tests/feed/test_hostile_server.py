@@ -40,8 +40,9 @@ TRAP = pickle.dumps(Trap())
 class HostileServer:
     """Welcomes a trainer, and answers each ``start`` with what ``answer(slot, attempt)`` yields."""
 
-    def __init__(self, answer, welcome=None, pong=None):
+    def __init__(self, answer, welcome=None, pong=None, counts="it is hostile"):
         self._answer, self._welcome, self._pong = answer, welcome or {}, pong or {}
+        self._counts = counts
         self.heard = []
         self._ends = threading.Event()
         self._context = zmq.Context()
@@ -77,7 +78,7 @@ class HostileServer:
             pong = {"known": True, "server": WELCOME["server"], "number": 0, "slots": [], "counters": {}}
             yield [wire.pack(wire.PONG, **{**pong, **self._pong})]
         elif fields["kind"] == wire.COUNT:
-            yield [wire.pack(wire.COUNTED, request=fields["request"], count="it is hostile")]
+            yield [wire.pack(wire.COUNTED, request=fields["request"], counts=self._counts)]
         elif fields["kind"] == wire.START:
             yield from self._answer(fields["slot"], fields["attempt"])
 
@@ -280,7 +281,7 @@ def test_a_data_message_of_a_wrong_form_counts_as_lost(name):
         [b"\xc1" * 100],
         [wire.pack("reboot")],
         [wire.pack(wire.NOTICE, text=7)],
-        [wire.pack(wire.COUNTED, request=0, count=[])],
+        [wire.pack(wire.COUNTED, request=0, counts=[-1])],
     ],
 )
 def test_other_garbage_is_dropped(frames):
@@ -305,6 +306,12 @@ def test_a_batch_for_which_there_is_no_memory_is_an_error():
                 next(iter(loader))
             with pytest.raises(MpwdsError, match=why):  # it is not asked any more
                 servers.ask(servers.connections[0], wire.COUNT)
+
+
+def test_counts_of_another_job_are_refused():
+    with HostileServer(data(END), counts=[7, 7]) as server, mpwds.RemoteLoader(server.url) as loader:
+        with pytest.raises(MpwdsError, match=f"the server {server.url} counted for 2 workers, not 1"):
+            len(loader)
 
 
 def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():

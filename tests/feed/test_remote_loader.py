@@ -6,11 +6,13 @@ import itertools
 import json
 import pickle
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import mpwds
+from mpwds.feed import wire
 from mpwds.feed.server import worker_relay
 from mpwds.loader.launching.forkserver import ServerGone
 from mpwds.loader.worker import elements
@@ -72,6 +74,28 @@ def test_a_loader_may_take_fewer_workers_than_the_servers_have():
     with served(numbers(), workers=3) as server:
         with mpwds.RemoteLoader(server.url, workers=2, output="numpy") as loader:
             assert epoch_of(loader) == locally(numbers(), 2)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"streams": 128}], ids=["workers", "streams"])
+def test_one_question_tells_the_lengths_of_all_ranks(options, monkeypatch):
+    pack, sent = wire.pack, Counter()
+    monkeypatch.setattr(wire, "pack", lambda kind, **fields: sent.update([kind]) or pack(kind, **fields))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    dataset = mpwds.DataPipeline(range(1000)).batched(4)
+    with served(dataset) as server:
+        with mpwds.RemoteLoader(server.url, workers=2, even="pad", output="numpy", **options) as loader:
+            for epoch in range(1, 3):
+                assert sum(1 for _ in loader) == 4
+                assert sent[wire.COUNT] == sent[wire.COUNTED] == epoch
+
+
+def test_the_lengths_of_very_many_ranks_are_not_known(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "40000")
+    with served(numbers()) as server, mpwds.RemoteLoader(server.url, workers=2) as loader:
+        with pytest.raises(TypeError, match="the job has 80,000 workers, and counts of 65,536 fit"):
+            len(loader)
 
 
 def test_the_seed_of_the_trainer_counts():

@@ -152,10 +152,27 @@ def test_a_count_that_fails_says_why(monkeypatch):
     def fail(*arguments):
         raise OSError("its index is away")
 
-    monkeypatch.setattr("mpwds.feed.definition.count", fail)
+    monkeypatch.setattr("mpwds.feed.definition.counts", fail)
     with served(numbers()) as server, mpwds.RemoteLoader(server.url) as loader:
         with pytest.raises(TypeError, match=r"counting the elements failed \(OSError: its index is away\)"):
             len(loader)
+
+
+def test_the_ranks_of_a_job_have_its_workers_counted_once(monkeypatch):
+    counted = []
+
+    def counts(dataset, here, exact):
+        counted.append(here)
+        return [rank for rank in range(here.world_size) for _ in range(here.workers)]
+
+    monkeypatch.setattr("mpwds.feed.definition.counts", counts)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with served(numbers(), workers=2) as server:
+        for rank in range(3):
+            monkeypatch.setenv("RANK", str(rank))
+            with mpwds.RemoteLoader(server.url, workers=2) as loader:
+                assert len(loader) == 2 * rank
+    assert len(counted) == 1
 
 
 def states(server):

@@ -173,6 +173,7 @@ LIMITS = {
     "ranks": (wire.START, "place", [1, 2, 0, 1, None], [2, 2, 0, 1, None], PLACES),
     "places of workers": (wire.START, "place", [0, 1, 1, 2, None], [0, 1, 2, 2, None], PLACES),
     "seeds": (wire.START, "place", [0, 1, 0, 1, -5], [0, 1, 0, 1, 0.5], PLACES),
+    "workers of ranks": (wire.COUNT, "workers", 1, 0, "a whole number above 0"),
     "places of five": (wire.START, "place", [0, 1, 0, 1, 0], [0, 1, 0, 1], PLACES),
     "acknowledged rows of three": (wire.PING, "acknowledged", [[1, 2, 3]], [[1, 2]], TABLE),
     "10,000 rows": (wire.PING, "acknowledged", list_of(10_000, [0, 0, 0]), list_of(10_001, [0, 0, 0]), TABLE),
@@ -187,12 +188,13 @@ def test_a_field_of_a_command_has_limits(kind, name, good, bad, expected):
     assert str(error.value).startswith(f"{kind}: {name} must be {expected}, got ")
 
 
-@pytest.mark.parametrize("value", [0, "there is none"])
-def test_a_count_is_a_number_or_why_there_is_none(value):
-    reply = {"request": 1, "count": value}
+@pytest.mark.parametrize("value", [[0, 7], [1 << 62] * wire.MOST_STREAMS, "there is none"])
+def test_counts_are_numbers_or_why_there_are_none(value):
+    reply = {"request": 1, "counts": value}
     assert wire.unpack_reply(wire.pack(wire.COUNTED, **reply)) == {"kind": wire.COUNTED, **reply}
-    with pytest.raises(Malformed, match="counted: count must be a number, or why there is none, got None"):
-        wire.unpack_reply(wire.pack(wire.COUNTED, request=1, count=None))
+    for bad in (None, [-1], [0] * (wire.MOST_STREAMS + 1)):
+        with pytest.raises(Malformed, match="counted: counts must be a list of numbers, or why there"):
+            wire.unpack_reply(wire.pack(wire.COUNTED, request=1, counts=bad))
 
 
 WORKERS_SAY = {

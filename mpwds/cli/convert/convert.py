@@ -5,28 +5,38 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mpwds.cli.console import console, progress, report, table
-from mpwds.cli.options import Force, Json, parse_size
+from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.options import Distributed, Force, Json, parse_size
 from mpwds.cli.outputs import (
     make_folders,
     refuse_existing,
     refuse_limits,
     refuse_own_input,
+    resume_or_start,
+    shard_names,
     shard_pattern,
     warn_of_older,
 )
-from mpwds.pipeline.sources.formats import FORMATS, Format, find_format, format_named
+from mpwds.cli.shards import digest_of_versions
+from mpwds.errors import WrongArgument
+from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
+from mpwds.storage.streams.gopen import exists
+from mpwds.storage.streams.urls import url_scheme, without_credentials
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from mpwds.cli.encodings import Plan
+    from mpwds.storage.writing.sinks import Sink, WriteOptions
 
 _FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
 
@@ -45,6 +55,7 @@ def convert(
             metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."
         ),
     ],
+    over: Distributed,
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS.")
@@ -79,8 +90,12 @@ def convert(
     What becomes of each field is guessed by its extension or encoding, and shown; --columns says it otherwise
     and leaves out all others. The bytes of images, texts and JSON stay as they are. Columns of MDS hold a
     value in every sample, so a sample that lacks one is an error. Pickles are copied, and never read.
+
+    Many machines do one job with --part 0/64 to --part 63/64, each with one of them, or with --on ray. Then
+    each file of SOURCE, or shard of MDS, becomes one shard of the series OUTPUT, which is not MDS. A run that
+    was killed continues.
     """
-    from mpwds.cli.encodings import KEY, convert_fields, plan_fields
+    from mpwds.cli.encodings import plan_fields
     from mpwds.storage.writing.sinks import WriteOptions
 
     format, place = _source(source, from_)
@@ -95,6 +110,11 @@ def convert(
         if os.path.realpath(os.path.dirname(where)) == os.path.realpath(source):
             raise ValueError(f"{where} would lie in the dataset that is read: choose another folder")
     refuse_own_input(dataset.urls, where)
+    jobs = None
+    if over.part is not None or over.on is not None:
+        if maxcount or maxsize:
+            raise WrongArgument("--maxcount and --maxsize: with --part or --on, each file becomes one shard")
+        jobs = _jobs(place, dataset, target, where)
     samples = dataset.read()
     first = next(samples, None)
     if first is None:
@@ -103,42 +123,137 @@ def convert(
     told = console(where == "-" or as_json)
     told.print(_plan_table(plan, dataset.columns, format.name, kind))
     encodings = {new: target for new, target, _ in plan.values()}
-    if not in_columns:
-        refuse_existing([where], force)
-        make_folders([where])
     if keys and in_columns:
         encodings[KEY] = "str"
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     limit = parse_size(maxsize) if maxsize else None
-    count, total, began = 0, 0, time.monotonic()
+    began = time.monotonic()
+    conversion = Conversion(plan, dataset.columns, target, columns)
     options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
-    with target.writer(where, encodings, options) as sink, progress(dataset.count) as advance:
-        for sample in itertools.chain([first], samples):
-            if not columns and (extra := sample.keys() - plan.keys() - {KEY}):
-                if in_columns:
-                    raise ValueError(
-                        f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: "
-                        "say with --columns what to take"
-                    )
-                plan |= plan_fields({name: sample[name] for name in sorted(extra)}, dataset.columns, kind, "")
-            wanted = plan if columns or in_columns else sample.keys() - {KEY}
-            fields = {name: (new, to) for name, (new, _, to) in plan.items() if name in wanted}
-            converted: dict[str, Any] = convert_fields(sample, fields)
-            nbytes = sum(map(len, converted.values()))
-            key = converted[KEY].decode() if KEY in converted else sample[KEY]
-            converted[KEY] = key.encode() if kind == "mds1" else key
-            sink.write(converted)
-            count += 1
-            total += nbytes
-            advance(1, "converting")
-    if not in_columns:
-        warn_of_older(where, sink.shards)
+    if jobs is not None:
+        run = _described(format, place, dataset, [format.name, kind, columns])
+        work = FileByFile(format, conversion, options._replace(force=False))
+        outputs = [job.output for job in jobs]
+        with resume_or_start(where, outputs, run, force, part=over.part) as done:
+            figures = _run(jobs, done, work, over)
+    else:
+        if not in_columns:
+            refuse_existing([where], force)
+            make_folders([where])
+        figures = Counter(samples=0, bytes=0)
+        with target.writer(where, encodings, options) as sink, progress(dataset.count) as advance:
+            for nbytes in conversion.write(itertools.chain([first], samples), sink):
+                figures.update(samples=1, bytes=nbytes)
+                advance(1, "converting")
+        figures["shards"] = len(sink.shards)
+        if not in_columns:
+            warn_of_older(where, sink.shards)
     if as_json:
         shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        figures = {"samples": count, "bytes": total, "shards": len(sink.shards), "format": kind}
-        report(as_json, {**figures, "fields": shown}, to_stderr=where == "-")
-    what = f"{counted(count, 'sample')} ({size(total)}, {time.monotonic() - began:.1f} s)"
-    told.print(f"wrote {what} to {counted(len(sink.shards), 'shard')}: {where} ({kind})")
+        report(as_json, {**figures, "format": kind, "fields": shown}, to_stderr=where == "-")
+    seconds = time.monotonic() - began
+    what = f"{counted(figures['samples'], 'sample')} ({size(figures['bytes'])}, {seconds:.1f} s)"
+    before = figures["complete_before"]
+    more = f"; {before} were complete before" if before else ""
+    told.print(f"wrote {what} to {counted(figures['shards'], 'shard')}{more}: {where} ({kind})")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What becomes of samples. The plan grows by the fields that the first sample has not.
+
+    ``stored`` are the encodings of the source's columns, and ``columns`` is what the user chose.
+    """
+
+    plan: Plan
+    stored: Mapping[str, str]
+    target: Format
+    columns: str
+
+    def write(self, samples: Iterable[dict[str, Any]], sink: Sink) -> Iterator[int]:
+        """Writes converted samples; yields the bytes of each."""
+        for sample in samples:
+            converted = self._converted(sample)
+            sink.write(converted)
+            yield sum(len(value) for name, value in converted.items() if name != KEY)
+
+    def _converted(self, sample: dict[str, Any]) -> dict[str, Any]:
+        from mpwds.cli.encodings import convert_fields, plan_fields
+
+        plan, kind, in_columns = self.plan, self.target.name, bool(self.target.indexes)
+        if not self.columns and (extra := sample.keys() - plan.keys() - {KEY}):
+            if in_columns:
+                raise ValueError(
+                    f"sample {sample[KEY]!r} has a field {min(extra)!r}, which the first sample has not: "
+                    "say with --columns what to take"
+                )
+            plan.update(plan_fields({name: sample[name] for name in sorted(extra)}, self.stored, kind, ""))
+        wanted = plan if self.columns or in_columns else sample.keys() - {KEY}
+        fields = {name: (new, to) for name, (new, _, to) in plan.items() if name in wanted}
+        converted: dict[str, Any] = convert_fields(sample, fields)
+        key = converted[KEY].decode() if KEY in converted else sample[KEY]
+        converted[KEY] = key.encode() if kind == "mds1" else key
+        return converted
+
+
+class FileJob(NamedTuple):
+    """A shard to write: that of a file, or of a shard of an indexed dataset."""
+
+    source: str
+    shard: int | None
+    output: str
+
+
+@dataclass(frozen=True)
+class FileByFile:
+    """Converts files one by one. Called with a job, it writes the shard."""
+
+    format: Format
+    conversion: Conversion
+    options: WriteOptions
+
+    def __call__(self, job: FileJob) -> Iterator[dict[str, int]]:
+        dataset = self.format.samples(job.source)
+        samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
+        writer = self.conversion.target.writer(job.output, {}, self.options)
+        with noted(f"while writing {without_credentials(job.output)}"), writer as sink:
+            written = list(self.conversion.write(samples, sink))
+        yield {"samples": len(written), "bytes": sum(written)}
+
+
+def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> list[FileJob]:
+    """The shards to write if each file becomes one; raises ``WrongArgument`` if that cannot be."""
+    if target.indexes:
+        raise WrongArgument(
+            f"--part and --on: the index of {target.name} names all shards, so write tar shards"
+        )
+    if any(url == "-" or url_scheme(url) == "pipe" for url in dataset.urls):
+        raise WrongArgument("--part and --on: each file is read by itself, and a stream has none: name files")
+    sources: list[tuple[str, int | None]] = [(url, None) for url in dataset.urls]
+    if dataset.shards is not None:
+        sources = [(place, shard) for shard in range(len(dataset.shards.lengths))]
+    names = shard_names(where, len(sources))
+    return [FileJob(*source, name) for source, name in zip(sources, names, strict=True)]
+
+
+def _run(jobs: Sequence[FileJob], done: Collection[str], work: FileByFile, over: Distributed) -> Counter[str]:
+    """Does those of the jobs that are this process's and left; returns the figures."""
+    own = jobs if over.part is None else over.part.of(jobs)
+    left = [job for job in own if job.output not in done]
+    before = len(own) - len(left)
+    figures = Counter(samples=0, bytes=0, shards=len(left), complete_before=before)
+    with progress(len(own), before) as advance:
+        for of_job in run_jobs(left, work, 0, over.on):
+            figures.update(of_job)
+            advance(1, "converting")
+    return figures
+
+
+def _described(format: Format, place: str, dataset: StoredSamples, options: list[str]) -> dict[str, Any]:
+    """What is made of what, for the journal."""
+    indexes = list(filter(exists, (f"{place.rstrip('/')}/{name}" for name in format.indexes)))
+    files = list(dataset.urls) if dataset.shards is None else indexes
+    return {"shards": files, "inputs": digest_of_versions(files), "options": options}
 
 
 def _source(source: str, name: str) -> tuple[Format, str]:

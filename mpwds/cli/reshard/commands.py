@@ -76,20 +76,42 @@ def merge(to: Resharding) -> None:
 def shuffle(
     to: Resharding,
     spilling: Spilling,
+    over: Distributed,
     seed: Annotated[int, typer.Option(help="Determines the order, whatever the memory.")] = 0,
 ) -> None:
     """Shuffle all samples of shards, also of more than fit in memory.
 
     Every order of the samples is equally likely. What does not fit in --memory goes through temporary files,
     which take as much room as the samples and vanish with the command, however it ends.
+
+    Many machines do one job with --part 0/64 to --part 63/64, each with one of them, or with --on ray. Then
+    there are as many shards as are read, and their order is another one. They work in two rounds, with
+    temporary shards beside OUTPUT. A part that finds the first round unfinished says so: write the same
+    command again when all parts have ended. A run that was killed continues.
     """
+    if over.part is not None or over.on is not None:
+        return _shuffle_in_rounds(to, spilling, seed, over)
     directory = spilling.tmp or temporary_directory(to.output)
 
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         ranks = iter(random.Random(seed).random, None)
-        return bucket_shuffle(zip(ranks, samples, strict=False), spilling.memory, directory)
+        in_order = bucket_shuffle(zip(ranks, samples, strict=False), spilling.memory, directory)
+        return (sample for _, sample in in_order)
 
-    reshard(to, arrange)
+    return reshard(to, arrange)
+
+
+def _shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distributed) -> None:
+    from mpwds.cli.reshard.two_rounds import shuffle_in_rounds
+
+    urls = shard_urls(to.shards)
+    refuse_own_input(urls, to.output)
+    figures = shuffle_in_rounds(urls, to, spilling, seed, over)
+    complete = figures["complete_before"]
+    before = f"; {complete} were complete before" if complete else ""
+    written = f"{counted(figures['shards'], 'shard')} written"
+    text = f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: {written}{before}"
+    report(to.as_json, dict(figures), text)
 
 
 def sort(

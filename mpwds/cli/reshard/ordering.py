@@ -35,8 +35,8 @@ def bucket_shuffle(
     directory: str,
     low: float = 0.0,
     high: float = 1.0,
-) -> Iterator[RawSample]:
-    """Yields samples in the order of their ranks, which are spread evenly from ``low`` to ``high``.
+) -> Iterator[tuple[float, RawSample]]:
+    """Yields ranks and samples in the ranks' order, which are spread evenly from ``low`` to ``high``.
 
     Up to ``memory`` bytes of samples are held. If there are more, all of them are dealt to temporary files,
     each of which has its part of the ranks and is put in order by itself.
@@ -64,7 +64,7 @@ def bucket_shuffle(
                     deal(*each)
                 held.clear()
         held.sort(key=_RANK)
-        yield from map(_SAMPLE, held)
+        yield from held
         for number, bucket in sorted(buckets.items()):
             begin = low + number * width
             yield from bucket_shuffle(bucket, memory, directory, begin, begin + width)

@@ -10,7 +10,6 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,9 +18,8 @@ import typer
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.options import Engine
-from mpwds.cli.outputs import digest
-from mpwds.cli.shards import version_of
-from mpwds.errors import WrongArgument
+from mpwds.cli.outputs import digest, shard_names
+from mpwds.cli.shards import digest_of_versions
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -30,12 +28,10 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
 
-_REQUESTS = 16  # at a time
 _WORKERS = 4
 
 
@@ -74,18 +70,14 @@ class Processing:
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, urls, self._handler)
         count = len(urls) * repeat
-        if not is_series(output) and count > 1:
-            raise WrongArgument(f"{output} is one shard, but {count} are to be written: name it out-%06d.tar")
-        rounds = (divmod(number, len(urls)) for number in range(count))
-        self.jobs = [Job(shard, at, numbered(output, number)) for number, (at, shard) in enumerate(rounds)]
+        names = enumerate(shard_names(output, count))
+        self.jobs = [Job(number % len(urls), number // len(urls), name) for number, name in names]
 
     def describe(self, code: list[str]) -> dict[str, Any]:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
-        with ThreadPoolExecutor(_REQUESTS) as threads:
-            inputs = digest(threads.map(version_of, self.urls))
         return {
             "shards": self.urls,
-            "inputs": inputs,
+            "inputs": digest_of_versions(self.urls),
             "rounds": self.rounds,
             "seed": self.seed,
             "stages": fingerprint(self.dataset),

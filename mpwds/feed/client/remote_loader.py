@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
 from mpwds.feed.client.addresses import ServerDirectory, Urls, directory_of
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
@@ -209,6 +210,7 @@ class Remote:
         self._rooms = CopiedBatches(kept=16)
         self.servers: ServerConnections | None = None
         self.definition, self.slots = definition or {}, list(slots)
+        self._counts: tuple[dict[str, Any], list[int]] = {}, []  # the last answer, and what it is about
         if definition is None:
             servers = self.connected()
             self.definition = servers.first().definition
@@ -259,11 +261,18 @@ class Remote:
             servers.close()
 
     def _count(self, context: Context) -> int | str:
-        servers = self.connected()
-        numbers = (context.rank, context.world_size, context.worker, context.workers)
-        question = {"epoch": context.epoch, "place": [*numbers, context.seed], "exact": True}
-        answer: int | str = servers.ask(servers.first(), wire.COUNT, **question)["count"]
-        return answer
+        """Counts a worker's elements. One question to a server brings the counts of the whole job."""
+        job = {name: getattr(context, name) for name in ("epoch", "seed", "world_size", "workers")}
+        if job != self._counts[0]:
+            servers = self.connected()
+            server = servers.first()
+            counts = servers.ask(server, wire.COUNT, exact=True, **job)["counts"]
+            if isinstance(counts, str):
+                return counts
+            if len(counts) != (places := context.world_size * context.workers):
+                raise MpwdsError(f"the server {server.url} counted for {len(counts)} workers, not {places}")
+            self._counts = job, counts
+        return self._counts[1][context.rank * context.workers + context.worker]
 
 
 def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -110,6 +111,8 @@ class Server:
         self._classes = [str(each) for each in classes] if isinstance(classes, (list, tuple)) else []
         self.dataset = as_dataset(dataset)
         self._definition = definition.define(self.dataset)
+        count = functools.partial(definition.counts, self.dataset)
+        self._counts = functools.lru_cache(maxsize=4)(count)  # all ranks of a job ask the same
         self._peekers: deque[tuple[bytes, int]] = deque()
         self._peeks: list[zmq.MessageTracker] = []
         self._stopping = EventFd()
@@ -262,7 +265,7 @@ class Server:
         elif kind == wire.BYE:
             self._trainers.forget(identity)
         elif kind == wire.COUNT:
-            self._router.reply(identity, wire.COUNTED, request=fields["request"], count=self._count(fields))
+            self._router.reply(identity, wire.COUNTED, request=fields["request"], counts=self._count(fields))
         elif kind == wire.PING:
             self._answer_ping(identity, session.party, fields)
         elif kind == wire.START:
@@ -308,13 +311,12 @@ class Server:
         answer = {"known": True, "slots": list(sent), "counters": counters}
         self._router.reply(identity, wire.PONG, server=self._id, number=number, **answer)
 
-    def _count(self, fields: dict[str, Any]) -> int | str:
-        place = wire.WorkerAssignment(*fields["place"])
-        context = Context(
-            fields["epoch"], place.seed, place.rank, place.world_size, place.worker, place.workers
-        )
+    def _count(self, fields: dict[str, Any]) -> list[int] | str:
+        job = {name: fields[name] for name in ("epoch", "seed", "world_size", "workers")}
+        if (places := job["world_size"] * job["workers"]) > wire.MOST_STREAMS:
+            return f"the job has {places:,} workers, and counts of {wire.MOST_STREAMS:,} fit into an answer"
         try:
-            return definition.count(self.dataset, context, fields["exact"])
+            return self._counts(Context(**job), fields["exact"])
         except LengthUnknown as error:
             return error.reason
         except Exception as error:

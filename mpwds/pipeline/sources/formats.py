@@ -8,10 +8,11 @@ a dataset of that format is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
@@ -70,6 +71,11 @@ class StoredSamples:
     def count(self) -> int | None:
         """The number of samples; ``None`` if it is unknown."""
         return None if self.shards is None else sum(self.shards.lengths)
+
+    def read_shard(self, number: int) -> Iterator[dict[str, Any]]:
+        """The samples of one of the ``shards``, as :attr:`read` gives them."""
+        assert self.shards is not None
+        return _numbered_samples(self.shards, [number])
 
 
 class Format:
@@ -367,14 +373,14 @@ def _options_of_mds(source: str, cache: CacheConfig) -> dict[str, Any]:
     return {"local": folder, "remote": source, "cache_limit": limit}
 
 
-def _numbered_samples(shards: IndexedShards) -> Iterator[dict[str, Any]]:
-    number = 0
-    for shard, length in enumerate(shards.lengths):
-        for index in range(length):
+def _numbered_samples(shards: IndexedShards, chosen: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The samples of all shards, or of the ``chosen`` ones. Those without a key get their number in all."""
+    starts = [0, *accumulate(shards.lengths)]
+    for shard in range(len(shards.lengths)) if chosen is None else chosen:
+        for index, number in enumerate(range(starts[shard], starts[shard + 1])):
             stored = shards.read(shard, index)
             key = stored.pop(KEY, None)
             yield {KEY: f"{number:09d}" if key is None else bytes(key).decode(), **stored}
-            number += 1
 
 
 def _tar_samples(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
