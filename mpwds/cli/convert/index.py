@@ -58,7 +58,7 @@ def create(
     It lists each shard with its number of samples, size and MD5 sum.
     """
     from mpwds.storage.indexed.describing import create_description, write_description
-    from mpwds.storage.indexed.descriptions import folder_of
+    from mpwds.storage.streams.urls import folder_of
 
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]

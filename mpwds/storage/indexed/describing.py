@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
+from mpwds.storage.indexed.descriptions import load_description, read_description
 from mpwds.storage.indexed.offsets import Offsets, to_text
 from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, url_scheme
+from mpwds.storage.streams.urls import folder_of, is_local, url_scheme
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
 from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.headers import BLOCK

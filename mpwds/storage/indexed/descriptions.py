@@ -7,17 +7,15 @@ import copy
 import functools
 import json
 import os
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
-from urllib.parse import urlsplit
 
 from mpwds.errors import SpecError
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
-from mpwds.storage.streams.urls import has_rules, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.urls import folder_of, has_rules, join_url, url_scheme, without_credentials
 from mpwds.suggestions import shown
 
 Source: TypeAlias = "str | os.PathLike[str] | IO[Any]"
@@ -231,43 +229,6 @@ def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProx
         "weight": reference.get("weight", contents.get("weight")),
     }
     return {name: value for name, value in own.items() if value is not None}
-
-
-def folder_of(url: str) -> str:
-    """The folder of a path or URL; empty for a command.
-
-    Example:
-        >>> folder_of("data/index.json"), folder_of("https://host/data/index.json?version=1")
-        ('data', 'https://host/data')
-    """
-    scheme = url_scheme(url)
-    if not scheme or scheme == "file":
-        return os.path.dirname(local_path(url))
-    if scheme == "pipe" or "//" not in url:
-        return ""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}{posixpath.dirname(parts.path)}"
-
-
-def join_url(base: str, url: str) -> str:
-    """A URL that may be relative to the folder ``base``. A path that begins with ``/`` keeps only the host.
-
-    Example:
-        >>> join_url("https://host/a/b", "../0.tar"), join_url("https://host/a", "/b/0.tar")
-        ('https://host/a/0.tar', 'https://host/b/0.tar')
-        >>> join_url("data", "x/0.tar"), join_url("data", "s3://bucket/0.tar")
-        ('data/x/0.tar', 's3://bucket/0.tar')
-    """
-    if not url:
-        return base
-    if not base or url_scheme(url):
-        return url
-    host = ""
-    if "://" in base:
-        parts = urlsplit(base)
-        host, base = f"{parts.scheme}://{parts.netloc}", parts.path or "/"
-    joined = posixpath.join(base, url)
-    return host + (posixpath.normpath(joined) if "./" in joined or "//" in joined else joined)
 
 
 def _name_of(file: Any) -> str:
