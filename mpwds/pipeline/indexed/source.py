@@ -15,7 +15,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.permutation import Permutation
 from mpwds.pipeline.stream import Address, BaseStream, Count, Description, Origin, Stream, one_sample
-from mpwds.storage.indexed.shards import IndexedShards
+from mpwds.storage.indexed.shards import IndexedShards, Lengths
 
 Numbers = npt.NDArray[np.int64]
 Shuffling: TypeAlias = Literal["global", "chunked", "shards", False]
@@ -125,7 +125,8 @@ class IndexedSamples(Origin):
     @functools.cached_property
     def _ends(self) -> Numbers:
         """The number after each shard's last sample."""
-        return np.cumsum(np.array(self.shards.lengths, np.int64))
+        lengths = self.shards.lengths
+        return lengths.ends() if isinstance(lengths, Lengths) else np.cumsum(np.array(lengths, np.int64))
 
     def _numbers_at(self, positions: Numbers) -> Numbers:
         numbers = self.numbers

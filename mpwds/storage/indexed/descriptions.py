@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
 
 from mpwds.errors import SpecError
+from mpwds.storage.indexed.packed import MAGIC, PackedDescription
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import folder_of, has_rules, join_url, url_scheme, without_credentials
@@ -76,13 +77,17 @@ def read_description(source: Source) -> dict[str, Any]:
             text = stream.read()
     else:
         file, text = _name_of(source), source.read()
+    if text[: len(MAGIC)] == MAGIC:
+        packed = PackedDescription(file, text)
+        return {**packed.contents, "shardlist": [*packed.shards]}
     if text[:2] == b"\x1f\x8b":
         _fail(file, "", "is compressed (gzip): decompress it")
     try:
         contents = json.loads(text)
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise SpecError(f"{without_credentials(file)} is not JSON: {error}", file, line) from None
+        what = f"is not JSON: {error} (nor is it a description in binary form)"
+        raise SpecError(f"{without_credentials(file)} {what}", file, line) from None
     if not isinstance(contents, dict):
         _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
     if contents.get("wids_version") != 1:

@@ -14,6 +14,9 @@ from mpwds.suggestions import shown
 
 _REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
 
+PACKED = ".shardindex"
+"""The ending of descriptions in binary form."""
+
 _SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
 _PATH_SCHEMES = {"", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais"}
@@ -245,6 +248,11 @@ def is_named(source: object, *endings: str) -> bool:
         return False
     name = os.fspath(source)
     return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))
+
+
+def is_description(source: object) -> bool:
+    """True if a source is named as a description of a dataset: as JSON, or in its binary form."""
+    return is_named(source, ".json", ".json.gz", PACKED)
 
 
 def folder_of(url: str) -> str:
