@@ -6,7 +6,8 @@ import codecs
 import os
 import sys
 import tempfile
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +27,7 @@ index = typer.Typer(
 
 _BEGINNING = 40  # characters of a field
 
-Description = Annotated[str, typer.Argument(metavar="FILE", help="Path or URL of a description (.json).")]
+Description = Annotated[str, typer.Argument(metavar="FILE", help="Path or URL of a description.")]
 Name = Annotated[str | None, typer.Option("-n", "--name", help="The dataset's name.")]
 Base = Annotated[str | None, typer.Option("-b", "--base", metavar="URL", help="Where relative URLs start.")]
 
@@ -53,12 +54,13 @@ def create(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Read shards, and write the description that ShardListDataset and WebDataset open.
+    """Read shards, and write the description that IndexedDataset, ShardListDataset and WebDataset open.
 
-    It lists each shard with its number of samples, size and MD5 sum.
+    It lists each shard with its number of samples, size and MD5 sum. A TARGET.shardindex has a binary form,
+    which IndexedDataset opens in milliseconds whatever its size; others are JSON.
     """
     from mpwds.storage.indexed.describing import create_description, write_description
-    from mpwds.storage.indexed.descriptions import folder_of
+    from mpwds.storage.streams.urls import folder_of
 
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
@@ -81,9 +83,32 @@ def create(
             progress=lambda url: advance(1, "reading shards"),
         )
     write_description(description, output, replace=force)
-    samples = sum(shard["nsamples"] for shard in description["shardlist"])
-    values = {"file": output, "shards": len(urls), "samples": samples}
-    text = f"{output}: {counted(len(urls), 'shard')}, {counted(samples, 'sample')}"
+    _report_written(output, description["shardlist"], as_json)
+
+
+@index.command()
+def convert(
+    description: Description,
+    output: Annotated[str, typer.Argument(metavar="TARGET", help="NAME.shardindex or NAME.json.")],
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a description as JSON or in binary form, as the name of TARGET says. No shard is read.
+
+    Shards of the descriptions that it refers to are listed, too.
+    """
+    from mpwds.storage.indexed.describing import convert_description
+
+    refuse_existing([output], force)
+    make_folders([output])
+    written = convert_description(description, output, replace=force)
+    _report_written(output, written["shardlist"], as_json)
+
+
+def _report_written(output: str, shards: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    samples = sum(shard["nsamples"] for shard in shards)
+    values = {"file": output, "shards": len(shards), "samples": samples}
+    text = f"{output}: {counted(len(shards), 'shard')}, {counted(samples, 'sample')}"
     report(as_json, values, text, to_stderr=output == "-")
 
 

@@ -21,7 +21,7 @@ from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import StoredFile, mismatch
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import without_credentials
+from mpwds.storage.streams.urls import is_description, without_credentials
 from mpwds.storage.tar.headers import BLOCK
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import Damage, ScannedMember, blocks, scan
@@ -293,7 +293,7 @@ def shards_of(urls: Sequence[str]) -> list[Shard]:
         format, place = find_format(url) or (None, url)
         if format is not None and format.indexes:
             shards += _mds_shards(format, place)
-        elif url.partition("?")[0].endswith(".json"):
+        elif is_description(url):
             shards += (
                 TarShard(each["url"], each["nsamples"], each.get("filesize"), each.get("md5sum"))
                 for each in load_description(url)["shardlist"]

@@ -46,7 +46,7 @@ class IndexedDataset(DataPipeline):
         source: One of these:
 
             - tar shards: a URL or path with braces, a list of names, or a local folder;
-            - a wids description (``.json``), a file or a URL;
+            - a description, a file or a URL: of wids (``.json``), or in binary form (``.shardindex``);
             - an MDS dataset of either version: its folder or URL;
             - an object with ``urls``, ``lengths`` and ``read(shard, index)``: see
               ``mpwds.storage.indexed.shards.IndexedShards``;

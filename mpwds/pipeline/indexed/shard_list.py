@@ -22,9 +22,9 @@ from mpwds.pipeline.decoding.fields import LOADS, decode_error, gunzip, torch_lo
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.storage.caches.directory import distinct_name, source_digest
 from mpwds.storage.caches.shard_cache import ShardCache
-from mpwds.storage.indexed.descriptions import Description, Source, folder_of, join_url
+from mpwds.storage.indexed.descriptions import Description, Source
 from mpwds.storage.indexed.tar_shards import TarShards
-from mpwds.storage.streams.urls import url_to_cache_name
+from mpwds.storage.streams.urls import folder_of, join_url, url_to_cache_name
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 

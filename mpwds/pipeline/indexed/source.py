@@ -15,7 +15,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.permutation import Permutation
 from mpwds.pipeline.stream import Address, BaseStream, Count, Description, Origin, Stream, one_sample
-from mpwds.storage.indexed.shards import IndexedShards
+from mpwds.storage.indexed.shards import IndexedShards, Lengths
 
 Numbers = npt.NDArray[np.int64]
 Shuffling: TypeAlias = Literal["global", "chunked", "shards", False]
@@ -63,6 +63,9 @@ class IndexedSamples(Origin):
     def close(self) -> None:
         self.shards.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_ends"}  # computed again
+
     @property
     def numbers(self) -> range | Numbers:
         """The samples' numbers in the shards, in order."""
@@ -90,8 +93,9 @@ class IndexedSamples(Origin):
 
     def place(self, number: int) -> tuple[int, int]:
         """A sample's shard, and its index in that shard."""
-        shard = bisect.bisect_right(self._end_list, number)
-        return shard, number - (self._end_list[shard - 1] if shard else 0)
+        ends = self._ends.data  # Python bisects it quickly, and it holds no Python integers
+        shard = bisect.bisect_right(ends, number)
+        return shard, number - (ends[shard - 1] if shard else 0)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _IndexedStream(self, context)
@@ -121,11 +125,8 @@ class IndexedSamples(Origin):
     @functools.cached_property
     def _ends(self) -> Numbers:
         """The number after each shard's last sample."""
-        return np.cumsum(np.array(self.shards.lengths, np.int64))
-
-    @functools.cached_property
-    def _end_list(self) -> list[int]:
-        return self._ends.tolist()  # type: ignore[no-any-return]
+        lengths = self.shards.lengths
+        return lengths.ends() if isinstance(lengths, Lengths) else np.cumsum(np.array(lengths, np.int64))
 
     def _numbers_at(self, positions: Numbers) -> Numbers:
         numbers = self.numbers

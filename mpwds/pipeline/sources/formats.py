@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import is_local, is_named, local_path, url_scheme
+from mpwds.storage.streams.urls import PACKED, is_description, is_local, is_named, local_path, url_scheme
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -140,7 +140,7 @@ class _Tar(Format):
     """Tar shards: a pattern, a folder of them, or a description, also one in a folder."""
 
     name = "tar"
-    endings = ("tar", "tgz", "json")
+    endings = ("tar", "tgz", "json", PACKED[1:])
 
     def find(self, source: str) -> str | None:
         is_tar = source == "-" or url_scheme(source) == "pipe" or ".tar" in source.rpartition("/")[2].lower()
@@ -150,8 +150,9 @@ class _Tar(Format):
         if (path := _description(source)) is None:
             return tar_shards(tar_urls(source), cache)
         from mpwds.storage.indexed.descriptions import Description
+        from mpwds.storage.indexed.packed import open_packed
 
-        described = Description(path)
+        described = open_packed(path) if is_named(path, PACKED) else Description(path)
         return tar_shards(described.urls, cache, described.lengths, described.shards)
 
     def samples(self, source: str, copies_bytes: int | None = _COPIES_BYTES) -> StoredSamples:
@@ -347,7 +348,7 @@ def _description(source: str) -> str | None:
     if _is_folder(source):
         path = os.path.join(local_path(source), "index.json")
         return path if os.path.exists(path) and _is_description(path) else None
-    return source if is_named(source, ".json", ".json.gz") else None
+    return source if is_description(source) else None
 
 
 def _is_description(index: str) -> bool:

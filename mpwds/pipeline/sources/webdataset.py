@@ -21,7 +21,7 @@ from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import listed, shard_names
-from mpwds.storage.streams.urls import is_named, url_to_cache_name
+from mpwds.storage.streams.urls import is_description, is_named, url_to_cache_name
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
 from mpwds.suggestions import suggest_arguments
 
@@ -41,8 +41,8 @@ class WebDataset(DataPipeline):
 
             - a URL or path, possibly with braces (``"train-{000..011}.tar"``), several joined by ``::``, or
               an iterable of names;
-            - a description: a ``.json`` file in the form of wids, which tells ``len()`` the number of samples
-              (:func:`mpwds.storage.indexed.descriptions.load_description`);
+            - a description: a ``.json`` file in the form of wids, or a ``.shardindex``, which tells ``len()``
+              the number of samples (:func:`mpwds.storage.indexed.descriptions.load_description`);
             - a directory, with a trailing slash: the shards that are in it now;
             - a dataset specification: a ``.yaml`` file, a dict, or the result of ``mpwds.load_spec``;
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
@@ -157,7 +157,7 @@ class WebDataset(DataPipeline):
                 from mpwds.pipeline.sources.directory_shards import shards_in
 
                 given = shards_in(urls)  # type: ignore[arg-type]  # a path
-            elif is_named(urls, ".json", ".json.gz"):
+            elif is_description(urls):
                 given = self._described(urls)  # type: ignore[arg-type]  # a path
             else:
                 given = shard_names(urls)

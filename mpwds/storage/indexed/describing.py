@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from mpwds.storage.indexed.descriptions import folder_of, load_description, read_description
+from mpwds.storage.indexed.descriptions import load_description, read_description
 from mpwds.storage.indexed.offsets import Offsets, to_text
+from mpwds.storage.indexed.packed import pack
 from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, url_scheme
+from mpwds.storage.streams.urls import PACKED, folder_of, is_named, join_url, url_scheme
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
 from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.headers import BLOCK
@@ -70,8 +71,8 @@ def create_description(
     with contextlib.closing(work_ahead(lambda url: describe_shard(url, offsets), urls, threads)) as described:
         for url, future in described:
             shard = future.result()
-            if relative_to is not None and is_local(url) and not url_scheme(url) and not os.path.isabs(url):
-                shard["url"] = os.path.relpath(url, relative_to or ".")
+            if relative_to is not None:
+                shard["url"] = _relative(url, relative_to)
             shards.append(shard)
             progress(url)
     shards.sort(key=lambda shard: str(shard["url"]))
@@ -177,8 +178,25 @@ def update_description(
 def write_description(
     description: Mapping[str, Any], path: str | os.PathLike[str], replace: bool = True
 ) -> None:
-    """Writes a description to a path or URL. The file appears when it is complete."""
-    write_whole(open_destination(path, replace=replace), json.dumps(description, indent=2).encode())
+    """Writes a description to a path or URL: in binary form if the name says so, else as JSON.
+
+    The file appears when it is complete. Raises ``ValueError`` if the binary form cannot hold it.
+    """
+    pieces = pack(description) if is_named(path, PACKED) else [json.dumps(description, indent=2).encode()]
+    write_whole(open_destination(path, replace=replace), *pieces)
+
+
+def convert_description(source: str | os.PathLike[str], target: str, replace: bool = True) -> dict[str, Any]:
+    """Writes a description, with the shards that it refers to, in the form that the name of ``target`` says.
+
+    Paths that are relative, or below the new file's folder, become relative to that. Returns what it wrote.
+    """
+    whole = load_description(source)
+    for shard in whole["shardlist"]:
+        shard["url"] = _relative(shard["url"], folder_of(target), if_below=True)
+    description = {name: value for name, value in whole.items() if name not in ("base", "datasets")}
+    write_description(description, target, replace)
+    return description
 
 
 def summarize(source: str | os.PathLike[str]) -> dict[str, Any]:
@@ -199,6 +217,15 @@ def summarize(source: str | os.PathLike[str]) -> dict[str, Any]:
         "last": shards[-1]["url"],
         "datasets": [str(part.get("name") or part.get("source_url")) for part in whole.get("datasets", [])],
     }
+
+
+def _relative(url: str, folder: str, if_below: bool = False) -> str:
+    """A URL relative to a folder, if it is a relative path; with ``if_below`` also if it is in the folder."""
+    if url_scheme(url):
+        below = url.removeprefix(f"{folder}/")
+        return below if if_below and join_url(folder, below) == url else url
+    path = os.path.relpath(url, folder or ".")
+    return url if os.path.isabs(url) and (not if_below or path.startswith("../")) else path
 
 
 def _absolute_folder(url: str) -> str:

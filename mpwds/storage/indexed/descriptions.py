@@ -7,17 +7,16 @@ import copy
 import functools
 import json
 import os
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import IO, Any, NoReturn, TypeAlias
-from urllib.parse import urlsplit
 
 from mpwds.errors import SpecError
+from mpwds.storage.indexed.packed import MAGIC, PackedDescription
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
-from mpwds.storage.streams.urls import has_rules, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.urls import folder_of, has_rules, join_url, url_scheme, without_credentials
 from mpwds.suggestions import shown
 
 Source: TypeAlias = "str | os.PathLike[str] | IO[Any]"
@@ -78,13 +77,17 @@ def read_description(source: Source) -> dict[str, Any]:
             text = stream.read()
     else:
         file, text = _name_of(source), source.read()
+    if text[: len(MAGIC)] == MAGIC:
+        packed = PackedDescription(file, text)
+        return {**packed.contents, "shardlist": [*packed.shards]}
     if text[:2] == b"\x1f\x8b":
         _fail(file, "", "is compressed (gzip): decompress it")
     try:
         contents = json.loads(text)
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise SpecError(f"{without_credentials(file)} is not JSON: {error}", file, line) from None
+        what = f"is not JSON: {error} (nor is it a description in binary form)"
+        raise SpecError(f"{without_credentials(file)} {what}", file, line) from None
     if not isinstance(contents, dict):
         _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
     if contents.get("wids_version") != 1:
@@ -231,43 +234,6 @@ def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProx
         "weight": reference.get("weight", contents.get("weight")),
     }
     return {name: value for name, value in own.items() if value is not None}
-
-
-def folder_of(url: str) -> str:
-    """The folder of a path or URL; empty for a command.
-
-    Example:
-        >>> folder_of("data/index.json"), folder_of("https://host/data/index.json?version=1")
-        ('data', 'https://host/data')
-    """
-    scheme = url_scheme(url)
-    if not scheme or scheme == "file":
-        return os.path.dirname(local_path(url))
-    if scheme == "pipe" or "//" not in url:
-        return ""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}{posixpath.dirname(parts.path)}"
-
-
-def join_url(base: str, url: str) -> str:
-    """A URL that may be relative to the folder ``base``. A path that begins with ``/`` keeps only the host.
-
-    Example:
-        >>> join_url("https://host/a/b", "../0.tar"), join_url("https://host/a", "/b/0.tar")
-        ('https://host/a/0.tar', 'https://host/b/0.tar')
-        >>> join_url("data", "x/0.tar"), join_url("data", "s3://bucket/0.tar")
-        ('data/x/0.tar', 's3://bucket/0.tar')
-    """
-    if not url:
-        return base
-    if not base or url_scheme(url):
-        return url
-    host = ""
-    if "://" in base:
-        parts = urlsplit(base)
-        host, base = f"{parts.scheme}://{parts.netloc}", parts.path or "/"
-    joined = posixpath.join(base, url)
-    return host + (posixpath.normpath(joined) if "./" in joined or "//" in joined else joined)
 
 
 def _name_of(file: Any) -> str:

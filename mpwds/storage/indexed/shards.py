@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+T = TypeVar("T")
 
 
 class IndexedShards(Protocol):
@@ -59,6 +64,31 @@ class OpenShards:
         # The one that was opened first goes, so that a hit changes nothing: other threads may read.
         for oldest in list(self._open)[: max(0, len(self._open) + 1 - self._most_open)]:
             self._open.pop(oldest, None)
+
+
+class Computed(Sequence[T]):
+    """A value for each of ``count`` shards, which the function ``value`` computes when it is asked for."""
+
+    def __init__(self, count: int, value: Callable[[int], T]) -> None:
+        self._count = count
+        self._value = value
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, shard: Any) -> Any:
+        if isinstance(shard, int) and 0 <= shard < self._count:  # most often
+            return self._value(shard)
+        shards = range(self._count)[shard]
+        return self._value(shards) if isinstance(shards, int) else list(map(self._value, shards))
+
+
+class Lengths(Computed[int]):
+    """The number of samples in each shard; ``ends()`` are the numbers after their last samples, an array."""
+
+    def __init__(self, count: int, value: Callable[[int], int], ends: Callable[[], npt.NDArray[Any]]) -> None:
+        super().__init__(count, value)
+        self.ends = ends
 
 
 def most_open_files() -> int:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
 
 _File: TypeAlias = "MappedShard | RemoteShard"
-_Open: TypeAlias = "tuple[_File, array[int], Sequence[str], bytes, struct.Struct, mmap.mmap, dict[str, Any]]"
-"""A shard, its ``Offsets`` and their ``row``, its map (if there are suffixes, there is one), and a sample
-without values: flat, since it is taken apart for each sample."""
+_Open: TypeAlias = "tuple[str, _File, array[int], Sequence[str], bytes, struct.Struct, Any, dict[str, Any]]"
+"""A shard's URL and file, its ``Offsets`` and their ``row``, its map (if there are suffixes, there is one),
+and a sample without values: flat, since it is taken apart for each sample."""
 
 _LARGE_BYTES = 16 * 1024
 
@@ -98,7 +98,7 @@ class TarShards(OpenShards):
     def lengths(self) -> Sequence[int]:
         """The number of samples in each shard."""
         if self._lengths is None:
-            self._lengths = [len(self._opened(shard)[1]) - 1 for shard in range(len(self.urls))]
+            self._lengths = [len(self._opened(shard)[2]) - 1 for shard in range(len(self.urls))]
             if self.fetches:
                 self.close()  # this process may never read them, and copies that are open take room
         return self._lengths
@@ -121,12 +121,12 @@ class TarShards(OpenShards):
                 or two members of one name in the sample.
             OSError: It cannot be opened.
         """
-        file, starts, *_ = self._opened(shard)
+        url, file, starts, *_ = self._opened(shard)
         if not 0 <= index < len(starts) - 1:
             raise IndexError(f"{file.url} has {len(starts) - 1} samples, there is no sample {index}")
         members = self.members(shard, index)
         key = members.pop("__key__")
-        sample: dict[str, Any] = {"__key__": key, "__url__": self.urls[shard]}
+        sample: dict[str, Any] = {"__key__": key, "__url__": url}
         for suffix, data in members.items():
             field = suffix[1:].lower()
             if field in sample:
@@ -147,7 +147,7 @@ class TarShards(OpenShards):
         shard. ``index`` is not checked. Raises as :meth:`read`.
         """
         self.accesses += 1
-        _, _, suffixes, rows, row, block, blank = self._open.get(shard) or self._opened(shard)
+        _, _, _, suffixes, rows, row, block, blank = self._open.get(shard) or self._opened(shard)
         if not suffixes:
             return self._found(shard, index, small, large)
         numbers = row.unpack_from(rows, index * row.size)
@@ -167,7 +167,7 @@ class TarShards(OpenShards):
 
     def _found(self, shard: int, index: int, small: Any, large: Any) -> dict[str, Any]:
         """The result of :meth:`members`, found by the members' headers."""
-        file, starts, *_, blank = self._opened(shard)
+        _, file, starts, *_, blank = self._opened(shard)
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
         block = file.read(stop - start + BLOCK, start)  # with the header after it
         found = find_members(block[: stop - start], start, file)
@@ -221,7 +221,7 @@ class TarShards(OpenShards):
         blank: dict[str, Any] = {**dict.fromkeys(offsets.suffixes), "__key__": None}
         if self._more and self._described:
             blank.update(self._more(self._described[shard]))
-        opened = self._open[shard] = file, *offsets, offsets.row, block, blank
+        opened = self._open[shard] = url, file, *offsets, offsets.row, block, blank
         return opened
 
     def _open_file(self, url: str) -> tuple[_File, list[str]]:
@@ -246,7 +246,7 @@ class TarShards(OpenShards):
                 "remote=True if its server answers ranges"
             )
         self.fetches += 1
-        for number, (file, *_) in list(self._open.items()):
+        for number, (_, file, *_) in list(self._open.items()):
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
         stream = cache.open_whole(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import sys
 from typing import NamedTuple
@@ -12,6 +13,9 @@ from mpwds.errors import SecurityError, StreamError
 from mpwds.suggestions import shown
 
 _REWRITE_VARIABLES = ("WDS_REWRITE", "GOPEN_REWRITE")
+
+PACKED = ".shardindex"
+"""The ending of descriptions in binary form."""
 
 _SECURE_VARIABLE = "WDS_SECURE"
 _OFF = ("", "0", "false", "no", "off")
@@ -244,6 +248,48 @@ def is_named(source: object, *endings: str) -> bool:
         return False
     name = os.fspath(source)
     return name.endswith(endings) or (bool(url_scheme(name)) and name.partition("?")[0].endswith(endings))
+
+
+def is_description(source: object) -> bool:
+    """True if a source is named as a description of a dataset: as JSON, or in its binary form."""
+    return is_named(source, ".json", ".json.gz", PACKED)
+
+
+def folder_of(url: str) -> str:
+    """The folder of a path or URL; empty for a command.
+
+    Example:
+        >>> folder_of("data/index.json"), folder_of("https://host/data/index.json?version=1")
+        ('data', 'https://host/data')
+    """
+    scheme = url_scheme(url)
+    if not scheme or scheme == "file":
+        return os.path.dirname(local_path(url))
+    if scheme == "pipe" or "//" not in url:
+        return ""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}{posixpath.dirname(parts.path)}"
+
+
+def join_url(base: str, url: str) -> str:
+    """A URL that may be relative to the folder ``base``. A path that begins with ``/`` keeps only the host.
+
+    Example:
+        >>> join_url("https://host/a/b", "../0.tar"), join_url("https://host/a", "/b/0.tar")
+        ('https://host/a/0.tar', 'https://host/b/0.tar')
+        >>> join_url("data", "x/0.tar"), join_url("data", "s3://bucket/0.tar")
+        ('data/x/0.tar', 's3://bucket/0.tar')
+    """
+    if not url:
+        return base
+    if not base or url_scheme(url):
+        return url
+    host = ""
+    if "://" in base:
+        parts = urlsplit(base)
+        host, base = f"{parts.scheme}://{parts.netloc}", parts.path or "/"
+    joined = posixpath.join(base, url)
+    return host + (posixpath.normpath(joined) if "./" in joined or "//" in joined else joined)
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:

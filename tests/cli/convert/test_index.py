@@ -60,6 +60,25 @@ def test_a_description_that_exists_is_replaced_only_by_force(run, shards, descri
     assert json.loads(description.read_text())["name"] == "other"
 
 
+def test_the_binary_form_is_written_where_the_name_asks_for_it(run, shards, description, tmp_path):
+    assert run("index", "create", shards, "-o", "made.shardindex", "--name", "mine").returncode == 0
+    told = run("index", "convert", description, "converted.shardindex", "--json").stdout
+    assert json.loads(told) == {"file": "converted.shardindex", "shards": 2, "samples": 6}
+    (totals,) = json.loads(run("index", "info", "--json", "all.json").stdout)
+    for name in ("made.shardindex", "converted.shardindex"):
+        assert (tmp_path / name).read_bytes()[:8] == b"mpwdsix1"
+        assert json.loads(run("index", "info", "--json", name).stdout) == [{**totals, "file": name}]
+        assert json.loads(run("index", "sample", name, 4, "--json").stdout)["cls"] == {"bytes": 1}
+        assert json.loads(run("ls", name, "--json").stdout.splitlines()[0])
+    assert run("index", "convert", description, "made.shardindex").returncode == 1
+
+
+def test_a_binary_form_is_updated_as_a_binary_form(run, shards):
+    run("index", "create", shards, "-o", "x.shardindex")
+    assert run("index", "update", "x.shardindex", "--name", "new").returncode == 0
+    assert json.loads(run("index", "info", "--json", "x.shardindex").stdout)[0]["name"] == "new"
+
+
 def test_info_shows_totals(run, description):
     shown = run("index", "info", description).stdout
     assert [line.split()[1:] for line in shown.splitlines() if "samples" in line.split()] == [["6"]]

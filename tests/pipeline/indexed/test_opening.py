@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -32,18 +33,19 @@ class TestSources:
         for source in (tar_shards, names, list(names), tmp_path, f"{tmp_path}/", f"file:{tmp_path}/"):
             assert classes(mpwds.IndexedDataset(source)) == list(range(11))
 
-    @pytest.mark.parametrize("name", ["dataset.json", "index.json"])
+    @pytest.mark.parametrize("name", ["dataset.json", "index.json", "dataset.shardindex"])
     def test_a_description_or_a_folder_that_has_one(self, tar_shards, tmp_path, name):
         urls = expand_urls(tar_shards)
         write_description(create_description(urls, relative_to=str(tmp_path)), tmp_path / name)
         assert classes(mpwds.IndexedDataset(tmp_path / name)) == list(range(11))
         assert classes(mpwds.IndexedDataset(tmp_path)) == list(range(11))
 
-    def test_a_descriptions_url_may_have_a_query(self, tar_shards, tmp_path, monkeypatch, serve):
+    @pytest.mark.parametrize("name", ["x.json", "x.shardindex"])
+    def test_a_descriptions_url_may_have_a_query(self, tar_shards, tmp_path, monkeypatch, serve, name):
         monkeypatch.chdir(tmp_path)
         description = create_description(["x-0.tar", "x-1.tar", "x-2.tar"])
-        write_description(description, tmp_path / "x.json")
-        url = f"{serve(tmp_path)[0]}/x.json?signature=1"
+        write_description(description, tmp_path / name)
+        url = f"{serve(tmp_path)[0]}/{name}?signature=1"
         assert classes(mpwds.IndexedDataset(url, remote=True)) == list(range(11))
         assert classes(mpwds.WebDataset(url)) == list(range(11))
 
@@ -69,6 +71,33 @@ class TestSources:
         shards = [{"url": f"{n}.tar", "nsamples": n} for n in range(1000)]
         (tmp_path / "x.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
         assert len(mpwds.IndexedDataset(tmp_path / "x.json")) == 499500
+
+    @pytest.mark.parametrize("shuffle", ["global", "chunked", "shards", False])
+    def test_both_forms_of_a_description_give_the_same_samples(self, tar_shards, tmp_path, shuffle):
+        description = create_description(expand_urls(tar_shards), offsets=True)
+        datasets = []
+        for name in ("x.json", "x.shardindex"):
+            write_description(description, tmp_path / name)
+            datasets.append(mpwds.IndexedDataset(tmp_path / name, shuffle, chunksize=3))
+        text, binary = datasets
+        for _ in range(2):
+            assert list(text) == list(binary)
+        assert [text[number] for number in range(11)] == [binary[number] for number in range(11)]
+        assert list(text[2:9]) == list(binary[2:9])
+        assert binary.source.stream().describe(5) == text.source.stream().describe(5)
+
+    def test_workers_map_the_binary_form_and_the_description_saves_them_the_headers(
+        self, tar_shards, tmp_path
+    ):
+        write_description(
+            create_description(expand_urls(tar_shards), offsets=True), tmp_path / "x.shardindex"
+        )
+        dataset = mpwds.IndexedDataset(tmp_path / "x.shardindex", "global")
+        assert len(cloudpickle.dumps(dataset)) < 5000
+        batches = dataset.decode().to_tuple("cls").batched(2)
+        with mpwds.MultiLoader(batches, workers=2, start_method="spawn") as loader:
+            assert sorted(number for (numbers,) in loader for number in numbers.tolist()) == list(range(11))
+        assert not (tmp_path / ".mpwds").exists()
 
     def test_mds_datasets_of_both_versions(self, tmp_path):
         for version in (1, 2):

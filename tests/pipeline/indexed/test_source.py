@@ -1,3 +1,4 @@
+import pickle
 import threading
 
 import numpy as np
@@ -40,6 +41,13 @@ def test_each_sample_is_read_by_one_worker_and_counts_are_known(kind, lengths, r
 def test_it_continues_from_its_state_exactly(continues, kind, lengths, stop):
     source = IndexedSamples(Letters(*lengths), kind, chunksize=4)
     continues(lambda: source.stream(Context(epoch=3, worker=1, workers=2)), stop)
+
+
+def test_what_it_computed_of_the_lengths_is_not_sent_along():
+    source = IndexedSamples(Letters(*[3] * 1000))
+    sent = pickle.dumps(source)
+    assert source.place(2999) == (999, 2)
+    assert pickle.dumps(source) == sent
 
 
 def test_a_sample_keeps_its_address_in_every_order():

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from mpwds.errors import SecurityError, SpecError
-from mpwds.storage.indexed.descriptions import folder_of, join_url, load_description
+from mpwds.storage.indexed.descriptions import load_description
+from mpwds.storage.streams.urls import folder_of, join_url
 
 
 @pytest.fixture
