@@ -38,6 +38,7 @@ BENCHMARKS = {
     "resume": "Resuming",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
+    "descriptions": "Descriptions of many samples",
     "indexed": "Samples by number",
     "mds": "MDS",
     "shuffles": "Orders, and how well they mix",
