@@ -16,7 +16,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.iterable_sources import iterates_itself
 
-VERSION = 6
+VERSION = 7
 
 _DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
 
