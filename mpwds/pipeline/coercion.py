@@ -89,7 +89,7 @@ class _Own(Part):
 
     def made(self, stream: Any, context: Context) -> Stream[Any]:
         """The stream that the user's object returned, or one over what it returned in its place."""
-        if hasattr(stream, "fetch"):
+        if hasattr(stream, "fetch") or hasattr(stream, "state_dict"):
             return stream  # type: ignore[no-any-return]  # as the user says
         return UnseekableStream(lambda: self._elements(stream), self, context)
 

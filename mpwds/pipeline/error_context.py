@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mpwds.pipeline.stream import Description, Stream
 from mpwds.suggestions import shown
@@ -143,7 +142,9 @@ def check_whole(stage: str, name: str, value: Any, least: int | None = None) -> 
 
 def check_boolean(owner: str, name: str, value: Any) -> bool:
     """An argument as a ``bool``, also from 0, 1 and NumPy's; ValueError for others, as ``"no"`` is true."""
-    if not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
+    numpy = sys.modules.get("numpy")
+    is_whole = isinstance(value, Integral) or (numpy is not None and isinstance(value, numpy.bool_))
+    if not (is_whole and value in (0, 1)):
         raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
     return bool(value)
 

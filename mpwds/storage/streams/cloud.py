@@ -197,8 +197,10 @@ class _CloudBody(Body):
         return self._received(lambda: next(chunks, b""))
 
     def read_all(self) -> bytes:
-        # The library gathers it outside the interpreter's lock.
-        return b"" if self._result is None else self._received(self._result.bytes)
+        if self._result is None or self.stop is None:
+            return b"".join(iter(self.read, b""))
+        chunks = self._result.stream(max(1, self.stop - self.start))  # as one, which is copied once
+        return self._received(lambda: b"".join(chunks))
 
     def _received(self, read: Callable[[], bytes]) -> bytes:
         try:

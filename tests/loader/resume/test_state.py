@@ -436,7 +436,10 @@ def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
     ("change", "message"),
     [
         (lambda state: "state", "is the dict that state_dict.. gave, got 'state'"),
-        (lambda state: {**state, "version": 7}, f"version 7, but this mpwds reads version {VERSION}"),
+        (
+            lambda state: {**state, "version": VERSION + 1},
+            f"version {VERSION + 1}, but this mpwds reads version {VERSION}",
+        ),
         (lambda state: {**state, "kind": "DataLoader"}, "state of a DataLoader, loaded into a MultiLoader"),
         (lambda state: {**state, "epoch": -1}, "epoch=-1, expected a whole number"),
         (lambda state: {**state, "streams": [{}]}, "delivered=None, expected a whole number"),
