@@ -653,7 +653,10 @@ class LoaderSource:
 
         loader = self._loader
         remakes = not takes_any_order(loader.dataset)
-        return LoaderStream(lambda progress: loader._iterate_workers(context.epoch, progress), remakes)
+        numbers = own_streams(loader.streams, loader.workers, context)
+        return LoaderStream(
+            lambda progress: loader._iterate_workers(context.epoch, progress), numbers, remakes
+        )
 
 
 def contexts_of(streams: int | None, workers: int, here: Context) -> list[Context]:

@@ -80,15 +80,20 @@ STATES_KEPT = 32
 class LoaderStream:
     """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
 
-    Batches can be fetched only while a state is loaded, and only those that the state names as held: each
-    stream begins at the earliest of its own. Workers whose elements come in any order cannot make a batch
-    again: without ``remakes``, a state that names one is refused.
+    ``numbers`` are those of the loader's streams, so that a batch has the same address on all ranks. Batches
+    can be fetched only while a state is loaded, and only those that the state names as held: each stream
+    begins at the earliest of its own. Workers whose elements come in any order cannot make a batch again:
+    without ``remakes``, a state that names one is refused.
     """
 
     def __init__(
-        self, iterate: Callable[[EpochProgress | None], EpochIterator], remakes: bool = True
+        self,
+        iterate: Callable[[EpochProgress | None], EpochIterator],
+        numbers: range,
+        remakes: bool = True,
     ) -> None:
         self._iterate = iterate
+        self._numbers = numbers
         self._remakes = remakes
         self._held: Counter[Batch] = Counter()  # how often each batch will be fetched
         self._remade: dict[Batch, Any] = {}
@@ -101,7 +106,8 @@ class LoaderStream:
         if self._held:
             self._held, self._remade = Counter(), {}
         element = next(self._iterator)
-        return (BATCH, *self._iterator.place), element
+        stream, number = self._iterator.place
+        return (BATCH, self._numbers[stream], number), element
 
     def fetch(self, address: Any) -> Any:
         _, stream, number = address
@@ -109,9 +115,9 @@ class LoaderStream:
         if not self._held[batch]:
             raise LookupError(f"a stage holds {self.describe(address)}, and its state does not name it")
         while batch not in self._remade:
-            made, made_number, element = self._iterator.remake(stream)
-            if self._held[made, made_number]:
-                self._remade[made, made_number] = element
+            made, made_number, element = self._iterator.remake(self._numbers.index(stream))
+            if self._held[found := (self._numbers[made], made_number)]:
+                self._remade[found] = element
         self._held[batch] -= 1
         return self._remade[batch] if self._held[batch] else self._remade.pop(batch)
 
@@ -120,7 +126,7 @@ class LoaderStream:
         return Description.of_sample(element, Description(f"element {number} that stream {stream} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loaded": self._iterator.progress.state_dict()}
+        return {"loaded": {**self._iterator.progress.state_dict(), "numbers": list(self._numbers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         loaded = state["loaded"]
@@ -129,7 +135,7 @@ class LoaderStream:
         if self._held and not self._remakes:
             raise LookupError("stages hold batches of workers whose elements come in any order")
         for number, batch in self._held:
-            stream = progress.streams[number]
+            stream = progress.streams[self._numbers.index(number)]
             stream.received = min(stream.received, batch)
         self._remade = {}
         self._begin(progress)
@@ -167,7 +173,7 @@ class StagesStream(Replayed):
         loaded = self._delivered
         try:
             yield from iter_elements(self)
-            if loaded and self._delivered == loaded:
+            if (loaded or self._moved) and self._delivered == loaded:
                 warn_of_empty_epoch()
             self.finished = self.got is None
         finally:
@@ -192,7 +198,7 @@ class StagesStream(Replayed):
         """Continues where the state was saved, with a warning if the epoch has to be replayed."""
         delivered, stages = field_of(state, "delivered", int), state.get("stages")
         self._moved = bool(state.get("moved"))
-        if delivered == 0:
+        if delivered == 0 and not self._moved:
             self._run_to(0)
         elif stages is None:
             self._replay(delivered, str(state.get("replay")))

@@ -225,7 +225,8 @@ class Retrying(ErrorHandlingStream):
         self._failed.pop()  # the handler skips it
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held": [*self._failed, *(address for address, _ in self._again)]}
+        held = [*self._failed, *(address for address, _ in self._again)]
+        return {**super().state_dict(), "held": held, "unused": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues with the elements that the state names as held, and then with the source's."""

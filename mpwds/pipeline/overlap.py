@@ -110,7 +110,7 @@ class Overlapped(WrappedStream[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         held = [address for address, *_ in (*self._held, *self._again)]
-        return {**super().state_dict(), "held": held}
+        return {**super().state_dict(), "held": held, "unused": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -2,9 +2,10 @@
 
 A state of stages is nested: ``"source"`` is the state of the stage before, and the innermost that of the
 loader's batches. ``"held"`` lists addresses of elements that a stage has taken from the one before. Each is
-composed of addresses of batches, ``("batch", stream, number)``. ``"left"``, if there, tells what the stage
-has not used of each. A stage that begins with these gives the same elements in another order, so they can go
-with their streams to another rank.
+composed of addresses of batches, ``("batch", stream, number)``. A stage whose state has ``"unused"``, too,
+may begin with what others held: it gives the same elements then, in another order. ``"unused"`` tells what is
+left of each element, or is ``None`` if all of it is. So held elements can go with their streams to other
+ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any, TypeAlias
 
 BATCH = "batch"
@@ -34,10 +34,10 @@ def reduced_to_needed(state: Any) -> Any:
     *stages, batches = _levels(state)
     held = Counter(batch for stage in stages for batch in _batches_in(stage.get("held", ())))
     if loaded := batches.get("loaded"):  # otherwise a stage does not say what it holds
-        for index, stream in enumerate(loaded["streams"]):
-            own = [number for other, number in held if other == index]
-            first = min(own, default=stream["delivered"])
-            stream["states"] = [entry for entry in stream["states"] if entry[0] <= first][-1:]
+        for stream, progress in zip(loaded["numbers"], loaded["streams"], strict=True):
+            own = [number for other, number in held if other == stream]
+            first = min(own, default=progress["delivered"])
+            progress["states"] = [entry for entry in progress["states"] if entry[0] <= first][-1:]
         loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
     return state
 
@@ -50,21 +50,23 @@ def loaded_by(state: Any) -> Any:
 def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
     """What stages hold of each stream that a rank carries.
 
-    Raises LookupError if other ranks cannot go on with it: a stage, one of ``names``, counts elements, or
-    holds one that was made of several streams.
+    Raises LookupError if other ranks cannot go on with it: a stage, one of ``names``, has other state, or
+    holds an element that was made of several streams, or of a batch that cannot be made again.
     """
     *stages, batches = _levels(state)
-    held: list[Held] = [[[] for _ in stages] for _ in batches["loaded"]["streams"]]
+    loaded = batches["loaded"]
+    held: dict[int, Held] = {stream: [[] for _ in stages] for stream in loaded["numbers"]}
     for depth, stage in enumerate(stages):
-        name = names[min(len(stages) - 1 - depth, len(names) - 1)]
-        if "held" not in stage and len(stage) > 1:
+        name = names[-1 - depth] if len(names) == len(stages) else f"one of {', '.join(names)}"
+        if "unused" not in stage and not {*stage} <= {"source", "held"}:
             raise LookupError(f"{name} counts elements of its rank")
-        for entry in zip(stage.get("held", ()), stage.get("left", repeat(None)), strict=False):
-            stream, *others = {stream for stream, _ in _batches_in(entry[:1])}
-            if others:
-                raise LookupError(f"{name} holds elements that were made of several streams")
-            held[stream][depth].append(entry)
-    return held
+        addresses = stage.get("held", ())
+        for entry in zip(addresses, stage.get("unused") or [None] * len(addresses), strict=True):
+            streams = {stream for stream, _ in _batches_in(entry[:1])}
+            if len(streams) != 1:
+                raise LookupError(f"{name} holds elements that cannot be traced to one stream")
+            held[streams.pop()][depth].append(entry)
+    return list(held.values())
 
 
 def begun_with(state: Any, held: Sequence[Held], loaded: Any) -> Any:
@@ -73,18 +75,9 @@ def begun_with(state: Any, held: Sequence[Held], loaded: Any) -> Any:
     for depth, stage in enumerate(stages):
         if entries := [entry for stream in held for part in stream[depth : depth + 1] for entry in part]:
             stage["held"] = [address for address, _ in entries]
-            stage["left"] = [left for _, left in entries]
+            stage["unused"] = [left for _, left in entries]
     batches["loaded"] = copy.deepcopy(loaded)
     return reduced_to_needed(state)
-
-
-def renumbered(held: Any, stream: int) -> Any:
-    """What stages hold of one stream, with another number of it in the addresses."""
-    if not isinstance(held, (list, tuple)):
-        return held
-    if _is_batch(held):
-        return [BATCH, stream, held[2]]
-    return [renumbered(part, stream) for part in held]
 
 
 def _levels(state: Mapping[str, Any]) -> list[Any]:
@@ -105,4 +98,4 @@ def _batches_in(addresses: Any) -> Iterator[Batch]:
 
 
 def _is_batch(address: Sequence[Any]) -> bool:
-    return len(address) == 3 and address[0] == BATCH
+    return len(address) == 3 and address[0] == BATCH and isinstance(address[1], int)

@@ -135,7 +135,7 @@ class LoaderPosition:
         loaded, self._loaded = self._loaded, None
         if loaded is None or loaded["epoch"] == epoch:
             return loaded
-        if loaded["delivered"]:
+        if loaded["delivered"] or loaded.get("moved"):
             warn(
                 f"epoch {epoch} begins, which drops the rest of epoch {loaded['epoch']} that load_state_dict "
                 "was to continue",

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpwds.loader.resume.held import by_streams, loaded_by, renumbered
+from mpwds.loader.resume.held import by_streams, loaded_by
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,
@@ -64,8 +64,7 @@ def with_stages(state: dict[str, Any], names: list[str], numbers: range) -> dict
     """
     place = [state["facts"]["rank"], state["facts"]["world_size"]]
     own = {name: value for name, value in state.items() if name in _OF_STAGES}
-    counts = {name: state[name] for name in ("delivered", "repeated")}
-    saved = {name: value for name, value in state.items() if name not in own} | counts
+    saved = {name: value for name, value in state.items() if name not in ("stages", "replay", "held")}
     entries: list[dict[str, Any]] = [StreamProgress(before=0).to_dict() for _ in numbers]
     stages, held, why_not = own.get("stages"), own.get("held"), own.get("replay", "")
     if stages is not None and held is None:
@@ -90,10 +89,11 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
     numbers = own_streams(streams, 0, Context.current())
     entries = [_unpacked(state, number) for number in numbers]
     first = entries[0] or {}
+    epoch, found = _found(state, streams)
     is_own = first.get("place") == [facts["rank"], ranks]
-    if is_own and first["epoch"] == state["epoch"]:  # otherwise this rank had finished the epoch
-        return {**state, "facts": facts, **first["own"]}
-    if not any(entries) and _ranks(state) == ranks:
+    if is_own and first["epoch"] == epoch:  # otherwise this rank had finished the epoch
+        return {**state, "facts": facts, "epoch": epoch, **field_of(first, "own", dict)}
+    if not any(entries) and _ranks(state) == ranks and not state.get("moved"):
         return dict(state)  # another rank's, whose counts are of use
     if even is not None:
         raise ValueError(
@@ -102,13 +102,12 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
         )
     for number, entry in zip(numbers, entries, strict=True):
         why_not = "it is not in the state: load those of all ranks (mpwds.merge_states)"
-        if entry is None or (why_not := entry["why_not"]):
+        if entry is None or (why_not := field_of(entry, "why_not", str)):
             raise ValueError(f"this rank cannot go on with stream {number}, which another had: {why_not}")
-    epoch, found = _found(state, streams)
     progress = [stream for number in numbers if (stream := found[number]) is not None]
-    held = [renumbered(entry["held"], index) for index, entry in enumerate(entries) if entry is not None]
-    loaded = EpochProgress(epoch, progress).state_dict()
-    moved = {"epoch": epoch, "stages": loaded, "held": held, "moved": True}
+    held = [field_of(entry, "held", list) for entry in entries]
+    loaded = {**EpochProgress(epoch, progress).state_dict(), "numbers": list(numbers)}
+    moved = {"epoch": epoch, "delivered": 0, "stages": loaded, "held": held, "moved": True}
     return {**state, "facts": facts, **moved}
 
 

@@ -131,8 +131,9 @@ class RebatchedStream:
         left = None
         try:
             if self._again:
-                address, left = self._again.pop(0)
+                address, left = self._again[0]
                 batch = self._source.fetch(address)
+                del self._again[0]
             else:
                 address, batch = next(self._source)
         except StopIteration:
@@ -187,7 +188,7 @@ class RebatchedStream:
         return {
             "source": self._source.state_dict(),
             "held": [*self._taken.addresses.values(), *(address for address, _ in self._again)],
-            "left": [*left, *(rows for _, rows in self._again)],
+            "unused": [*left, *(rows for _, rows in self._again)],
             "taken": len(left),  # of the batches that are held; the others come next
             "places": places,  # of the pool's rows among those left, the new batch's, and the last batch's
             "rng": json.dumps(self._rng.bit_generator.state),
@@ -201,7 +202,7 @@ class RebatchedStream:
         self._rng.bit_generator.state = json.loads(state["rng"])
         self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
-        addresses, left, taken = list(map(as_address, state["held"])), state["left"], state["taken"]
+        addresses, left, taken = list(map(as_address, state["held"])), state["unused"], state["taken"]
         self._taken = SourceBatches(addresses[:taken])
         self._again = list(zip(addresses[taken:], left[taken:], strict=True))
         ids = row_ids_in(left[:taken])

@@ -135,6 +135,7 @@ class _Buffered(WrappedStream[Any]):
             **super().state_dict(),
             "rng": [version, list(words), gauss],
             "held": [address for address, _ in self._held],
+            "unused": None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

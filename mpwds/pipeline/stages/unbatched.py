@@ -162,13 +162,13 @@ class _Parts(Retrying):
     def state_dict(self) -> dict[str, Any]:
         state, left = super().state_dict(), self._failed_at + self._begin_at
         if self._take is None:
-            return {**state, "left": left}
-        return {**state, "held": [self._address, *state["held"]], "left": [self._index, *left]}
+            return {**state, "unused": left}
+        return {**state, "held": [self._address, *state["held"]], "unused": [self._index, *left]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._close()
-        self._failed_at, self._begin_at = [], list(state["left"])
+        self._failed_at, self._begin_at = [], list(state["unused"])
 
     def _close(self) -> None:
         self._take, self._element = None, None

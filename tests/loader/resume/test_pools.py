@@ -20,6 +20,12 @@ def itself(element):
     return element
 
 
+def in_random_order(batch):
+    rows = batch.tolist()
+    random.shuffle(rows)
+    return rows
+
+
 def short_of_some(batch):
     return batch.astype(np.int32) if batch.min() > 300 else batch
 
@@ -39,7 +45,12 @@ POOLS = {
     "buckets": lambda loader: loader.unbatched().bucketed(int, [50, 200], 3, collation_fn=np.array),
     "filter": lambda loader: loader.unbatched().select(is_no_multiple_of_seven).batched(3),
     "threads": lambda loader: loader.map(itself, threads=3).rebatched(4, shuffle=30),
+    "parts at random": lambda loader: loader.flatmap(in_random_order).shuffle(25),
     "twice": lambda loader: loader.unbatched().shuffle(20).shuffle(10),
+}
+NOT_MOVED = {
+    "batches of rebatched": lambda loader: loader.rebatched(4).map(itself, threads=3),
+    "rows of rebatched": lambda loader: loader.rebatched(4, shuffle=20).unbatched().shuffle(9),
 }
 ROUND_TRIPS = [
     lambda state: json.loads(json.dumps(state)),
@@ -157,15 +168,59 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
     [
         (lambda loader: loader.slice(100), r"stream 0, which another had: slice\(100\) counts elements"),
         (lambda loader: loader.rebatched(4).with_epoch(90), r"with_epoch\(90\) counts elements of its rank"),
-        (lambda loader: loader.unbatched().map(itself).batched(4).shuffle(5), "made of several streams"),
+        (
+            lambda loader: loader.unbatched().map(itself).batched(4).shuffle(5),
+            "cannot be traced to one stream",
+        ),
         (lambda loader: loader.compose(iter), "gives elements without addresses"),
     ],
     ids=["counts", "epoch", "composed", "no addresses"],
 )
 def test_what_other_ranks_cannot_go_on_with_is_refused_with_its_reason(add, why, rank_of):
     _, (state,) = run(rank_of, add, 1, most=[10])
+    rank_of(add).load_state_dict(state)
     with pytest.raises(ValueError, match=why):
         rank_of(add, 0, 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", NOT_MOVED)
+def test_batches_that_cannot_be_made_again_are_saved_for_as_many_ranks(name, rank_of):
+    (begun,), (state,) = run(rank_of, NOT_MOVED[name], 1, most=[5])
+    with pytest.warns(UserWarning, match="running the first 5 elements of the epoch again"):
+        (ended,), _ = run(rank_of, NOT_MOVED[name], 1, state=state)
+    assert sorted(begun + ended) == list(range(SAMPLES))
+    with pytest.raises(ValueError, match="cannot be traced to one stream"):
+        rank_of(NOT_MOVED[name], 0, 2).load_state_dict(state)
+
+
+def test_the_state_of_one_rank_is_not_that_of_all_if_others_began_the_epoch(rank_of):
+    _, (state,) = run(rank_of, POOLS["rebatched"], 1, most=[30])
+    _, (first, _) = run(rank_of, POOLS["rebatched"], 2, most=[3, 3], state=state)
+    with pytest.raises(ValueError, match="stream 1, which another had: it is not in the state"):
+        rank_of(POOLS["rebatched"], 1, 2).load_state_dict(first)
+
+
+def test_a_batch_that_could_not_be_made_again_at_once_comes_later(rank_of):
+    fails = []
+
+    def fails_once(batch):
+        if fails:
+            raise OSError(fails.pop())
+        return batch
+
+    def add(loader):
+        return loader.map(fails_once).rebatched(4, shuffle=40)
+
+    (seen,), (state,) = run(rank_of, add, 1, most=[30])
+    for rank in range(2):
+        loader = rank_of(add, rank, 2)
+        loader.load_state_dict(state)
+        fails.append("for a moment")
+        with pytest.raises(OSError, match="for a moment"):
+            taken(loader)
+        loader.load_state_dict(loader.state_dict())
+        seen += taken(loader)
+    assert sorted(seen) == list(range(SAMPLES))
 
 
 def test_even_epochs_of_stages_go_on_with_as_many_ranks_only(rank_of):
