@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, BinaryIO, cast
@@ -33,6 +33,7 @@ from mpwds.storage.streams.resuming import (
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 128 * 1024
+_MUCH_BYTES = 1024 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -185,26 +186,22 @@ class _CloudBody(Body):
     def __init__(self, result: Any, start: int, stop: int | None, version: Version) -> None:
         self.start, self.stop, self.version = start, stop, version
         self._result = result  # None if there is nothing to read
-        self._chunks: Iterator[bytes] | None = None
+        self._chunks: Iterator[bytes] | None = None  # once reading has begun
         self._pid = os.getpid()
 
     def read(self) -> bytes:
+        return self._next_chunk(_CHUNK_BYTES)
+
+    def read_much(self) -> bytes:
+        return self._next_chunk(_MUCH_BYTES)
+
+    def _next_chunk(self, size: int) -> bytes:
         if self._result is None:
             return b""
-        if self._chunks is None:
-            self._chunks = iter(self._result.stream(_CHUNK_BYTES))
-        chunks = self._chunks
-        return self._received(lambda: next(chunks, b""))
-
-    def read_all(self) -> bytes:
-        if self._result is None or self.stop is None:
-            return b"".join(iter(self.read, b""))
-        chunks = self._result.stream(max(1, self.stop - self.start))  # as one, which is copied once
-        return self._received(lambda: b"".join(chunks))
-
-    def _received(self, read: Callable[[], bytes]) -> bytes:
         try:
-            return read()
+            if self._chunks is None:
+                self._chunks = iter(self._result.stream(size))
+            return next(self._chunks, b"")
         except _obstore_errors() as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error
 

@@ -41,6 +41,7 @@ _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno
 _MOST_REDIRECTS = 10
 _EXCERPT = 500
 _PIECE_BYTES = 256 * 1024
+_MUCH_BYTES = 1024 * 1024
 _NO_TEXT = re.compile(r"<[^>]*>?|[\x00-\x1f\x7f-\x9f]")  # tags, and what a terminal would obey
 _HF_URL = re.compile(
     r"hf://(?P<kind>datasets/|spaces/|)(?!datasets/|spaces/)(?P<repository>[^/@]+/[^/@]+)"
@@ -381,8 +382,8 @@ class _HttpBody(Body):
     def read(self) -> bytes:
         return self._received(lambda: self._response.read1(_PIECE_BYTES))
 
-    def read_all(self) -> bytes:
-        return self._received(self._response.read)
+    def read_much(self) -> bytes:
+        return self._received(lambda: self._response.read(_MUCH_BYTES))
 
     def _received(self, read: Callable[[], bytes]) -> bytes:
         try:

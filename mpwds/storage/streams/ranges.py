@@ -120,7 +120,7 @@ class RangesAhead(Resource):
             if body.stop is None:
                 body.close()
                 raise Interrupted("the server sends everything instead of a range")
-            fetched = FetchedBody(body)
+            fetched = FetchedBody(body, lambda: self._count > 0)
         except Interrupted:
             _allowance.lower()
             raise

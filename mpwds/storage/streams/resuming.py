@@ -11,6 +11,7 @@ import random
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, cast
@@ -172,38 +173,40 @@ class Body(Protocol):
     def read(self) -> bytes:
         """The next piece; empty at the end. Raises ``Interrupted`` if another try may succeed."""
 
-    def read_all(self) -> bytes:
-        """All that is left, at less cost than by pieces. What came before an ``Interrupted`` is lost."""
+    def read_much(self) -> bytes:
+        """The next megabyte or so, or less at the end, at less cost than by pieces. Do not mix the two."""
 
     def close(self) -> None:
         """Ends the request, whether its body was read to the end or not."""
 
 
 class FetchedBody(Body):
-    """What another body brings, in memory. If that breaks, reading raises the reason."""
+    """What another body brings until it ends or breaks, in memory. Reading raises what broke it."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, wanted: Callable[[], bool] = lambda: True) -> None:
         self.start, self.stop, self.version = body.start, body.stop, body.version
         self.detects_truncation = body.detects_truncation
         self.error: Interrupted | None = None
-        self._content = b""
+        self._pieces: deque[bytes] = deque()
         try:
-            self._content = body.read_all()
+            while wanted() and (piece := body.read_much()):
+                self._pieces.append(piece)
         except Interrupted as interruption:
             self.error = interruption
         finally:
             body.close()
 
     def read(self) -> bytes:
+        if self._pieces:
+            return self._pieces.popleft()
         if self.error is not None:
             raise self.error
-        content, self._content = self._content, b""
-        return content
+        return b""
 
-    read_all = read
+    read_much = read
 
     def close(self) -> None:
-        self._content = b""
+        self._pieces.clear()
 
 
 def changed(name: str, position: int | None, difference: str) -> StreamError:

@@ -25,7 +25,7 @@ OpenAt = Callable[[str, int], BinaryIO]
 _WINDOW_BYTES = 256 * 1024
 _LEAST_WINDOW_BYTES = 4 * 1024
 _PIECE_BYTES = 256 * 1024
-_MOST_PIECE_BYTES = 8 * 1024 * 1024  # where pieces are had without copying them
+_MOST_PIECE_BYTES = 2 * 1024 * 1024  # where pieces are had without copying them
 
 # glibc gives freed memory back to the system and has it cleared again for the next large member, 5 us for
 # 100 kB, until it has seen a block this large freed. Nothing touches the block, so this costs 20 us once.
