@@ -209,6 +209,7 @@ def resume_or_start(
     journal: Path | None = None,
     also: Sequence[str] = (),
     part: Part | None = None,
+    strict: bool = False,
 ) -> Iterator[set[str]]:
     """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
@@ -223,6 +224,7 @@ def resume_or_start(
     ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. ``force``
     begins again, and removes the shards that exist. The ``journal``, a file beside the output by default,
     stays: the same run again finds nothing to do. ``also`` are further series and files that the run writes.
+    A journal of another run that wrote no shard is replaced, unless ``strict``: a run may write others first.
 
     Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
     is of another run, if another process has it, or if there are a ``part`` and ``force``.
@@ -238,7 +240,7 @@ def resume_or_start(
             raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
         own = shards if part is None else part.of(shards)
         make_folders([path, *own, *(name for name in also if not is_series(name))])
-        complete = _share_journal(path, output, shards, own, _journal(output, run), force)
+        complete = _share_journal(path, output, shards, own, _journal(output, run), force, strict)
         with _removing_partial(own):
             yield complete
         for each in (output, *also):
@@ -310,7 +312,13 @@ def _journal(output: str, run: Mapping[str, Any]) -> bytes:
 
 
 def _share_journal(
-    path: str, output: str, shards: Sequence[str], own: Sequence[str], now: bytes, force: bool
+    path: str,
+    output: str,
+    shards: Sequence[str],
+    own: Sequence[str],
+    now: bytes,
+    force: bool,
+    strict: bool,
 ) -> set[str]:
     """Writes the journal of a run, unless it is there; returns what is complete of ``own``."""
     done = set(which_exist(own))
@@ -323,7 +331,8 @@ def _share_journal(
         there = existing(output) or list(itertools.islice(which_exist(shards), 1))
         # Read after looking for shards: the journal is older than all shards of its run.
         before = _content(path)
-        if there and not _continues(before, now, without_credentials(path)):
+        continues = (there or strict) and _continues(before, now, without_credentials(path))
+        if there and not continues:
             raise FileExistsError(already_there(there))
         if before != now:
             write_whole(open_destination(path, replace=bool(before)), now)

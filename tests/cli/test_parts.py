@@ -242,6 +242,8 @@ class TestShuffle:
         assert "0 shards written; 5 were complete before" in run(*self.words(source)).stdout
 
     def test_another_seed_is_another_job(self, run, refused, source):
+        run(*self.words(source, part="0/2"))  # which has written no shard yet
+        assert "was begun with different seed" in refused(*self.words(source, part="1/2", seed=1))
         run(*self.words(source))
         assert "was begun with different seed" in refused(*self.words(source, seed=1))
 
@@ -276,6 +278,19 @@ class TestConvert:
             run("convert", f"in-{shard}.tar", f"alone-{shard}.{to}")
             alone = Path(f"alone-{shard}.{to}").read_bytes()
             assert Path(f"out-{shard}.{to}").read_bytes() == alone
+
+    def test_an_empty_file_becomes_an_empty_shard(self, run, source, write_shard):
+        write_shard("in-2.tar")
+        for part in "01":
+            assert run("convert", source, "out-%d.msgpack", "--part", f"{part}/2").returncode == 0
+        assert run("convert", "out-{0..4}.msgpack", "whole.tar").returncode == 0
+        assert len(list(mpwds.WebDataset("whole.tar"))) == 3 * (SHARDS - 1)
+
+    def test_a_shard_does_not_depend_on_those_that_the_same_process_wrote_before(self, run, source):
+        run("convert", source, "out-%d.msgpack", "--part", "0/1")
+        for part in range(SHARDS):
+            run("convert", source, "alone-%d.msgpack", "--part", f"{part}/{SHARDS}")
+        assert read("out-*.msgpack") == read("alone-*.msgpack")
 
     def test_each_shard_of_mds_becomes_one(self, run, source):
         run("convert", source, "mds", "--columns", "cls:int", "--maxsize", 100)

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -30,6 +30,7 @@ from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import url_scheme, without_credentials
+from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:
@@ -215,9 +216,12 @@ class FileByFile:
     def __call__(self, job: FileJob) -> Iterator[dict[str, int]]:
         dataset = self.format.samples(job.source)
         samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
-        writer = self.conversion.target.writer(job.output, {}, self.options)
-        with noted(f"while writing {without_credentials(job.output)}"), writer as sink:
-            written = list(self.conversion.write(samples, sink))
+        conversion = replace(self.conversion, plan=dict(self.conversion.plan))  # it grows with the samples
+        with noted(f"while writing {without_credentials(job.output)}"):
+            with conversion.target.writer(job.output, {}, self.options) as sink:
+                written = list(conversion.write(samples, sink))
+            if not written and not exists(job.output):  # the series must have no hole
+                write_whole(open_destination(job.output), b"")
         yield {"samples": len(written), "bytes": sum(written)}
 
 

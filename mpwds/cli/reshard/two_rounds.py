@@ -9,6 +9,7 @@ groups. Every order of the samples is equally likely, as in a shuffle on one mac
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -146,9 +147,9 @@ def shuffle_in_rounds(
     }
     rounds = plan_rounds(urls, to.output, digest(sorted(run.items()))[:8])
     work = GroupShuffle(to, spilling.memory, spilling.tmp or temporary_directory(to.output), seed)
-    with resume_or_start(to.output, rounds.outputs, run, to.force, part=over.part):
-        done = set(which_exist(rounds.outputs))
-        if len(done) < len(rounds.outputs):
+    goes_on = functools.partial(resume_or_start, to.output, rounds.outputs, run, part=over.part, strict=True)
+    with goes_on(force=to.force):
+        if len(list(which_exist(rounds.outputs))) < len(rounds.outputs):
             _do(rounds.first, set(which_exist(rounds.between)), work, over, "round 1 of 2")
             there = set(which_exist(rounds.between))
             if missing := len(rounds.between) - len(there):
@@ -156,6 +157,8 @@ def shuffle_in_rounds(
                     f"the first round is not complete: {missing} of its {len(rounds.between)} temporary "
                     "shards are missing. Repeat this command when all other parts have ended"
                 )
+    with goes_on(force=False):  # parts that began at the same moment may have another seed
+        done = set(which_exist(rounds.outputs))
         figures = _do(rounds.second, done, work, over, "round 2 of 2")
         if len(list(which_exist(rounds.outputs))) == len(rounds.outputs):
             _remove(rounds.between)
