@@ -87,8 +87,11 @@ class PackedDescription:
         self._places = memoryview(data)[_HEADER.size : contents_at].cast("q")
         if not head:
             self._check(crc, sizes[1:])
-        self.contents: dict[str, Any] = json.loads(data[contents_at : self._urls_at])
-        self._base = join_url(folder_of(name), self.contents.get("base", ""))
+        try:
+            self.contents: dict[str, Any] = {**json.loads(data[contents_at : self._urls_at])}
+            self._base = join_url(folder_of(name), self.contents.get("base", ""))
+        except (ValueError, TypeError) as error:
+            self._fail(f"says something that is no JSON object with a base ({error}): make it again")
         self._start = join_url(self._base, "x")[:-1]
         self._may_run = has_rules() or "pipe:" in self._start.lower()
 
@@ -143,7 +146,8 @@ class PackedDescription:
         begin, end = self._places[2 * self._width + shard : 2 * self._width + shard + 2]
         text = self._data[self._details_at + begin : self._details_at + end]
         try:
-            return {"url": self._written_url(shard), "nsamples": self._length(shard), **json.loads(text)}
+            found = {"url": self._written_url(shard), "nsamples": self._length(shard)}
+            return {**found, **json.loads(text), **found}
         except (ValueError, TypeError) as error:
             self._fail(f"is damaged, {text[:20]!r} is no JSON object ({error}): make it again", shard)
 
