@@ -89,9 +89,9 @@ class Stream(Protocol[T_co]):
         Loaders rely on two keys. ``"source"`` is the state of the source stream. ``"held"`` lists the
         addresses (lists may be nested) of that stream's elements that :meth:`load_state_dict` fetches. If a
         stream after a loader fetches an element that is not listed there, the epoch runs again from its
-        start. After a loader with ``streams``, other ranks may begin with what a stream held, as if it came
-        from their source: if its state has nothing but these two keys, or says so by a third, ``"unused"``,
-        which is ``None`` or lists what is left of each held element.
+        start. A third key says that a stream takes any number of elements as held, in its first state, as if
+        they came from its source: ``"unused"``, which is ``None`` or lists what is left of each. So other
+        ranks may go on with them after a loader with ``streams``.
         """
         ...
 

@@ -58,8 +58,8 @@ def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
     held: dict[int, Held] = {stream: [[] for _ in stages] for stream in loaded["numbers"]}
     for depth, stage in enumerate(stages):
         name = names[-1 - depth] if len(names) == len(stages) else f"one of {', '.join(names)}"
-        if "unused" not in stage and not {*stage} <= {"source", "held"}:
-            raise LookupError(f"{name} counts elements of its rank")
+        if "unused" not in stage and len(stage) > 1:
+            raise LookupError(f"{name} counts elements of its rank, or does not say that it takes others'")
         addresses = stage.get("held", ())
         for entry in zip(addresses, stage.get("unused") or [None] * len(addresses), strict=True):
             streams = {stream for stream, _ in _batches_in(entry[:1])}
