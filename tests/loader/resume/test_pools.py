@@ -34,6 +34,21 @@ def is_no_multiple_of_seven(number):
     return number % 7
 
 
+class HoldsOne:
+    """A user's stage that does not say that it takes what others held."""
+
+    def stream(self, source, context):
+        return HoldingStream(source)
+
+
+class HoldingStream(mpwds.WrappedStream):
+    def __next__(self):
+        return next(self._source)
+
+    def state_dict(self):
+        return {**super().state_dict(), "held": []}
+
+
 POOLS = {
     "rebatched": lambda loader: loader.rebatched(4, shuffle=40),
     "rebatched in order": lambda loader: loader.rebatched(5),
@@ -173,8 +188,9 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
             "cannot be traced to one stream",
         ),
         (lambda loader: loader.compose(iter), "gives elements without addresses"),
+        (lambda loader: loader.compose(HoldsOne()), "HoldsOne .* does not say that it takes others'"),
     ],
-    ids=["counts", "epoch", "composed", "no addresses"],
+    ids=["counts", "epoch", "composed", "no addresses", "one of the user's own"],
 )
 def test_what_other_ranks_cannot_go_on_with_is_refused_with_its_reason(add, why, rank_of):
     _, (state,) = run(rank_of, add, 1, most=[10])
