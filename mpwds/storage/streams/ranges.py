@@ -55,6 +55,8 @@ class RangesAhead(Resource):
                 _allowance.double()
             body: Body = future.result()
         elif self._count:
+            if version is not None and not self._ahead:  # other streams have all that is allowed
+                _allowance.double()
             body = self._request(position, version)
         else:
             return self._resource.get(position, version, None)
@@ -136,7 +138,8 @@ def _has_failed(future: Future[FetchedBody]) -> bool:
 class _Allowance:
     """The number of ranges that a process may hold ahead, for all streams together: memory and requests.
 
-    It begins with one. It doubles when a reader has to wait for a range, and a failure halves what is held.
+    It begins with one. It doubles when a reader has to wait for a range, or when none was allowed, and a
+    failure halves what is held.
     """
 
     def __init__(self) -> None:

@@ -211,6 +211,14 @@ def test_a_reader_that_waits_gets_more_ranges_ahead(web):
     assert ranges._allowance._most > 1
 
 
+def test_a_reader_gets_ranges_ahead_though_others_have_all_that_was_allowed(web):
+    with gopen("s3://bucket/x.tar") as other, gopen("s3://bucket/x.tar") as stream:
+        wait_for_ranges(other)  # which has the one that is allowed
+        stream.read(2 * RANGE)
+        assert ranges._allowance._most > 1
+        assert stream.raw._resource._ahead
+
+
 def test_ranges_that_are_asked_for_are_one_request_each(web):
     with open_range("s3://bucket/x.tar", 1000, 3 * RANGE) as stream:
         assert stream.read() == CONTENT[1000 : 1000 + 3 * RANGE]
