@@ -24,7 +24,7 @@ from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot, plain_values
 from mpwds.viewing.wording import printable
 
-VERSION = 1
+VERSION = 2
 
 PART_NBYTES = 1 << 20
 """Arrays travel in parts: one message of many megabytes makes ZeroMQ take fresh memory for each."""

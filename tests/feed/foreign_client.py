@@ -14,7 +14,7 @@ def epoch(url, workers, number=0):
         dealer.identity, dealer.linger = b"\1" + os.urandom(15), 1000
         dealer.connect(url)
         nobody = dict.fromkeys(("fingerprint", "group", "members", "max_lag"))
-        who = {"versions": [1], "name": "foreign", "host": "", "workers": workers, "rank": 0, "world_size": 1}
+        who = {"versions": [2], "name": "foreign", "host": "", "workers": workers, "rank": 0, "world_size": 1}
         welcome = {"kind": "wait"}
         while welcome["kind"] == "wait":
             dealer.poll(100)

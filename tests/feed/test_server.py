@@ -36,7 +36,7 @@ def test_a_client_gets(name):
 TURNED_AWAY = {
     "the client's number": ({"workers": 3}, wire.REFUSED, "has 2 workers, but 3 are needed (workers=)"),
     "ranks": ({"world_size": 3}, wire.REFUSED, "it has 2 workers, but 3 are needed (one for each rank)"),
-    "a version": ({"versions": [9]}, wire.REFUSED, "speaks version 1 of the feed, this trainer [9]: use the"),
+    "a version": ({"versions": [9]}, wire.REFUSED, "speaks version 2 of the feed, this trainer [9]: use the"),
     "a dataset": ({"fingerprint": "x"}, wire.REFUSED, "has another dataset, range (96) → shuffle(16) → map("),
     "too few are free": ({"workers": 2}, wire.WAIT, "it has 1 of 2 workers free"),
     "too many clients": ({"workers": 1}, wire.WAIT, "it serves 1 client, its most (--max-clients)"),

@@ -16,7 +16,7 @@ def test_another_version_of_the_protocol_is_refused(monkeypatch):
     with ServerProcess(rows(), workers=1) as server:
         monkeypatch.setattr(wire, "VERSION", 7)
         with pytest.raises(
-            mpwds.MpwdsError, match=r"speaks version 1 of the feed, this trainer \[7\]"
+            mpwds.MpwdsError, match=r"speaks version 2 of the feed, this trainer \[7\]"
         ) as caught:
             mpwds.RemoteLoader(server.url)
         assert server.url in str(caught.value)
