@@ -79,12 +79,13 @@ class WorkerSpeeds:
         if elapsed_s < self._every_s:
             return False
         before, self._before, self._since = self._before, self._snapshots(), now
-        for worker in before.keys() & self._before.keys():
-            made = self._before[worker] - before[worker]
-            if made.batches > 0:
+        for worker, counted in self._before.items():
+            made = counted - before[worker] if worker in before else counted
+            is_first = worker not in self._seconds  # a worker may make all its batches before the first look
+            if made.batches > 0 and (is_first or worker in before):
                 worked_ns = made.active_ns - made.waiting_ns
                 self._seconds[worker] = max(worked_ns, self._waited[worker]) / made.batches / 1e9
-            elif worker in self._seconds:
+            elif worker in before and not is_first:
                 self._seconds[worker] *= _FORGETS
         waited_s = sum(self._waited.values()) / 1e9
         self._waited.clear()
