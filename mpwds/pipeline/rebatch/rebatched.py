@@ -151,9 +151,9 @@ class RebatchedStream:
                 given = [rows[left] for rows in given]
             if self._mixer is None:
                 self._mixer = self._made_mixer(schema, given)
-            elif self._taken.many:
-                self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
             self._given = given
+            if self._taken.many:
+                self._taken.keep_only([self._given_ids(), *self._mixer.row_ids()])
 
     def _rows_of(self, address: Address, batch: Any) -> tuple[Schema, list[Rows]]:
         schema = infer_schema(batch) if self._mixer is None else self._mixer.schema

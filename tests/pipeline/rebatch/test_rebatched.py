@@ -31,25 +31,39 @@ class Place(str):
     """An address whose life can be watched."""
 
 
+class Endless:
+    """A source of batches without end, which sees those of its addresses that are kept."""
+
+    def __init__(self):
+        self.count = 0
+        self.kept = weakref.WeakSet()
+
+    def __next__(self):
+        self.count += 1
+        place = Place(self.count)
+        self.kept.add(place)
+        return place, np.arange(2)
+
+    def state_dict(self):
+        return {}
+
+
 def test_addresses_of_batches_whose_rows_are_gone_are_forgotten():
-    alive = weakref.WeakSet()
-
-    class Endless:
-        def __init__(self):
-            self.count = 0
-
-        def __next__(self):
-            self.count += 1
-            place = Place(self.count)
-            alive.add(place)
-            return place, np.arange(2)
-
-    stream = Rebatched(2, shuffle=20).stream(Endless())
+    source = Endless()
+    stream = Rebatched(2, shuffle=20).stream(source)
     most = 0
     for _ in range(4000):
         next(stream)
-        most = max(most, len(alive))
+        most = max(most, len(source.kept))
     assert most < 1500
+
+
+def test_addresses_of_batches_whose_rows_are_held_are_kept():
+    for steps in range(1000, 1030):  # at some of them addresses are forgotten
+        stream = Rebatched(2, shuffle=20).stream(Endless())
+        for _ in range(steps):
+            next(stream)
+        assert sum(map(len, stream.state_dict()["unused"])) == 20
 
 
 def numbers_in(batches):
