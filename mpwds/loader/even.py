@@ -40,32 +40,38 @@ def _all_ranks(here: Context) -> list[Context]:
 def evened(
     even: Even,
     here: Context,
-    start: Callable[[int], Iterator[Any]],
+    start: Callable[[int, bool], Iterator[Any]],
     count: CountOf,
     delivered: int,
+    has_moved: bool,
     timeout: float | None,
 ) -> EvenIterator:
     """Begins an even epoch of a loader, or of the stages after it, for each of several ranks.
 
-    ``start`` begins an epoch by its number. ``delivered`` is the number of batches of a resumed epoch that
-    were delivered before, the same on all ranks.
+    ``start`` begins an epoch by its number; its second argument says whether batches are taken ahead.
+    ``delivered`` is the number of batches of a resumed epoch that were delivered before, the same on all
+    ranks. If the epoch ``has_moved`` here from other ranks, what is left of it cannot be counted, and may be
+    nothing.
     """
 
     def begin(number: int) -> Iterator[Any]:
-        return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch)
+        return start(epoch_of_repetition(number, "wrap", here.epoch) if number else here.epoch, not counts)
 
-    try:
-        counts = [count(rank, True) for rank in _all_ranks(here)]
-    except LengthUnknown:
-        ranks = TorchRanks()
-    else:
+    counts: list[int] = []
+    if not has_moved:
+        with suppress(LengthUnknown):
+            counts = [count(rank, True) for rank in _all_ranks(here)]
+    if counts:
         target = target_of(even, counts)
         own = counts[here.rank]
         part = RankShard(begin, even if own < target else "drop", max(0, own - delivered))
         return EvenIterator(part, lambda delivered: target - delivered, delivered)
+    ranks = TorchRanks()
     part = RankShard(begin, even)
     timeout = None if timeout is None else timeout * MOST_AHEAD
-    return EvenIterator(part, LengthConsensus(ranks, part.look_ahead, even, here.epoch, timeout), delivered)
+    agreement = LengthConsensus(ranks, part.look_ahead, even, here.epoch, timeout)
+    # That a rank has nothing is an error at the start of an epoch only.
+    return EvenIterator(part, agreement, delivered or int(has_moved))
 
 
 class EvenIterator(Iterator[Any]):

@@ -256,7 +256,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             batches = self._iterate(self._begin, self._count, self._position)
         return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
-    def _begin(self, epoch: int) -> Iterator[Any]:
+    def _begin(self, epoch: int, takes_ahead: bool = False) -> Iterator[Any]:
         batches = self._iterate_workers(epoch)
         if self._takes_ahead() and not is_repetition(epoch):
             batches.progress.take_ahead()
@@ -487,16 +487,17 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return f"  # {stats.in_short}" if stats.batches else ""
 
     def _iterate(
-        self, begin: Callable[[int], Iterator[Any]], count: CountOf, position: LoaderPosition
+        self, begin: Callable[[int, bool], Iterator[Any]], count: CountOf, position: LoaderPosition
     ) -> Iterator[Any]:
         """Begins the next epoch, an even one if the loader asks for that."""
         with beginning(self, self._position, position) as epoch:
             if self.even is None or not self._is_even():
-                return begin(epoch)
+                return begin(epoch, False)
             from mpwds.loader.even import evened
 
             here = replace(Context.current(epoch), seed=self.seed)
-            return evened(self.even, here, begin, count, position.delivered_before(epoch), self.timeout)
+            delivered, has_moved = position.delivered_before(epoch), position.has_moved(epoch)
+            return evened(self.even, here, begin, count, delivered, has_moved, self.timeout)
 
     def _count(self, context: Context, exact: bool) -> int:
         return count_delivered(self.dataset, self._contexts(context), exact).elements
@@ -552,7 +553,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
         elements = loader._iterate(self._begin, self._count, position)
         return DeliveredCounter(elements, position.last) if loader._is_even() else elements
 
-    def _begin(self, epoch: int) -> Iterator[Any]:
+    def _begin(self, epoch: int, takes_ahead: bool) -> Iterator[Any]:
         from mpwds.loader.stages import StagesIterator
 
         loader, stream = self.loader, self.stream(Context.current(epoch))
@@ -561,7 +562,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
             got = self._position.delivered_before(epoch) if loader._is_even() else None
             if (loaded := self._position.take_loaded(epoch)) is not None:
                 stream.load_state_dict(loaded)
-            stream.got, self._position.last = got, stream
+            stream.got, stream.keeps_states, self._position.last = got, takes_ahead, stream
         elements = StagesIterator(stream.elements(), lambda: loader._statistics.times)
         return loader._convert(elements, staged=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -126,7 +126,8 @@ class LoaderStream:
         return Description.of_sample(element, Description(f"element {number} that stream {stream} delivered"))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loaded": {**self._iterator.progress.state_dict(), "numbers": list(self._numbers)}}
+        progress = self._iterator.progress.state_dict(packed=True)  # see ``reduced_to_needed``
+        return {"loaded": {**progress, "numbers": list(self._numbers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         loaded = state["loaded"]
@@ -146,6 +147,18 @@ class LoaderStream:
             stream.keeps = STATES_KEPT
 
 
+def _state_or_reason(make: Callable[[], Any]) -> dict[str, Any]:
+    """The stages' state, or why there is none: a stage may have no state."""
+    try:
+        return {"stages": make()}
+    except Exception as error:
+        return {"replay": str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"}
+
+
+def _reduced(state: dict[str, Any]) -> dict[str, Any]:
+    return state if "replay" in state else _state_or_reason(lambda: reduced_to_needed(state["stages"]))
+
+
 class StagesStream(Replayed):
     """An epoch of the stages after a loader, and how far it is.
 
@@ -156,6 +169,7 @@ class StagesStream(Replayed):
         running: Elements may still come.
         finished: The program got all of them.
         got: Elements that the program got, if a later step takes some ahead; otherwise ``None``.
+        keeps_states: The state before each element that was taken ahead is kept.
     """
 
     def __init__(self, start: Callable[[], Stream[Any]], epoch: int, same_order: bool) -> None:
@@ -164,6 +178,8 @@ class StagesStream(Replayed):
         self.running = True
         self.finished = False
         self.got: int | None = None
+        self.keeps_states = False
+        self._states: deque[dict[str, Any]] = deque()  # before each element that the program did not get yet
         self._same_order = same_order
         self._left: dict[str, Any] | None = None
         self._moved = False  # other ranks began it
@@ -178,20 +194,26 @@ class StagesStream(Replayed):
             self.finished = self.got is None
         finally:
             if not self.finished:
-                self._left = self._state_of_stages()
+                self._left = _reduced(self._state_of_stages())
             self.running = False
             del self._source, self._next, self._start  # the stages hold elements, and the loader's iteration
 
+    def __next__(self) -> tuple[Address, Any]:
+        if self.keeps_states:
+            self._states.append(self._state_of_stages())
+        return super().__next__()
+
     def mark_delivered(self) -> None:
         self.got = (self.got or 0) + 1
+        if self._states:
+            self._states.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         made = self._delivered
         got = made if self.got is None else self.got
         if got < made:
-            because = "batches were made ahead, for an even epoch"
-            return {"delivered": got, "repeated": 0, "replay": because}
-        stages = self._state_of_stages() if self._left is None else self._left
+            return {"delivered": got, "repeated": 0, "moved": self._moved, **_reduced(self._states[0])}
+        stages = _reduced(self._state_of_stages()) if self._left is None else self._left
         return {"delivered": made, "repeated": got - made, "moved": self._moved, **stages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -214,12 +236,7 @@ class StagesStream(Replayed):
                 self._replay(delivered, str(error))
 
     def _state_of_stages(self) -> dict[str, Any]:
-        try:
-            return {"stages": reduced_to_needed(self._source.state_dict())}
-        except LookupError as error:
-            return {"replay": str(error)}
-        except Exception as error:  # a stage may have no state: the warning about the replay names the error
-            return {"replay": f"{type(error).__name__}: {error}"}
+        return _state_or_reason(self._source.state_dict)
 
     def _replay(self, delivered: int, reason: str) -> None:
         if self._moved:

@@ -10,10 +10,11 @@ ranks.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+from mpwds.loader.resume.progress import unpack_state
 
 BATCH = "batch"
 """Begins the address of a loader's batch, which stages put into theirs."""
@@ -29,17 +30,35 @@ def reduced_to_needed(state: Any) -> Any:
     """The state of the last stage after a loader, reduced to what resuming needs.
 
     For each stream, only the last state before all batches that stages hold parts of is kept. Those batches
-    are named, so that they can be fetched while the state is loaded.
+    are named, so that they can be fetched while the state is loaded. Raises LookupError if a stage does not
+    say what the stages before it hold.
     """
+    loaded = _needed(state)
+    for progress in loaded["streams"]:
+        progress["states"] = [[at, unpack_state(packed)] for at, packed in progress["states"]]
+    return _with_loaded(state, loaded)
+
+
+def _with_loaded(state: Mapping[str, Any], loaded: Any) -> dict[str, Any]:
+    if "source" in state:
+        return {**state, "source": _with_loaded(state["source"], loaded)}
+    return {"loaded": loaded}
+
+
+def _needed(state: Any) -> Any:
     *stages, batches = _levels(state)
+    if "loaded" not in batches:
+        raise LookupError('the state of a stage lacks that of the stage before it, as "source"')
     held = Counter(batch for stage in stages for batch in _batches_in(stage.get("held", ())))
-    if loaded := batches.get("loaded"):  # otherwise a stage does not say what it holds
-        for stream, progress in zip(loaded["numbers"], loaded["streams"], strict=True):
-            own = [number for other, number in held if other == stream]
-            first = min(own, default=progress["delivered"])
-            progress["states"] = [entry for entry in progress["states"] if entry[0] <= first][-1:]
-        loaded["held"] = [[*batch, count] for batch, count in sorted(held.items())]
-    return state
+    loaded, firsts = batches["loaded"], dict[int, int]()
+    for stream, number in held:
+        firsts[stream] = min(number, firsts.get(stream, number))
+    streams = []
+    for stream, progress in zip(loaded["numbers"], loaded["streams"], strict=True):
+        first = firsts.get(stream, progress["delivered"])
+        states = [entry for entry in progress["states"] if entry[0] <= first]
+        streams.append({**progress, "states": states[-1:]})
+    return {**loaded, "streams": streams, "held": [[*batch, count] for batch, count in sorted(held.items())]}
 
 
 def loaded_by(state: Any) -> Any:
@@ -71,13 +90,13 @@ def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
 
 def begun_with(state: Any, held: Sequence[Held], loaded: Any) -> Any:
     """The state of stages at their start, but with what others held of streams that are ``loaded``."""
-    *stages, batches = _levels(state)
+    *stages, _ = _levels(state)
     for depth, stage in enumerate(stages):
         if entries := [entry for stream in held for part in stream[depth : depth + 1] for entry in part]:
             stage["held"] = [address for address, _ in entries]
             stage["unused"] = [left for _, left in entries]
-    batches["loaded"] = copy.deepcopy(loaded)
-    return reduced_to_needed(state)
+    state = _with_loaded(state, loaded)
+    return _with_loaded(state, _needed(state))
 
 
 def _levels(state: Mapping[str, Any]) -> list[Any]:

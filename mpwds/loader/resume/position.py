@@ -68,6 +68,12 @@ class LoaderPosition:
         loaded = self._loaded
         return 0 if loaded is None or loaded["epoch"] != epoch else loaded["delivered"] + loaded["repeated"]
 
+    def has_moved(self, epoch: int) -> bool:
+        """True if other ranks began the epoch, with what the stages after the loader held there."""
+        return (
+            self._loaded is not None and self._loaded["epoch"] == epoch and self._loaded.get("moved", False)
+        )
+
     def set_epoch(self) -> None:
         """Forgets an epoch that was left: the next one was set."""
         if not (self.last.running or self.last.finished):

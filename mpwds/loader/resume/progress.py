@@ -106,8 +106,8 @@ class StreamProgress:
                 return Position(first, state, at, self.delivered)
         return Position(first, delivered=self.delivered)
 
-    def to_dict(self) -> dict[str, Any]:
-        states = [[at, unpack_state(state)] for at, state in self.states]
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        states = [[at, state if packed else unpack_state(state)] for at, state in self.states]
         known = {name: value for name in ("total", "before") if (value := vars(self)[name]) is not None}
         return {"delivered": self.delivered, "states": states, "stateless": self.stateless, **known}
 
@@ -169,13 +169,13 @@ class EpochProgress:
             self.repeated += 1
         self._ahead = ahead
 
-    def state_dict(self) -> dict[str, Any]:
-        """The progress as a dict that JSON and msgpack can hold."""
+    def state_dict(self, packed: bool = False) -> dict[str, Any]:
+        """The progress as a dict that JSON and msgpack can hold, unless the states in it stay ``packed``."""
         return {
             "epoch": self.epoch,
             "delivered": self.delivered,
             "repeated": self.repeated,
-            "streams": [stream.to_dict() for stream in self.streams],
+            "streams": [stream.to_dict(packed) for stream in self.streams],
         }
 
     @classmethod

@@ -85,7 +85,7 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
 
     Raises ValueError if that cannot be told, or the stages can go on only as they were.
     """
-    streams, even, ranks = facts["streams"], facts["even"], facts["world_size"]
+    streams, ranks = facts["streams"], facts["world_size"]
     numbers = own_streams(streams, 0, Context.current())
     entries = [_unpacked(state, number) for number in numbers]
     first = entries[0] or {}
@@ -95,11 +95,6 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
         return {**state, "facts": facts, "epoch": epoch, **field_of(first, "own", dict)}
     if not any(entries) and _ranks(state) == ranks and not state.get("moved"):
         return dict(state)  # another rank's, whose counts are of use
-    if even is not None:
-        raise ValueError(
-            f"with even={even!r}, ranks count what the stages after a loader give, so as many must go on as "
-            "saved the state: use even= without stages, or begin the epoch again"
-        )
     for number, entry in zip(numbers, entries, strict=True):
         why_not = "it is not in the state: load those of all ranks (mpwds.merge_states)"
         if entry is None or (why_not := field_of(entry, "why_not", str)):

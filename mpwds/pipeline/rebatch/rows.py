@@ -317,17 +317,24 @@ class SourceBatches:
         return len(self.addresses) > 2 * self._kept + _MANY_BATCHES
 
     def keep_only(self, held: Sequence[RowIds]) -> None:
-        numbers = np.unique(np.concatenate(held) >> _ROW_BITS).tolist()
+        self._keep(np.unique(np.concatenate(held) >> _ROW_BITS).tolist())
+
+    def _keep(self, numbers: list[int]) -> None:
         self.addresses = {number: self.addresses[number] for number in numbers}
         self._kept = len(numbers)
 
     def placed(self, held: Sequence[RowIds]) -> tuple[list[list[int]], list[list[int]]]:
         """The rows that are left of each batch, and where among all these the ``held`` ones are."""
-        self.keep_only(held)
-        ids = np.sort(np.concatenate(held))
-        starts = np.searchsorted(ids, np.array(list(self.addresses), np.int64) << _ROW_BITS)
-        left = [part.tolist() for part in np.split(ids & _ROW_MASK, starts)[1:]]
-        return left, [np.searchsorted(ids, part).tolist() for part in held]
+        ids = np.concatenate(held)
+        order = np.argsort(ids)
+        places = np.empty_like(order)
+        places[order] = np.arange(len(ids))
+        batches, rows = ids[order] >> _ROW_BITS, (ids[order] & _ROW_MASK).tolist()
+        starts = np.flatnonzero(np.diff(batches, prepend=-1))
+        self._keep(batches[starts].tolist())
+        left = [rows[begin:end] for begin, end in itertools.pairwise([*starts.tolist(), len(rows)])]
+        ends = np.cumsum([len(part) for part in held])[:-1]
+        return left, [part.tolist() for part in np.split(places, ends)]
 
 
 def row_ids_in(left: Sequence[Sequence[int]]) -> RowIds:

@@ -28,13 +28,19 @@ def of_other_lengths(*stages):
     return numbers.select(lambda n: n % 7 != 3).shuffle(20).compose(*stages).batched(4)
 
 
-DATASETS = {"filter": of_other_lengths(), "generator": of_other_lengths(left_out_at_random)}
+DATASETS = {
+    "filter": of_other_lengths(),
+    "generator": of_other_lengths(left_out_at_random),
+    "pool": DataPipeline(range(600)).select(lambda n: n % 7 != 3).shuffle(20).batched(4),
+}
 CASES = {f"{name} {even}": (name, even) for name in DATASETS for even in MODES}
+POOLS = {f"pool {even}" for even in MODES}
 
 
 def loader_of(case, workers):
     name, even = CASES[case]
-    return MultiLoader(DATASETS[name], workers, streams=STREAMS, even=even, seed=3, output="numpy")
+    loader = MultiLoader(DATASETS[name], workers, streams=STREAMS, even=even, seed=3, output="numpy")
+    return loader.rebatched(3, shuffle=12) if case in POOLS else loader
 
 
 def steps_of(case, workers, state, most):

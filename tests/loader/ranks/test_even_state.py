@@ -38,9 +38,9 @@ def left(loader, number):
 
 
 def rest(loader, state):
+    loader.load_state_dict(state)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is run again
-        loader.load_state_dict(state)
+        warnings.simplefilter("error")  # nothing is run again from its start
         return [batch.tolist() for batch in loader]
 
 
@@ -57,12 +57,13 @@ def test_batches_taken_ahead_come_again(workers, even, number):
         assert len(list(loader)) == number + len(others)
 
 
+@pytest.mark.parametrize("way", ["drop", "pad", "wrap"])
 @pytest.mark.parametrize("number", [0, 2, 5, 9])
-def test_so_do_those_of_stages_behind_the_workers(number):
-    with unknown(workers=0, even="drop").rebatched(4, shuffle=8) as loader:
+def test_so_do_those_of_stages_behind_the_workers(way, number):
+    with unknown(workers=0, even=way).rebatched(4, shuffle=8) as loader:
         first, state, others = left(loader, number)
         assert (len(first), len(others) > 0) == (number, True)
-    with unknown(workers=0, even="drop").rebatched(4, shuffle=8) as loader:
+    with unknown(workers=0, even=way).rebatched(4, shuffle=8) as loader:
         assert rest(loader, state) == others
 
 
@@ -71,12 +72,28 @@ def test_states_of_such_stages_follow_each_other():
         return unknown(workers=0, even="drop").rebatched(4, shuffle=8)
 
     _, state, others = left(loader(), 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is run again
-        (again := loader()).load_state_dict(state)
-        second, state, last = left(again, 3)
+    (again := loader()).load_state_dict(state)
+    second, state, last = left(again, 3)
     assert [*second, *last] == others
     assert rest(loader(), state) == last
+
+
+@pytest.mark.parametrize("bad", range(4, 12))
+def test_an_error_in_what_is_taken_ahead_leaves_the_state_at_the_batch_before(bad):
+    failing = [bad]
+
+    def fails_once(batch):
+        if batch.min() // 6 in failing:
+            raise OSError(f"no batch {failing.pop()}")
+        return batch
+
+    def loader():
+        return unknown(workers=0, even="drop").map(fails_once).rebatched(4, shuffle=8)
+
+    begun, seen = loader(), []
+    with pytest.raises(OSError, match=f"no batch {bad}"):
+        seen += (batch.tolist() for batch in begun)
+    assert [*seen, *rest(loader(), begun.state_dict())] == [batch.tolist() for batch in loader()]
 
 
 @pytest.mark.parametrize("way", ["pad", "wrap"])

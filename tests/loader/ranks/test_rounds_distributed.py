@@ -1,12 +1,13 @@
 """Even epochs of streams over real processes that agree on each round: torchrun, gloo, changing ranks."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import mpwds
-from tests.loader.ranks.rounds_cases import CASES, loader_of
+from tests.loader.ranks.rounds_cases import CASES, POOLS, loader_of
 from tests.loader.ranks.test_even_distributed import torchrun
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,19 @@ def jobs(tmp_path_factory):
     return jobs
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sorted(CASES.keys() - POOLS))
 def test_the_order_is_that_of_an_undisturbed_run_on_one_rank(case, jobs):
     with loader_of(case, 0) as loader:
         assert jobs[case] == [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("case", sorted(POOLS))
+def test_samples_that_stages_hold_go_with_their_streams(case, jobs):
+    counts = Counter(number for batch in jobs[case] for number in batch)
+    numbers = {number for number in range(600) if number % 7 != 3}
+    if CASES[case][1] == "drop":
+        assert counts.keys() < numbers
+        assert set(counts.values()) == {1}
+    else:
+        assert counts.keys() == numbers
+    assert counts.total() > 500
