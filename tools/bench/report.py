@@ -35,6 +35,7 @@ BENCHMARKS = {
     "startup": "Start, and the memory of workers",
     "large": "Large datasets in memory",
     "feed": "Servers",
+    "streams": "Logical streams",
     "resume": "Resuming",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
