@@ -114,6 +114,21 @@ def test_the_tests_that_prove_something_exist(source):
         folder = path.parent
 
 
+def test_every_feature_has_a_test_or_a_program():
+    table = (
+        (ROOT / "docs/proof/features.md")
+        .read_text()
+        .partition("## What mpwds has\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 15
+    for feature, here, _ in rows:
+        shown = re.findall(r"\]\(\.\./\.\./((?:tests|tools)/[\w/.]+)\)", here)
+        assert shown, feature
+        assert [path for path in shown if not (ROOT / path).is_file()] == [], feature
+
+
 @pytest.mark.parametrize(("words", "expected"), SEARCHES.items())
 def test_the_search_finds(words, expected):
     assert expected in set.intersection(*map(found_by, re.findall(r"\w+", words)))
