@@ -41,6 +41,15 @@ def test_a_page_has_what_benchmarks_print_until_they_run_again(tmp_path):
     assert set(json.loads((tmp_path / "report.json").read_text())) == {"shard_lists"}
 
 
+def test_figures_of_a_benchmark_become_pictures(tmp_path):
+    done = report(tmp_path, "--only", "growth", "--", "--quick", "--only", "shards")
+    assert done.returncode == 0, done.stderr
+    [chart] = json.loads((tmp_path / "report.json").read_text())["growth"]["figures"]["charts"]
+    assert [count for count, _ in chart["curves"]["a pattern"]] == [10**digits for digits in range(1, 7)]
+    for theme in "light", "dark":
+        assert "Milliseconds to the first shard" in (tmp_path / f"growth-{theme}.svg").read_text()
+
+
 def test_the_pictures_show_figures_of_the_report(plot):
     drawn = plot.pictures(json.loads((PROOF / "report.json").read_text()))
     assert {name: (PROOF / name).read_text() for name in drawn} == drawn

@@ -43,7 +43,7 @@ BENCHMARKS = {
     "resume": "Resuming",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
-    "growth": "What costs grow with",
+    "growth": "How costs grow",
     "descriptions": "Descriptions of many samples",
     "indexed": "Samples by number",
     "mds": "MDS",
