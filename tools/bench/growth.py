@@ -15,7 +15,8 @@ loader itself costs with many workers. ``at best`` is a batch of each worker eve
 
 ``servers``: a ``RemoteLoader`` with one worker of each server. One process simulates the servers: it speaks
 their protocol at so many TCP ports, and sends ready batches of 4 kB. A figure tells what the trainer can
-receive, and how long it takes from nothing to the first batch of every server.
+receive, and how long it takes from nothing to the first batch of every server. Most of that time goes into
+batches that fill the windows of all workers, half a megabyte each, because simulated servers need no time.
 
 A figure is the median of the rounds.
 """
