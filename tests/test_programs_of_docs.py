@@ -12,13 +12,17 @@ import doctest
 import io
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mpwds
 
@@ -145,3 +149,75 @@ def test_distributed_training_goes_in_step(run, tmp_path):
     for epoch in "012":
         assert len({steps for _, of, steps, _ in lines if of == epoch}) == 1
     assert max(float(loss) for _, epoch, _, loss in lines if epoch == "2") < 0.3
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_an_augmentation_server_makes_the_batches_of_a_training(run, tmp_path):
+    with mpwds.TarWriter(tmp_path / "train-000.tar") as sink:
+        for number in range(100):
+            Image.new("RGB", (40, 30)).save(image := io.BytesIO(), "JPEG")
+            sink.write({"__key__": f"{number:03}", "jpg": image.getvalue(), "cls": number % 10})
+    address = f"127.0.0.1:{free_port()}"
+    here = {
+        "/data/train-{000..999}.tar": "train-000.tar",
+        "0.0.0.0:7880": address,
+        "cpu{1..4}:7880": address,
+        "--workers 16": "--workers 1",
+        ", pin_memory=True": "",  # there may be no GPU
+    }
+    page = "\0".join(block.code for block in blocks_of("guides/servers/augmentation-servers")[:3])
+    for words, others in here.items():
+        assert words in page
+        page = page.replace(words, others)
+    pipeline, commands, training = page.split("\0")
+    (tmp_path / "pipeline.py").write_text(pipeline)
+    keygen, serve = commands.splitlines()
+    program = f"""
+import subprocess
+import mpwds
+
+labels_seen = []
+
+def train_step(images, labels):
+    assert tuple(images.shape[1:]) == (224, 224, 3)
+    labels_seen.extend(labels.tolist())
+
+subprocess.run({keygen!r}, shell=True, check=True, stdout=subprocess.DEVNULL)
+server = subprocess.Popen({shlex.split(serve, comments=True)}, stdout=subprocess.DEVNULL)
+try:
+    {textwrap.indent(training, "    ").strip()}
+    loader.close()
+finally:
+    server.terminate()
+    server.wait()
+print(sorted(labels_seen) == sorted([*range(10)] * 10))
+"""
+    assert run(program) == "True\n"
+
+
+@pytest.mark.slow
+def test_a_training_shows_its_metrics(run):
+    port = free_port()
+    [block] = [block.code for block in blocks_of("guides/servers/watching-feeds")]
+    training = block.replace("port=9400", f"port={port}").replace("train_step(images, labels)", "look()")
+    assert training.count("look()") == training.count(str(port)) == 1
+    program = f"""
+import urllib.request
+import mpwds
+
+def look():
+    page = urllib.request.urlopen("http://127.0.0.1:{port}/metrics").read().decode()
+    print("mpwds_trainer_batches" in page)
+
+dataset = mpwds.DataPipeline([(0, 1)] * 8).batched(8)
+loader = mpwds.MultiLoader(dataset, workers=1)
+{training}
+loader.close()
+"""
+    assert run(program) == "True\n"

@@ -1,22 +1,27 @@
-"""Draws the README's picture of throughput from what ``tools/bench/loader.py --json`` measured.
+"""Draws the pictures of the report's figures: samples per second beside peers, and curves of growth.
 
-    python tools/bench/loader.py --only images ready --json docs/images/throughput.json
-    python tools/plot.py docs/images/throughput.json docs/images
+    python tools/plot.py    # what tools/bench/report.py does, too: in docs/proof, from its report.json
 
-Writes ``throughput-light.svg`` and ``throughput-dark.svg``: bars of samples per second, one panel for each
-kind of work, ours first.
+Writes ``throughput-light.svg``, ``growth-light.svg`` and their dark counterparts, as far as the report has
+the benchmarks that measure them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pictures import THEMES, WIDTH, Theme, svg, text
+from pictures import COLOURS, THEMES, WIDTH, Picture, svg, text
 
 LABELS, FIGURES, BAR, ROW, TITLE = 220, 84, 14, 24, 46
+# A chart of curves: its size, the size of its plot, and where that begins.
+CHART_WIDTH, CHART_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT, LEFT, TOP = 380, 240, 300, 138, 56, 46
+REFERENCES = ("DataLoader", "at best")
+UNITS = (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,17 @@ PANELS = [
 ]
 
 
-def draw(figures: dict[str, dict[str, float]], machine: str, theme: Theme) -> str:
-    """The picture, as the text of an SVG file."""
+def throughput(figures: dict[str, Any], theme_name: str) -> str:
+    """Bars of samples per second, one panel for each kind of work, ours first."""
+    theme = THEMES[theme_name]
     parts: list[str] = []
     top = 0
     for panel in PANELS:
-        found = figures[panel.contest]
+        found = figures["samples_per_s"].get(panel.contest, {})
         shown = {label: found[name] for name, label in panel.labels.items() if name in found}
         parts.append(text(0, top + 24, panel.title, theme.text, weight=600))
         top += TITLE
-        longest = max(shown.values())
+        longest = max(shown.values(), default=0)
         for label, value in shown.items():
             ours = label.startswith("mpwds")
             width = max(2, round((WIDTH - LABELS - FIGURES) * value / longest))
@@ -74,22 +80,93 @@ def draw(figures: dict[str, dict[str, float]], machine: str, theme: Theme) -> st
             parts.append(text(LABELS + width + 8, top + 11, f"{value:,.0f}", theme.text, weight=weight))
             top += ROW
         top += 12
-    parts.append(text(0, top + 10, f"Two workers. {machine}.", theme.faint, size=11))
+    parts.append(text(0, top + 10, f"Two workers. {figures['machine']}.", theme.faint, size=11))
     return svg(parts, top + 20)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("figures", type=Path, help="what loader.py --json wrote")
-    parser.add_argument("folder", type=Path, help="where the pictures go")
-    options = parser.parse_args()
-    measured = json.loads(options.figures.read_text())
-    for name, theme in THEMES.items():
-        picture = draw(measured["samples_per_s"], measured["machine"], theme)
-        (options.folder / f"throughput-{name}.svg").write_text(picture)
+def growth(figures: dict[str, Any], theme_name: str) -> str:
+    """Charts of curves, two in a row, on logarithmic scales."""
+    picture = Picture(theme_name)
+    for number, chart in enumerate(figures["charts"]):
+        draw_chart(picture, number % 2 * CHART_WIDTH, number // 2 * CHART_HEIGHT, chart, COLOURS[theme_name])
+    bottom = -(-len(figures["charts"]) // 2) * CHART_HEIGHT
+    picture.parts.append(text(0, bottom + 10, f"{figures['machine']}.", picture.theme.faint, size=11))
+    return svg(picture.parts, bottom + 20)
+
+
+def draw_chart(picture: Picture, left: int, top: int, chart: dict[str, Any], colours: list[str]) -> None:
+    theme = picture.theme
+    xs, ys = zip(*(point for points in chart["curves"].values() for point in points), strict=True)
+    first, last = math.log10(min(xs)), math.log10(max(xs))
+    # Whole decades, and two of them at least: small changes shall not look large.
+    low, high = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))
+    high = max(high, low + 2)
+
+    def at_x(x: float) -> int:
+        return left + LEFT + round(PLOT_WIDTH * (math.log10(x) - first) / (last - first))
+
+    def at_y(y: float) -> int:
+        return top + TOP + round(PLOT_HEIGHT * (high - math.log10(y)) / (high - low))
+
+    picture.say(left, top + 14, chart["title"], bold=True)
+    for decade in range(low, high + 1):
+        y = at_y(10**decade)
+        picture.parts.append(
+            f'<path d="M{left + LEFT} {y}h{PLOT_WIDTH}" stroke="{theme.peers}" stroke-width="0.5"/>'
+        )
+        label = amount(10**decade)
+        picture.parts.append(text(left + LEFT - 8, y + 4, label, theme.faint, anchor="end", size=11))
+    points = next(iter(chart["curves"].values()))
+    for x in [x for x, _ in points[:: 1 if len(points) < 8 else 3]]:
+        picture.parts.append(
+            text(at_x(x), top + TOP + PLOT_HEIGHT + 16, amount(x), theme.faint, anchor="middle", size=11)
+        )
+    middle, bottom = left + LEFT + PLOT_WIDTH // 2, top + TOP + PLOT_HEIGHT + 32
+    picture.parts.append(text(middle, bottom, chart["grows"], theme.faint, anchor="middle", size=11))
+    key = left
+    for number, (label, points) in enumerate(chart["curves"].items()):
+        is_reference = label.startswith(REFERENCES)
+        colour = theme.faint if is_reference else colours[number]
+        dashes = ' stroke-dasharray="4 3"' if is_reference else ""
+        line = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in points)
+        picture.parts.append(
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+            f'<path d="M{key} {top + 28}h14" stroke="{colour}" stroke-width="2"{dashes}/>'
+        )
+        picture.parts.append(text(key + 18, top + 32, label, theme.faint, size=11))
+        key += 34 + 6 * len(label)
+
+
+def amount(value: float) -> str:
+    """A number in a few characters: 64, 256k, 1M."""
+    for size, unit in UNITS:
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:g}"
+
+
+DRAWN: dict[str, tuple[str, Callable[[dict[str, Any], str], str]]] = {
+    "loader": ("throughput", throughput),
+    "growth": ("growth", growth),
+}
+"""The name of a picture, and what draws it, by the benchmark whose ``--json`` has its figures."""
+
+
+def pictures(report: dict[str, Any]) -> dict[str, str]:
+    """The texts of the files of all pictures whose figures a report has, by their names."""
+    return {
+        f"{name}-{theme}.svg": drawn(report[benchmark]["figures"], theme)
+        for benchmark, (name, drawn) in DRAWN.items()
+        if benchmark in report
+        for theme in THEMES
+    }
+
+
+def draw(report: dict[str, Any], folder: Path) -> None:
+    for name, picture in pictures(report).items():
+        (folder / name).write_text(picture)
 
 
 if __name__ == "__main__":
-    main()
+    proof = Path(__file__).resolve().parents[1] / "docs/proof"
+    draw(json.loads((proof / "report.json").read_text()), proof)

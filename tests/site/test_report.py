@@ -1,11 +1,26 @@
 """``make bench-report``: a page of what benchmarks print, each of which can be run again."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+PROOF = ROOT / "docs/proof"
+FIGURE = re.compile(
+    r"(\d[\d,.]*)[ -]?(?:[kMG]B/s|(?:batches|images|rows|samples)/s|[mun]s\b|times (?:as|faster))"
+)
+
+
+@pytest.fixture
+def plot(monkeypatch):
+    """The program that draws the report's pictures."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("plot")
 
 
 def report(folder, *words):
@@ -24,3 +39,30 @@ def test_a_page_has_what_benchmarks_print_until_they_run_again(tmp_path):
     assert "These failed" in failed.stderr
     assert (tmp_path / "report.md").read_text() == page
     assert set(json.loads((tmp_path / "report.json").read_text())) == {"shard_lists"}
+
+
+def test_figures_of_a_benchmark_become_pictures(tmp_path):
+    done = report(tmp_path, "--only", "growth", "--", "--quick", "--only", "shards")
+    assert done.returncode == 0, done.stderr
+    [chart] = json.loads((tmp_path / "report.json").read_text())["growth"]["figures"]["charts"]
+    assert [count for count, _ in chart["curves"]["a pattern"]] == [10**digits for digits in range(1, 7)]
+    for theme in "light", "dark":
+        assert "Milliseconds to the first shard" in (tmp_path / f"growth-{theme}.svg").read_text()
+
+
+def test_the_pictures_show_figures_of_the_report(plot):
+    drawn = plot.pictures(json.loads((PROOF / "report.json").read_text()))
+    assert {name: (PROOF / name).read_text() for name in drawn} == drawn
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_page_quotes_only_figures_of_the_report(page):
+    report = json.loads((PROOF / "report.json").read_text())
+    measured = "\n".join(run["output"] for run in report.values())
+    quoted = FIGURE.findall((ROOT / page).read_text())
+    assert [figure for figure in quoted if not re.search(rf"(?<![\d.,]){figure}(?![\d.,])", measured)] == []
+
+
+def test_what_counts_as_a_quoted_figure():
+    text = "64 samples come 2.5 times as fast, 1,200 images/s or 10 GB/s, after 3 ms"
+    assert FIGURE.findall(text) == ["2.5", "1,200", "10", "3"]

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -44,6 +45,9 @@ SEARCHES = {
     "webdataset": "coming-from/webdataset",
     "worker died": "reference/errors",
 }
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page(HTMLParser):
@@ -114,6 +118,21 @@ def test_the_tests_that_prove_something_exist(source):
         folder = path.parent
 
 
+def test_every_feature_has_a_test_or_a_program():
+    table = (
+        (ROOT / "docs/proof/features.md")
+        .read_text()
+        .partition("## What mpwds has\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 15
+    for feature, here, _ in rows:
+        shown = re.findall(r"\]\(\.\./\.\./((?:tests|tools)/[\w/.]+)\)", here)
+        assert shown, feature
+        assert [path for path in shown if not (ROOT / path).is_file()] == [], feature
+
+
 @pytest.mark.parametrize(("words", "expected"), SEARCHES.items())
 def test_the_search_finds(words, expected):
     assert expected in set.intersection(*map(found_by, re.findall(r"\w+", words)))
@@ -130,3 +149,36 @@ def test_each_public_class_and_function_is_in_the_reference(name):
         pytest.skip("a constant")
     pages = [page(each) for each in PAGES if each.startswith("reference/api/")]
     assert any(f"mpwds.{name}" in each.anchors for each in pages)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if BROWSER is None:
+        pytest.skip("there is no browser here")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_each_page_fits_a_screen_and_shows_its_pictures(browser, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab = context.new_page()
+    for name in PAGES:
+        tab.goto((SITE / name).as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, name
+        shown = "[...document.images].filter(each => each.checkVisibility()).map(each => each.naturalWidth)"
+        assert 0 not in tab.evaluate(shown), name
+    context.close()
+
+
+def test_a_reader_finds_a_page_by_typing(browser):
+    tab = browser.new_page()
+    tab.goto((SITE / "index.html").as_uri())
+    tab.fill("input[name=q]", "resume")
+    tab.press("input[name=q]", "Enter")
+    tab.wait_for_selector("#search-results li a", timeout=120_000)
+    found = tab.locator("#search-results li a").all_inner_texts()
+    assert "Checkpoints and exact resume" in found

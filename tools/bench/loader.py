@@ -3,7 +3,7 @@
     python tools/bench/loader.py                  # all, about six minutes
     python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
-    python tools/bench/loader.py --json figures.json    # for tools/plot.py
+    python tools/bench/loader.py --json figures.json    # as tools/bench/report.py does
 
 Contestants run in turn, each in a fresh process: the training process, which looks at one value of each batch
 and drops it. A figure is the best of the rounds. What is counted begins when workers run and their

@@ -1,11 +1,12 @@
 """Runs the benchmarks one after the other, and writes a page of what they print, on which machine.
 
-    python tools/bench/report.py                         # all, about an hour and a half
+    python tools/bench/report.py                         # all, more than an hour and a half
     python tools/bench/report.py --only loader resume    # these again; the others stay as they are
     python tools/bench/report.py --only transport -- --quick
 
-The page is ``docs/proof/report.md``, and the same as JSON is beside it. What a package that is not installed
-would show is left out, and the benchmark says so. Words after ``--`` go to each benchmark.
+The page is ``docs/proof/report.md``. The same as JSON is beside it, and so are the pictures of the figures
+(``tools/plot.py``). What a package that is not installed would show is left out, and the benchmark says so.
+Words after ``--`` go to each benchmark.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -25,6 +27,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+import plot  # noqa: E402
+
 BENCHMARKS = {
     "transport": "Ready batches, from workers to the training loop",
     "loader": "From what is stored to the training loop",
@@ -39,6 +44,7 @@ BENCHMARKS = {
     "resume": "Resuming",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
+    "growth": "How costs grow",
     "descriptions": "Descriptions of many samples",
     "indexed": "Samples by number",
     "mds": "MDS",
@@ -74,6 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
             failed.append(name)
         file.write_text(json.dumps(report, indent=1) + "\n")
         (arguments.folder / "report.md").write_text(page(report))
+        plot.draw(report, arguments.folder)
     if failed:
         print(
             f"These failed, and the page has what they printed before: {', '.join(failed)}", file=sys.stderr
@@ -85,14 +92,17 @@ def run(name: str, options: list[str]) -> dict[str, Any]:
     """What a benchmark printed, and where and when. Raises ``CalledProcessError`` if it fails."""
     words = [f"tools/bench/{name}.py", *options]
     began, load = time.time(), os.getloadavg()[0]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder, "figures.json")
+        done = subprocess.run(
+            [sys.executable, *words, *(["--json", str(figures)] if name in plot.DRAWN else [])],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+        )
+        drawn = {"figures": json.loads(figures.read_text())} if figures.exists() else {}
     return {
         "command": " ".join(["python", *words]),
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
@@ -101,6 +111,7 @@ def run(name: str, options: list[str]) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(),
         "output": done.stdout,
+        **drawn,
     }
 
 
