@@ -19,7 +19,7 @@ from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.rebatching import Rebatching
+from mpwds.loader.rebatching import Prefetching, Rebatching
 from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
 from mpwds.loader.resume.progress import AfterEnd, EpochProgress, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
@@ -521,7 +521,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return world_size() > 1
 
 
-class LoaderPipeline(Rebatching, DataPipeline):
+class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
     """A loader with stages after it, made by the methods of ``MultiLoader`` that are named after stages.
 
     Stages run in this process. Each ``iter()`` is the loader's next epoch, and ends an unfinished one of the
@@ -563,6 +563,7 @@ class LoaderPipeline(Rebatching, DataPipeline):
             if (loaded := self._position.take_loaded(epoch)) is not None:
                 stream.load_state_dict(loaded)
             stream.got, stream.keeps_states, self._position.last = got, takes_ahead, stream
+        loader._statistics.times.runs_ahead = any(stage.runs_ahead for stage in self.stages)
         elements = StagesIterator(stream.elements(), lambda: loader._statistics.times)
         return loader._convert(elements, staged=True)
 

@@ -1,4 +1,4 @@
-"""The stage that only loaders have, and pipelines after them."""
+"""The stages that only loaders have, and pipelines after them."""
 
 from __future__ import annotations
 
@@ -61,3 +61,34 @@ class Rebatching(Composable):
         from mpwds.pipeline.rebatch.rebatched import regrouped
 
         return regrouped(stages)
+
+
+@suggest_arguments
+class Prefetching(Composable):
+    """Base of pipelines after loaders, for the stage that only they have."""
+
+    def prefetch(self: Self, n: int = 2) -> Self:
+        """Makes the next elements in a thread while the training loop works on one.
+
+        The stages before it run in that thread, and the loader's iteration. As ``prefetch`` of tf.data and
+        ``Prefetcher`` of torchdata.nodes, after a loader. For a function that waits, ``map(f, threads=n)``
+        makes several elements at a time.
+
+        Args:
+            n: Elements to make ahead, at most. A loader whose batches they hold needs as many more blocks:
+                raise its ``prefetch``.
+
+        Raises:
+            ValueError, TypeError: ``n`` is below 1 or no integer.
+            SharedRandomError: While iterating, a function before it draws from ``random``,
+                ``numpy.random`` or torch, whose generators the training loop shares.
+
+        Example:
+            >>> from mpwds import DataPipeline, MultiLoader
+            >>> with MultiLoader(DataPipeline(range(8)).batched(2), workers=1, output="numpy") as loader:
+            ...     [batch.tolist() for batch in loader.rebatched(4).prefetch()]
+            [[0, 1, 2, 3], [4, 5, 6, 7]]
+        """
+        from mpwds.loader.prefetched import Prefetched
+
+        return self.compose(Prefetched(n))

@@ -68,7 +68,8 @@ class StagesIterator(Iterator[Any]):
         now_ns = time.monotonic_ns()
         each_ns = max(1.0, (now_ns - self._since_ns) / self._weight)
         # From 0 to twice the mean: what is done once in so many elements is neither always met nor never.
-        self._untimed = int(self._random.uniform(0, 2 * _TIME_EVERY_NS / each_ns))
+        distance = 0 if clock.runs_ahead else 2 * _TIME_EVERY_NS / each_ns
+        self._untimed = int(self._random.uniform(0, distance))
         self._weight, self._since_ns = 1 + self._untimed, now_ns
         return element
 

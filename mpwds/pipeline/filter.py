@@ -40,6 +40,7 @@ class Filter(Part, ABC):
         passes_values: Whether it leaves the values of a sample's fields as they are, and does not look at
             them.
         stacks_values: Whether it stacks them in batches, and does nothing else with them.
+        runs_ahead: Whether a thread runs what comes before it.
         row_step: What it does to rows. Loaders run three stages that unbatch, shuffle and batch as one, for
             whole batches at a time.
 
@@ -55,6 +56,7 @@ class Filter(Part, ABC):
     alike_before_split: bool = False
     divides_among: tuple[str, ...] = ()
     pins_epoch: bool = False
+    runs_ahead: ClassVar[bool] = False
     passes_values: ClassVar[bool] = False
 
     @property

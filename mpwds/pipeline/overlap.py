@@ -12,7 +12,7 @@ from typing import Any
 from mpwds.pipeline.error_context import is_async
 from mpwds.pipeline.randomness import Call, without_draws
 from mpwds.pipeline.stream import Address, Stream, WrappedStream, fetch_held
-from mpwds.storage.streams.ahead import Coroutines, Threads
+from mpwds.storage.streams.ahead import Coroutines, Threads, check_fork
 
 
 class Overlapped(WrappedStream[Any]):
@@ -52,11 +52,7 @@ class Overlapped(WrappedStream[Any]):
         self._error: Exception | None = None  # the source's, which comes after the elements held
 
     def __next__(self) -> tuple[Address, Any]:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"this iteration belongs to process {self._process}, of which this one is a fork: threads do "
-                "not survive a fork, so iterate the dataset again here"
-            )
+        check_fork(self._process)
         self._take_in()
         if self._held:
             address, element, self._begun = self._next_held()

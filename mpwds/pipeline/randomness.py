@@ -56,6 +56,10 @@ def seeded(context: Context) -> Call:
         return function(argument)
 
     def call_and_put_back(function: Callable[[A], R], address: Address, argument: A) -> R:
+        if saved_rng.draws is FORBIDDEN:
+            return function(argument)
+        if saved_rng.draws is CHECKED:
+            function = without_draws(function)
         requested = saved_rng.states
         states = [] if requested is None else requested
         if not states:
@@ -88,8 +92,8 @@ def without_draws(function: Callable[[A], R]) -> Callable[[A], R]:
         if any(after[generator] != state for generator, state in before.items()):
             raise SharedRandomError(
                 "the function draws from random, numpy.random or torch, whose generators all threads share, "
-                "so its numbers would differ from run to run: draw in a stage without threads before or "
-                "after this one, or from a generator of the function's own"
+                "so its numbers would differ from run to run: draw in a stage that no thread runs, or from a "
+                "generator of the function's own"
             )
         return result
 
@@ -142,10 +146,18 @@ def restore_rng(states: States) -> None:
         set_state(state)
 
 
+CHECKED, FORBIDDEN = "checked", "forbidden"
+
+
 class _PutAside(threading.local):
-    """The states of the program's generators when the current element was requested."""
+    """The states of the program's generators when the current element was requested.
+
+    In a thread that runs stages beside the program, ``draws`` is ``CHECKED`` while the program waits, and
+    ``FORBIDDEN`` while it may draw.
+    """
 
     states: States | None = None  # None outside a request; empty until a generator is first seeded for it
+    draws: str = ""
 
 
 saved_rng = _PutAside()

@@ -57,7 +57,13 @@ class ConsumerSnapshot:
 
 
 class ConsumerTimer:
-    """The clock of an epoch's iterator. Another thread may read it at any time."""
+    """The clock of an epoch's iterator. Another thread may read it at any time.
+
+    If a thread ``runs_ahead``, what it does takes the consumer's time only while this waits for the stages.
+    """
+
+    runs_ahead = False
+    _ahead = _STAGES  # what the thread does
 
     def __init__(self) -> None:
         self._began_ns = self._since_ns = time.monotonic_ns()
@@ -69,17 +75,21 @@ class ConsumerTimer:
         self._batches = self._samples = self._nbytes = 0
         self._running = True
 
-    def enter(self, doing: int) -> None:
+    def enter(self, doing: int, of_stages: bool = False) -> None:
         """The time from now on is ``WAITED`` (``next()`` begins) or ``RECEIVED`` (a batch's data is here)."""
         if not self._running:
             return
+        if self.runs_ahead and not of_stages:
+            self._ahead = doing
+            if self._outside == _ELSEWHERE:
+                return
         now_ns = time.monotonic_ns()
         self._spent_ns[self._doing] += now_ns - self._since_ns
         self._since_ns, self._doing = now_ns, doing
 
     def delivered(self, samples: int, nbytes: int) -> None:
         """``next()`` returns a batch."""
-        self.enter(self._outside)
+        self.enter(_STAGES if self.runs_ahead else self._outside)
         self._samples += samples
         self._nbytes += nbytes
         if self._batches == 0:
@@ -91,24 +101,24 @@ class ConsumerTimer:
 
     def left(self) -> None:
         """``next()`` ends without a batch."""
-        self.enter(self._outside)
+        self.enter(_STAGES if self.runs_ahead else self._outside)
 
     def stages_began(self) -> None:
         """The stages after the loader begin to make an element, and may ask for batches."""
         self._stages_before_ns = self._spent_ns[_STAGES]
         self._outside = _STAGES
-        self.enter(_STAGES)
+        self.enter(self._ahead, of_stages=True)
 
     def stages_ended(self, weight: float) -> None:
         """The stages have made an element, which stands for ``weight`` elements, or have ended."""
         self._outside = _ELSEWHERE
-        self.enter(_ELSEWHERE)
+        self.enter(_ELSEWHERE, of_stages=True)
         timed_ns = max(0, self._spent_ns[_STAGES] - self._stages_before_ns)
         self._untimed_stages_ns += round(timed_ns * (weight - 1))
 
     def end(self) -> None:
         """The epoch is over: the clock stops."""
-        self.enter(_ELSEWHERE)
+        self.enter(_ELSEWHERE, of_stages=True)
         if self._running and self._batches and not sys.is_finalizing():  # then there is no open()
             self._used_last = _used_s()
         self._running = False

@@ -35,8 +35,8 @@ class ShownTimer(ConsumerTimer):
         self._next_ns = 0
         self._redraw_ns = int((_REDRAW_TERMINAL_S if sys.stderr.isatty() else _REDRAW_FILE_S) * 1e9)
 
-    def enter(self, doing: int) -> None:
-        super().enter(doing)
+    def enter(self, doing: int, of_stages: bool = False) -> None:
+        super().enter(doing, of_stages)
         if doing == WAITED and self._bar is None:
             self._bar = _open_bar(self._loader())
             self._next_ns = self._since_ns + self._redraw_ns

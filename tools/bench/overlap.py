@@ -90,9 +90,11 @@ def main() -> None:
         print(f"  {name:48} {best(rounds, make):6.2f} s")
     print(f"a step of {1000 * STEP_S:.0f} ms, and a stage of {1000 * STEP_S:.0f} ms behind a loader")
     with mpwds.MultiLoader(items, workers=1, output="numpy") as loader:
-        for threads in (1, 2):
-            each = best(rounds, lambda t=threads: loader.map(work, threads=t), STEP_S) / ITEMS
-            print(f"  {f'mpwds map(f, threads={threads})':48} {1000 * each:6.1f} ms a step")
+        stages = {"map(f)": loader.map(work), "map(f, threads=2)": loader.map(work, threads=2)}
+        stages["map(f).prefetch(2)"] = loader.map(work).prefetch(2)
+        for name, elements in stages.items():
+            each = best(rounds, lambda made=elements: made, STEP_S) / ITEMS
+            print(f"  {f'mpwds {name}':48} {1000 * each:6.1f} ms a step")
     uneven = mpwds.DataPipeline(range(4 * ITEMS)).map(wait_sometimes)
     ideal_s = ITEMS * UNEVEN_S / WORKERS
     print(

@@ -75,7 +75,7 @@ class EpochIterator(Iterator[Any]):
         self.place = (-1, -1)
         self.repeats = False
         self.closed = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close what its thread waits for
         self._process = os.getpid()
         try:
             group.begin_epoch()
@@ -108,7 +108,7 @@ class EpochIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if os.getpid() != self._process:
             self._group.check_owner("iteration", self._in_fork)
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=not self._running):  # another thread closes it
             raise RuntimeError(TAKE_TURNS)
         try:
             return self._next(waits=True)
@@ -170,10 +170,11 @@ class EpochIterator(Iterator[Any]):
     def close(self, because: str = "") -> None:
         """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
         if self._running and self._group.is_owner():
-            self.closed = because
-            for index in self._all_carriers():
-                self._workers[index].stop()
-            self._leave()
+            self.closed, self._running = because, False
+            with self._lock:  # a thread that waits for a batch takes none of the next epoch's
+                for index in self._all_carriers():
+                    self._workers[index].stop()
+                self._leave()
 
     def __del__(self) -> None:
         with interrupts.deferring(), interrupts_deferred():
@@ -203,11 +204,11 @@ class EpochIterator(Iterator[Any]):
                 if not waits:
                     return None
                 if self._speeds is None:
-                    return next_message(candidates, self._timeout, self._workers)
+                    return self._next_message(candidates)
                 if self._in_order and self._speeds.look() and self._deal():
                     continue
                 began_ns = time.monotonic_ns()
-                arrived = next_message(candidates, self._timeout, self._workers)
+                arrived = self._next_message(candidates)
                 self._speeds.waited(arrived[0].index, time.monotonic_ns() - began_ns)
                 return arrived
             except WorkerLost:
@@ -216,6 +217,9 @@ class EpochIterator(Iterator[Any]):
                 if not self._restarts:
                     raise
                 self._restarted(death)
+
+    def _next_message(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message]:
+        return next_message(candidates, self._timeout, self._workers, is_left=lambda: not self._running)
 
     def _follow_workers(self) -> None:
         """Gives work to workers that have come, and the streams of those that are lost to others."""

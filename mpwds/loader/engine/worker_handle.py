@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mpwds.errors import MpwdsError, WorkerTimeout
@@ -126,6 +126,10 @@ class WorkerHandle:
         """Frees the trainer's end. Batches that the consumer holds stay valid."""
 
 
+class EpochLeft(Exception):
+    """Another thread has left the epoch."""
+
+
 LONGEST_POLL_S = 1.0
 """A signal, such as Ctrl-C, that arrives just before the system call is handled only when that returns."""
 
@@ -138,15 +142,19 @@ def next_message(
     timeout: float | None,
     others: Iterable[WorkerHandle] = (),
     since: float | None = None,
+    is_left: Callable[[], bool] = bool,
 ) -> tuple[WorkerHandle, Message]:
     """Waits for a message of one of the candidates, the most wanted first.
 
     ``timeout`` counts from ``since`` (by ``time.monotonic``) or now; ``others`` get what is kept for them
     meanwhile. Nothing tells when a device has read a block, so this looks, and after 50 looks waits for it.
+    Raises EpochLeft if another thread has left the epoch meanwhile, before it takes what comes for the next.
     """
     began = time.monotonic() if since is None else since
     looks = 0
     while True:
+        if is_left():
+            raise EpochLeft
         for worker in candidates:
             message = worker.receive()
             if message is not None:

@@ -10,6 +10,7 @@ not those of ``concurrent.futures``: the interpreter would wait for these when i
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
@@ -46,6 +47,15 @@ def work_ahead(
             yield pending.popleft()
     finally:
         pool.close()
+
+
+def check_fork(process: int) -> None:
+    """Raises RuntimeError in a fork of the process whose threads work ahead: they do not survive it."""
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"this iteration belongs to process {process}, of which this one is a fork: threads do not "
+            "survive a fork, so iterate the dataset again here"
+        )
 
 
 class Threads(Generic[Item, Result]):

@@ -63,6 +63,7 @@ POOLS = {
     "filter": lambda loader: loader.unbatched().select(is_no_multiple_of_seven).batched(3),
     "threads": lambda loader: loader.map(itself, threads=3).rebatched(4, shuffle=30),
     "parts at random": lambda loader: loader.flatmap(in_random_order).shuffle(25),
+    "run ahead": lambda loader: loader.rebatched(4, shuffle=40).prefetch(3),
     "twice": lambda loader: loader.unbatched().shuffle(20).shuffle(10),
 }
 NOT_MOVED = {
