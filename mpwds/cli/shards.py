@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 from mpwds.cli.jobs import noted
-from mpwds.cli.outputs import digest
 from mpwds.errors import WrongArgument
 from mpwds.imports import load_object
 from mpwds.pipeline.sources.formats import tar_urls
-from mpwds.storage.streams.base import stream_version
-from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme
-
-_REQUESTS = 16  # at a time
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:
@@ -36,26 +28,6 @@ def expanded(patterns: Iterable[str]) -> list[str]:
 def shard_urls(patterns: Iterable[str]) -> list[str]:
     """The tar shards that patterns, descriptions (``.json``) and folders of shards name, in order."""
     return [url for pattern in patterns for url in tar_urls(pattern)]
-
-
-def version_of(url: str) -> object:
-    """The size and time of a local file, or the version that a server tells; ``None`` of a pipe.
-
-    Raises ``OSError`` if there is no such file.
-    """
-    if url == "-" or url_scheme(url) == "pipe":
-        return None
-    if is_local(url):
-        status = os.stat(local_path(url))
-        return status.st_size, status.st_mtime_ns
-    with open_at(url, read_ahead=0) as stream:
-        return stream_version(stream)
-
-
-def digest_of_versions(urls: Iterable[str]) -> str:
-    """A digest of the versions of shards: another one, if one of them was replaced."""
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        return digest(threads.map(version_of, urls))
 
 
 def load(source: str) -> Any:

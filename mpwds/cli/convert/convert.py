@@ -25,7 +25,6 @@ from mpwds.cli.outputs import (
     shard_pattern,
     warn_of_older,
 )
-from mpwds.cli.shards import digest_of_versions
 from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
@@ -132,10 +131,12 @@ def convert(
     conversion = Conversion(plan, dataset.columns, target, columns)
     options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
     if jobs is not None:
-        run = _described(format, place, dataset, [format.name, kind, columns])
+        files = _files(format, place, dataset)
+        inputs = files if dataset.shards is None else files[:1] * len(jobs)
+        run = {"shards": files, "options": [format.name, kind, columns]}
         work = FileByFile(format, conversion, options._replace(force=False))
         outputs = [job.output for job in jobs]
-        with resume_or_start(where, outputs, run, force, part=over.part) as done:
+        with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
             figures = _run(jobs, done, work, over)
     else:
         if not in_columns:
@@ -253,11 +254,11 @@ def _run(jobs: Sequence[FileJob], done: Collection[str], work: FileByFile, over:
     return figures
 
 
-def _described(format: Format, place: str, dataset: StoredSamples, options: list[str]) -> dict[str, Any]:
-    """What is made of what, for the journal."""
-    indexes = list(filter(exists, (f"{place.rstrip('/')}/{name}" for name in format.indexes)))
-    files = list(dataset.urls) if dataset.shards is None else indexes
-    return {"shards": files, "inputs": digest_of_versions(files), "options": options}
+def _files(format: Format, place: str, dataset: StoredSamples) -> list[str]:
+    """The files whose versions tell those of all samples: each of them, or an index."""
+    if dataset.shards is None:
+        return list(dataset.urls)
+    return list(filter(exists, (f"{place.rstrip('/')}/{name}" for name in format.indexes)))
 
 
 def _source(source: str, name: str) -> tuple[Format, str]:
