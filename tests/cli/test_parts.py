@@ -416,6 +416,16 @@ class TestConvert:
         write_shard("in-1.tar", {"__key__": "other", "cls": 1})
         assert "was begun with different inputs" in refused(*words, "1/2")
 
+    def test_folders_of_mds_that_machines_made_become_one_dataset(self, run, refused, source):
+        said = refused("convert", source, "mds", "--part", "0/2", status=2)
+        assert "to folders of their own below OUTPUT" in said
+        for part, files in enumerate(("in-{0..1}.tar", "in-{2..4}.tar")):
+            assert run("convert", files, f"mds/{part}", "--columns", "cls:int").returncode == 0
+        mpwds.streaming.base.util.merge_index("mds")
+        run("convert", "mds", "whole.tar")
+        samples = [sample["__key__"] for sample in mpwds.WebDataset("whole.tar")]
+        assert samples == [f"{shard}{n}" for shard in range(SHARDS) for n in range(3)]
+
     def test_parts_that_have_begun_have_the_same_options(self, run, refused, source):
         words = "convert", source, "out-%d.msgpack", "--part"
         run(*words, "7/9")  # which writes nothing
@@ -424,7 +434,10 @@ class TestConvert:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["in-{0..4}.tar", "mds"], "the index of mds names all shards, so write tar shards"),
+            (
+                ["in-{0..4}.tar", "mds"],
+                "one index names all shards of mds, and parts cannot write it together",
+            ),
             (["-", "out-%d.tar", "--from", "tar"], "each file is read by itself, and a stream has none"),
             (["in-{0..4}.tar", "x.msgpack"], "x.msgpack is one shard, but 5 are to be written"),
             (["in-{0..4}.tar", "x-%d.msgpack", "--maxcount", 2], "each file becomes one shard"),
