@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 from mpwds.cli.jobs import noted
 from mpwds.errors import WrongArgument
 from mpwds.imports import load_object
-from mpwds.pipeline.sources.formats import tar_urls
+from mpwds.pipeline.sources.formats import find_format, tar_urls
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.streams.urls import url_scheme
+
+_SERVERS = re.compile(r"(tcp|ipc|dns\+tcp|ray|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:
@@ -28,6 +32,16 @@ def expanded(patterns: Iterable[str]) -> list[str]:
 def shard_urls(patterns: Iterable[str]) -> list[str]:
     """The tar shards that patterns, descriptions (``.json``) and folders of shards name, in order."""
     return [url for pattern in patterns for url in tar_urls(pattern)]
+
+
+def names_servers(url: str) -> bool:
+    """True if a URL names feed servers or tensorcom's sockets, as ``file:servers.txt`` does, and no shards.
+
+    Example:
+        >>> [names_servers(url) for url in ("tcp://host:7880", "file:servers.txt", "file:x.tar", "x.txt")]
+        [True, True, False, False]
+    """
+    return bool(_SERVERS.match(url)) or (url_scheme(url) == "file" and find_format(url) is None)
 
 
 def load(source: str) -> Any:

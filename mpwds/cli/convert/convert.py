@@ -230,9 +230,9 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
     """The shards to write if each file becomes one; raises ``WrongArgument`` if that cannot be."""
     if target.indexes:
         raise WrongArgument(
-            f"--part and --on: one index names all shards of {target.name}, and parts cannot write it together: "
-            "write tar shards, or MDS of some files at a time to folders of their own below OUTPUT, without "
-            "--part, and at the end its index by mpwds.streaming.base.util.merge_index(OUTPUT)"
+            f"--part and --on: one index names all shards of {target.name}, and parts cannot write it "
+            "together: write tar shards, or MDS of some files at a time to folders of their own below "
+            "OUTPUT, without --part, and its index at the end: mpwds.streaming.base.util.merge_index(OUTPUT)"
         )
     if any(url == "-" or url_scheme(url) == "pipe" for url in dataset.urls):
         raise WrongArgument("--part and --on: each file is read by itself, and a stream has none: name files")
