@@ -165,6 +165,26 @@ def test_a_part_whose_journal_on_a_server_was_replaced_says_so(job, web, command
     assert part.returncode == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("convert", "out-%d.tar"), ("convert", "out-%d.cbor"), ("shuffle", "out-%d.tar")]
+)
+def test_a_shard_is_on_the_disk_before_it_has_its_name(run, job, monkeypatch, words):
+    on_disk, fsync = set(), os.fsync
+
+    def synced(descriptor):
+        on_disk.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    command, output = words
+    assert run(command, "in-{0..4}.tar", output, "--part", "0/1").returncode == 0
+    written = [
+        path.stat().st_ino for path in (*Path().glob("out-*"), Path(f".{output.replace('%d', '')}.journal"))
+    ]
+    assert len(written) == SHARDS + 1
+    assert on_disk >= set(written)
+
+
 class TestInputs:
     """Each part asks for the versions of its own inputs, and finds those that have changed."""
 

@@ -134,7 +134,7 @@ def convert(
         files = _files(format, place, dataset)
         inputs = files if dataset.shards is None else files[:1] * len(jobs)
         run = {"shards": files, "options": [format.name, kind, columns]}
-        work = FileByFile(format, conversion, options._replace(force=False))
+        work = FileByFile(format, conversion, options._replace(force=False, sync=True))
         outputs = [job.output for job in jobs]
         with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
             figures = _run(jobs, done, work, over)

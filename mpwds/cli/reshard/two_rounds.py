@@ -76,7 +76,7 @@ class GroupShuffle:
             shares = itertools.groupby(in_order, output_of)
             share = next(shares, None)
             for output in dict.fromkeys(group.outputs):
-                with ShardSink(replace(self.to, output=output, force=True)) as sink:
+                with ShardSink(replace(self.to, output=output, force=True), sync=True) as sink:
                     if share is not None and share[0] == output:
                         for _, sample in share[1]:
                             sink.add(sample)
