@@ -240,16 +240,16 @@ def resume_or_start(
         yield set()
         return
     path = str(journal or hidden_beside(output, ".journal"))
-    whole = range(len(shards))
-    numbers = whole if part is None else part.of(whole)
+    this = part or Part(0, 1)
+    numbers, notes = this.of(range(len(shards))), _notes_of(path, this)
     versions = _Versions(shards, inputs)
     versions.ask(numbers)  # before there is a journal: one may be missing
-    now = {"version": 3, "output": output, "parts": 1 if part is None else part.count, **run}
+    now = {"version": 3, "output": output, "parts": this.count, **run}
     if part is not None or not is_local(path):
         if part is not None and force:
             raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
         own = [shards[number] for number in numbers]
-        make_folders([path, *own, *(name for name in also if not is_series(name))])
+        make_folders([path, notes, *own, *(name for name in also if not is_series(name))])
         done = set(which_exist(own))
         strict = part is not None or bool(done)
         begun = _content(path)
@@ -265,12 +265,11 @@ def resume_or_start(
             begins = not _is_same_run(begun, now, path, strict)
             if begins and there:
                 raise FileExistsError(already_there(there))
-        if begins and not _is_same_run(
-            begun := _write_shared(path, now, bool(begun)), now, path, strict=True
-        ):
-            raise ValueError(
-                f"{path} is empty: a process that writes it was killed, so remove it, or is at work"
-            )
+        if begins:
+            begun = _write_shared(path, now, replace=bool(begun))
+            if not _is_same_run(begun, now, path, strict=True):
+                why = "another process begins at this moment, or was killed when it did"
+                raise ValueError(f"{path} is not complete: {why}: repeat this command, or remove the file")
         versions.compare(path, begun, numbers, begins and part is None)
         with _removing_partial(own):
             yield done
@@ -279,7 +278,7 @@ def resume_or_start(
         for each in (output, *also):
             warn_of_older(each, (*shards, *also))
         return
-    make_folders([output, *also, path])
+    make_folders([output, *also, path, notes])
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")
@@ -306,7 +305,7 @@ def resume_or_start(
             warn_of_older(each, (*shards, *also))
     except BaseException:
         if not before and not any(which_exist([name for name in shards if name not in done])):
-            for name in (path, _versions_file(path, 0, 1)):
+            for name in (path, notes):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)
         raise
@@ -342,7 +341,8 @@ class _Versions:
         parts, run = json.loads(begun)["parts"], digest([begun])
         noted: dict[int, str] = {}
         for first in sorted({number % parts for number in numbers}):
-            name, those = _versions_file(path, first, parts), range(first, len(self._shards), parts)
+            part = Part(first, parts)
+            name, those = _notes_of(path, part), part.of(range(len(self._shards)))
             versions = None if begins else _noted(name, run)
             if versions is None and not begins:
                 there = list(which_exist([self._shards[number] for number in those]))
@@ -409,8 +409,8 @@ def hidden_beside(output: str, ending: str) -> str:
     return f"{folder}{slash}.{front}{back}{ending}"
 
 
-def _versions_file(path: str, first: int, parts: int) -> str:
-    return f"{path}.{first}-of-{parts}"
+def _notes_of(path: str, part: Part) -> str:
+    return f"{path}.{part.index}-of-{part.count}"
 
 
 def _encoded(content: Mapping[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpwds
+from mpwds.cli.options import Part
+from mpwds.cli.outputs import resume_or_start
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
 from tests.storage.conftest import Web
@@ -234,6 +237,53 @@ class TestInputs:
         web.files["/in-4.tar"] = Path("in-4.tar").read_bytes()
         assert run(*words, *part).returncode == 0
         assert web.files["/out-4.tar"]
+
+    @pytest.mark.parametrize("changes", [0, 0.2])
+    @pytest.mark.parametrize("seed", range(10))
+    def test_shards_are_of_the_inputs_that_are_there_or_a_run_fails(
+        self, tmp_path, monkeypatch, seed, changes
+    ):
+        monkeypatch.chdir(tmp_path)
+        draw = random.Random(seed)
+        inputs, shards = [Path(str(n)) for n in range(6)], [Path(f"out-{n}.tar") for n in range(6)]
+        for path in inputs:
+            path.write_text(path.name)
+        for _ in range(30):
+            if draw.random() < changes:
+                path = draw.choice(inputs)
+                path.write_text(path.read_text() + "!")
+            part = draw.choice([None, *(Part(n, count) for count in (1, 2, 3, 4, 7) for n in range(count))])
+            numbers = range(6) if part is None else part.of(range(6))
+            names = list(map(str, shards)), list(map(str, inputs))
+            try:
+                with resume_or_start("out-%d.tar", names[0], {}, False, part=part, inputs=names[1]) as done:
+                    for number in numbers:
+                        if names[0][number] not in done:
+                            if draw.random() < 0.3:
+                                raise KeyboardInterrupt
+                            shards[number].write_bytes(inputs[number].read_bytes())
+            except KeyboardInterrupt:
+                continue
+            except ValueError:
+                if not changes:
+                    raise
+                continue
+            assert all(shards[number].read_bytes() == inputs[number].read_bytes() for number in numbers)
+
+    def test_a_job_that_begins_again_by_force_takes_them_as_they_are(self, run, refused, job, write_shard):
+        run(*job())
+        write_shard("in-1.tar", {"__key__": "other", "cls": 1})
+        assert "different inputs: in-1.tar has changed" in refused(*job())
+        assert "5 shards written" in run(*job(), "--force").stdout
+        assert "5 were complete before" in run(*job(), "--part", "0/1").stdout
+
+    def test_shards_of_a_job_whose_journal_alone_was_removed_are_not_taken(self, run, refused, words, web):
+        run(*words, "--part", "0/2")
+        del web.files["/.out-.tar.journal"]
+        run(*words, "--part", "1/2", "--seed", 1)
+        assert "/out-0.tar and 2 more of its series exist already" in refused(
+            *words, "--part", "0/2", "--seed", 1
+        )
 
     def test_shards_of_a_part_that_never_began_are_of_another_run(self, run, refused, words, web):
         run(*words, "--part", "0/2")
