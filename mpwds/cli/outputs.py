@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from mpwds.cli.options import Part
 from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.ahead import work_ahead
-from mpwds.storage.streams.gopen import exists, gopen
+from mpwds.storage.streams.base import stream_version
+from mpwds.storage.streams.gopen import exists, gopen, open_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import (
     is_series,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
 _REQUESTS = 64  # at a time
+_VERSIONS = 16  # requests for these at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
 _FOLLOWING = frozenset(["samples", "inputs"])  # they may differ because something else does
 
@@ -209,7 +212,7 @@ def resume_or_start(
     journal: Path | None = None,
     also: Sequence[str] = (),
     part: Part | None = None,
-    strict: bool = False,
+    inputs: Sequence[str] = (),
 ) -> Iterator[set[str]]:
     """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
@@ -221,10 +224,12 @@ def resume_or_start(
     have the same journal, which is not locked then: two processes that do the same part write the same bytes.
     That also holds for a journal that is not local.
 
-    ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. ``force``
-    begins again, and removes the shards that exist. The ``journal``, a file beside the output by default,
-    stays: the same run again finds nothing to do. ``also`` are further series and files that the run writes.
-    A journal of another run that wrote no shard is replaced, unless ``strict``: a run may write others first.
+    ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. It may be
+    changed if no shard was written, but not by a part, nor if one of several began it: others may be about to
+    write. If each shard is made of one file, ``inputs`` names these, and a part asks for versions of its own
+    alone. ``force`` begins again, and removes the shards that exist. The ``journal``, by default beside
+    the output, stays: the same run again finds nothing to do. ``also`` are further series and files that the
+    run writes.
 
     Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
     is of another run, if another process has it, or if there are a ``part`` and ``force``.
@@ -235,46 +240,123 @@ def resume_or_start(
         yield set()
         return
     path = str(journal or hidden_beside(output, ".journal"))
+    this = part or Part(0, 1)
+    numbers, notes = this.of(range(len(shards))), _notes_of(path, this)
+    versions = _Versions(shards, inputs)
+    versions.ask(numbers)  # before there is a journal: one may be missing
+    now = {"version": 3, "output": output, "parts": this.count, **run}
     if part is not None or not is_local(path):
         if part is not None and force:
             raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
-        own = shards if part is None else part.of(shards)
-        make_folders([path, *own, *(name for name in also if not is_series(name))])
-        complete = _share_journal(path, output, shards, own, _journal(output, run), force, strict)
+        own = [shards[number] for number in numbers]
+        make_folders([path, notes, *own, *(name for name in also if not is_series(name))])
+        done = set(which_exist(own))
+        strict = part is not None or bool(done)
+        begun = _content(path)
+        begins = force or not _is_same_run(begun, now, path, strict)
+        if force:
+            for name in sorted(done):
+                _remove(name)
+            done = set()
+        elif begins:
+            others = shards if part is not None and not inputs else ()
+            there = sorted(done) or existing(output) or list(itertools.islice(which_exist(others), 1))
+            begun = _content(path)  # after looking for shards: it is older than all shards of its run
+            begins = not _is_same_run(begun, now, path, strict)
+            if begins and there:
+                raise FileExistsError(already_there(there))
+        if begins:
+            begun = _write_shared(path, now, replace=bool(begun))
+            if not _is_same_run(begun, now, path, strict=True):
+                why = "another process begins at this moment, or was killed when it did"
+                raise ValueError(f"{path} is not complete: {why}: repeat this command, or remove the file")
+        versions.compare(path, begun, numbers, begins and part is None)
         with _removing_partial(own):
-            yield complete
+            yield done
+        # Two that began at the same moment may both have written a server's journal.
+        _is_same_run(_content(path), now, path, strict=True)
         for each in (output, *also):
             warn_of_older(each, (*shards, *also))
         return
-    make_folders([output, *also, path])
+    make_folders([output, *also, path, notes])
     descriptor = lock(path, create=True)
     if descriptor is None:
         raise ValueError(f"{path} is locked: another process is writing {without_credentials(output)}")
-    before = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    done: set[str] = set()
+    before = begun = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    done = set()
     try:
         done.update(which_exist([*shards, *also]))
-        now = _journal(output, run)
         there = sorted(done.union(*map(existing, (output, *also))))
-        if force or not there or not _continues(before, now, path):
+        begins = force or not _is_same_run(before, now, path, bool(there))
+        if begins:
             if there and not force:
                 raise FileExistsError(already_there(there))
             for name in sorted(done):
                 _remove(name)
             done = set()
+            begun = _encoded(now)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, now, 0)
+            os.pwrite(descriptor, begun, 0)
             os.fsync(descriptor)
+        versions.compare(path, begun, numbers, begins)
         with _removing_partial((*shards, *also)):
             yield done
         for each in (output, *also):
             warn_of_older(each, (*shards, *also))
     except BaseException:
         if not before and not any(which_exist([name for name in shards if name not in done])):
-            os.unlink(path)
+            for name in (path, notes):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
         raise
     finally:
         release(descriptor)
+
+
+class _Versions:
+    """Versions of the inputs of shards. For n parts, n files beside the journal each note those of one.
+
+    A file is older than its shards. So a part, the whole, and parts of another number find what a shard that
+    exists was made of, and ask for no more than they need.
+    """
+
+    def __init__(self, shards: Sequence[str], inputs: Sequence[str]) -> None:
+        self._shards = shards
+        self._inputs = inputs
+        self._asked: dict[str, str] = {}
+
+    def ask(self, numbers: Sequence[int]) -> list[str]:
+        """The versions that the inputs of shards have now, or had when they were first asked for."""
+        if not self._inputs:
+            return []
+        urls = [self._inputs[number] for number in numbers]
+        new = [url for url in dict.fromkeys(urls) if url not in self._asked]
+        self._asked.update(zip(new, versions_of(new), strict=True))
+        return [self._asked[url] for url in urls]
+
+    def compare(self, path: str, begun: bytes, numbers: Sequence[int], begins: bool) -> None:
+        """Raises ``ValueError`` if inputs have changed since a journal was ``begun``, and notes new ones."""
+        if not self._inputs:
+            return
+        parts, run = json.loads(begun)["parts"], digest([begun])
+        noted: dict[int, str] = {}
+        for first in sorted({number % parts for number in numbers}):
+            part = Part(first, parts)
+            name, those = _notes_of(path, part), part.of(range(len(self._shards)))
+            versions = None if begins else _noted(name, run)
+            if versions is None and not begins:
+                there = list(which_exist([self._shards[number] for number in those]))
+                versions = _noted(name, run)  # after looking for shards
+                if versions is None and there:
+                    raise FileExistsError(already_there(there))
+            if versions is None:
+                noting = {"run": run, "versions": self.ask(those)}
+                _write_shared(name, noting, replace=begins or bool(_content(name)))
+                versions = _noted(name, run) or []
+            noted.update(zip(those, versions, strict=False))
+        for number, version in zip(numbers, self.ask(numbers), strict=True):
+            if noted.get(number) != version:
+                raise _other_run(path, f"inputs: {without_credentials(self._inputs[number])} has changed")
 
 
 @contextlib.contextmanager
@@ -295,6 +377,26 @@ def digest(parts: Iterable[object]) -> str:
     return found.hexdigest()
 
 
+def version_of(url: str) -> object:
+    """The size and time of a local file, or the version that a server tells; ``None`` of a pipe.
+
+    Raises ``OSError`` if there is no such file.
+    """
+    if url == "-" or url_scheme(url) == "pipe":
+        return None
+    if is_local(url):
+        status = os.stat(local_path(url))
+        return status.st_size, status.st_mtime_ns
+    with open_at(url, read_ahead=0) as stream:
+        return stream_version(stream)
+
+
+def versions_of(urls: Iterable[str]) -> list[str]:
+    """Short digests of the versions of files."""
+    with ThreadPoolExecutor(_VERSIONS) as threads:
+        return [digest([version])[:16] for version in threads.map(version_of, urls)]
+
+
 def hidden_beside(output: str, ending: str) -> str:
     """The name of a file that a command has beside its output, while it has not ended or longer.
 
@@ -307,36 +409,19 @@ def hidden_beside(output: str, ending: str) -> str:
     return f"{folder}{slash}.{front}{back}{ending}"
 
 
-def _journal(output: str, run: Mapping[str, Any]) -> bytes:
-    return json.dumps({"version": 2, "output": output, **run}, indent=1).encode()
+def _notes_of(path: str, part: Part) -> str:
+    return f"{path}.{part.index}-of-{part.count}"
 
 
-def _share_journal(
-    path: str,
-    output: str,
-    shards: Sequence[str],
-    own: Sequence[str],
-    now: bytes,
-    force: bool,
-    strict: bool,
-) -> set[str]:
-    """Writes the journal of a run, unless it is there; returns what is complete of ``own``."""
-    done = set(which_exist(own))
-    if force:
-        for name in sorted(done):
-            _remove(name)
-        write_whole(open_destination(path), now)
-        return set()
-    if _content(path) != now:
-        there = existing(output) or list(itertools.islice(which_exist(shards), 1))
-        # Read after looking for shards: the journal is older than all shards of its run.
-        before = _content(path)
-        continues = (there or strict) and _continues(before, now, without_credentials(path))
-        if there and not continues:
-            raise FileExistsError(already_there(there))
-        if before != now:
-            write_whole(open_destination(path, replace=bool(before)), now)
-    return done
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
+
+
+def _write_shared(path: str, content: Mapping[str, Any], replace: bool) -> bytes:
+    """Writes a file that processes share; returns what it holds, which another may have written."""
+    with contextlib.suppress(FileExistsError):
+        write_whole(open_destination(path, replace=replace), _encoded(content))
+    return _content(path)
 
 
 def _content(url: str) -> bytes:
@@ -347,20 +432,38 @@ def _content(url: str) -> bytes:
         return b""
 
 
-def _continues(before: bytes, now: bytes, path: str) -> bool:
-    """True if there is a journal, and of the same run. Raises ``ValueError`` if it is of another."""
+def _noted(name: str, run: str) -> list[str] | None:
+    """The versions in a file, if they are of this run."""
+    with contextlib.suppress(ValueError):  # empty, or cut short
+        noted = json.loads(_content(name))
+        return noted["versions"] if noted["run"] == run else None
+    return None
+
+
+def _is_same_run(before: bytes, now: Mapping[str, Any], path: str, strict: bool) -> bool:
+    """True if there is a journal, and of the same run. Raises ``ValueError`` if it is of another.
+
+    If not ``strict``, one of a single process does not count.
+    """
     try:
-        old, new = json.loads(before), json.loads(now)
+        old = json.loads(before)
     except ValueError:  # empty, or cut short: then no shard was begun
         return False
-    changed = [name for name in new if old.get(name) != new[name]]
+    if not strict and old.get("parts", 1) == 1:
+        return False
+    changed = [name for name in now if name != "parts" and old.get(name) != now[name]]
     if changed:
-        names = ", ".join([name for name in changed if name not in _FOLLOWING] or changed)
-        raise ValueError(
-            f"{path} says that a run was begun with different {names}: repeat it as it was, choose another "
-            "name, or begin again: without --part, --force removes its local shards"
-        )
+        raise _other_run(path, ", ".join([name for name in changed if name not in _FOLLOWING] or changed))
     return True
+
+
+def _other_run(path: str, what: str) -> ValueError:
+    path = without_credentials(path)
+    return ValueError(
+        f"{path} says that a run was begun with different {what}: repeat it as it was, choose another name, "
+        f"or begin again: when nothing writes there any more, remove {path}* and the shards; or without "
+        "--part, --force removes local shards"
+    )
 
 
 def _remove(name: str) -> None:

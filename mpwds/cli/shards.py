@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
+import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 from mpwds.cli.jobs import noted
-from mpwds.cli.outputs import digest
 from mpwds.errors import WrongArgument
 from mpwds.imports import load_object
-from mpwds.pipeline.sources.formats import tar_urls
-from mpwds.storage.streams.base import stream_version
-from mpwds.storage.streams.gopen import open_at
+from mpwds.pipeline.sources.formats import find_format, tar_urls
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme
+from mpwds.storage.streams.urls import url_scheme
 
-_REQUESTS = 16  # at a time
+_SERVERS = re.compile(r"(tcp|ipc|dns\+tcp|ray|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:
@@ -38,24 +34,14 @@ def shard_urls(patterns: Iterable[str]) -> list[str]:
     return [url for pattern in patterns for url in tar_urls(pattern)]
 
 
-def version_of(url: str) -> object:
-    """The size and time of a local file, or the version that a server tells; ``None`` of a pipe.
+def names_servers(url: str) -> bool:
+    """True if a URL names feed servers or tensorcom's sockets, as ``file:servers.txt`` does, and no shards.
 
-    Raises ``OSError`` if there is no such file.
+    Example:
+        >>> [names_servers(url) for url in ("tcp://host:7880", "file:servers.txt", "file:x.tar", "x.txt")]
+        [True, True, False, False]
     """
-    if url == "-" or url_scheme(url) == "pipe":
-        return None
-    if is_local(url):
-        status = os.stat(local_path(url))
-        return status.st_size, status.st_mtime_ns
-    with open_at(url, read_ahead=0) as stream:
-        return stream_version(stream)
-
-
-def digest_of_versions(urls: Iterable[str]) -> str:
-    """A digest of the versions of shards: another one, if one of them was replaced."""
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        return digest(threads.map(version_of, urls))
+    return bool(_SERVERS.match(url)) or (url_scheme(url) == "file" and find_format(url) is None)
 
 
 def load(source: str) -> Any:

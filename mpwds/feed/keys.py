@@ -99,7 +99,7 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
     except ValueError:
         is_tcp = False
     if not is_tcp and not (parts.scheme == "ipc" and url[len("ipc://") :]):
-        raise ValueError(f"a server's URL is tcp://HOST:PORT or ipc://PATH, got {url!r}")
+        raise ValueError(f"a server's URL is tcp://HOST:PORT or ipc://PATH, got {url!r:.100}")
     if keys is None and not insecure and needs_keys(url):
         raise SecurityError(
             f"{url} can be reached from other machines: pass keys=FOLDER (--keys FOLDER), which `mpwds "

@@ -44,7 +44,8 @@ _MOST_WORKERS = 4096
 _ROW_FIELDS = 1 + len(vars(Position()))
 
 MOST_STREAMS = 1 << 16
-"""The most streams, or workers of all ranks, of a job: the counts of so many fit into a reply."""
+"""The most streams, or workers of all ranks, of a job. Counts of so many fit into a reply. They take a server
+seconds, in which it answers nobody: after ``LOST_S`` it would be lost."""
 
 PING_S = 1.0
 """Time between two pings of a trainer; the server answers each."""

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpwds
+from mpwds.cli.options import Part
+from mpwds.cli.outputs import resume_or_start
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
 from tests.storage.conftest import Web
@@ -121,9 +124,172 @@ def test_parts_of_different_jobs_are_not_mixed(run, job, kept):
     assert sorted(read()) == ["0.tar", "2.tar", "4.tar"]
 
 
-def test_a_job_that_wrote_nothing_may_be_changed(run, job):
-    run(*job(), "--part", "7/9")
-    assert run(*job(name="others"), "--part", "0/2").returncode == 0
+def test_a_job_that_wrote_nothing_may_be_changed(run, job, command):
+    killed = subprocess.Popen([*command, *map(str, job())], env={**os.environ, "HOLD": ""})
+    wait_until(lambda: list(Path().glob(".*.partial")), killed)
+    killed.kill()
+    killed.wait()
+    assert run(*job(name="others")).returncode == 0
+
+
+@pytest.mark.parametrize("part", [["--part", "0/2"], []], ids=["a part", "the whole"])
+def test_a_job_whose_parts_have_begun_may_not_before_its_journal_is_removed(run, refused, job, part):
+    run(*job(), "--part", "7/9")  # which writes nothing
+    said = refused(*job(name="others"), *part)
+    assert "a run was begun with different stages" in said
+    assert "when nothing writes there any more, remove .out-.tar.journal* and the shards" in said
+    for path in Path().glob(".out-.tar.journal*"):
+        path.unlink()
+    assert run(*job(name="others"), *part).returncode == 0
+
+
+def test_of_parts_that_begin_at_one_moment_those_of_one_job_write(job, command):
+    parts = [
+        subprocess.Popen(
+            [*command, *map(str, job()), "--part", f"{n}/2", "--seed", str(n)], stderr=subprocess.PIPE
+        )
+        for n in range(2)
+    ]
+    said = [part.communicate()[1] for part in parts]
+    assert sorted(part.returncode for part in parts) == [0, 1]
+    winner = said.index(b"")
+    assert b"a run was begun with different seed" in said[1 - winner]
+    assert sorted(read()) == [f"{shard}.tar" for shard in range(winner, SHARDS, 2)]
+
+
+def test_a_part_whose_journal_on_a_server_was_replaced_says_so(job, web, command):
+    name = "/.out-.tar.journal"
+    words = [*command, *map(str, job(web.url("/out-%d.tar"))), "--part", "0/2"]
+    part = subprocess.Popen(words, env={**os.environ, "HOLD": "2"}, stderr=subprocess.PIPE)
+    wait_until(lambda: "/out-0.tar" in web.files, part)
+    web.files[name] = web.files[name].replace(b'"seed": 0', b'"seed": 1')
+    Path("go").touch()
+    assert b"a run was begun with different seed" in part.communicate()[1]
+    assert part.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("convert", "out-%d.tar"), ("convert", "out-%d.cbor"), ("shuffle", "out-%d.tar")]
+)
+def test_a_shard_is_on_the_disk_before_it_has_its_name(run, job, monkeypatch, words):
+    on_disk, fsync = set(), os.fsync
+
+    def synced(descriptor):
+        on_disk.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    command, output = words
+    assert run(command, "in-{0..4}.tar", output, "--part", "0/1").returncode == 0
+    written = [
+        path.stat().st_ino for path in (*Path().glob("out-*"), Path(f".{output.replace('%d', '')}.journal"))
+    ]
+    assert len(written) == SHARDS + 1
+    assert on_disk >= set(written)
+
+
+class TestInputs:
+    """Each part asks for the versions of its own inputs, and finds those that have changed."""
+
+    @pytest.fixture
+    def words(self, job, web):
+        """A job whose inputs and outputs are on a server."""
+        for shard in range(SHARDS):
+            web.files[f"/in-{shard}.tar"] = Path(f"in-{shard}.tar").read_bytes()
+        words = list(job(web.url("/out-%d.tar")))
+        words[2] = web.url("/in-{0..4}.tar")
+        return words
+
+    @pytest.fixture
+    def change(self, web):
+        def change(shard):
+            web.files[f"/in-{shard}.tar"] = web.files["/in-0.tar"] + bytes(1024)
+
+        return change
+
+    def asked(self, web, kind):
+        return {path for _, path, _ in web.requests if path.startswith(f"/{kind}-")}
+
+    def test_a_part_asks_for_nothing_of_others(self, run, words, web):
+        for _ in range(2):
+            assert run(*words, "--part", "1/4").returncode == 0
+            assert self.asked(web, "in") == {"/in-1.tar"}
+            assert self.asked(web, "out") == {"/out-1.tar"}
+
+    @pytest.mark.parametrize("began", [[], ["1/3"], ["0/2", "1/2"]], ids=["the whole", "a part", "parts"])
+    @pytest.mark.parametrize("goes_on", ["4/5", "1/3", None])
+    def test_one_that_changed_is_found_by_who_reads_it(
+        self, run, refused, words, change, web, began, goes_on
+    ):
+        for part in began:
+            run(*words, "--part", part)
+        if not began:
+            run(*words)
+        del web.files["/out-4.tar"]
+        part = ["--part", goes_on] if goes_on else []
+        change(4)
+        assert "different inputs: http" in (said := refused(*words, *part))
+        assert "/in-4.tar has changed" in said
+        before = dict(web.files)
+        if began != ["1/3"]:
+            assert "1 were complete before" in run(*words, "--part", "1/5").stdout
+        assert {name: data for name, data in web.files.items() if name in before} == before
+        web.files["/in-4.tar"] = Path("in-4.tar").read_bytes()
+        assert run(*words, *part).returncode == 0
+        assert web.files["/out-4.tar"]
+
+    @pytest.mark.parametrize("changes", [0, 0.2])
+    @pytest.mark.parametrize("seed", range(10))
+    def test_shards_are_of_the_inputs_that_are_there_or_a_run_fails(
+        self, tmp_path, monkeypatch, seed, changes
+    ):
+        monkeypatch.chdir(tmp_path)
+        draw = random.Random(seed)
+        inputs, shards = [Path(str(n)) for n in range(6)], [Path(f"out-{n}.tar") for n in range(6)]
+        for path in inputs:
+            path.write_text(path.name)
+        for _ in range(30):
+            if draw.random() < changes:
+                path = draw.choice(inputs)
+                path.write_text(path.read_text() + "!")
+            part = draw.choice([None, *(Part(n, count) for count in (1, 2, 3, 4, 7) for n in range(count))])
+            numbers = range(6) if part is None else part.of(range(6))
+            names = list(map(str, shards)), list(map(str, inputs))
+            try:
+                with resume_or_start("out-%d.tar", names[0], {}, False, part=part, inputs=names[1]) as done:
+                    for number in numbers:
+                        if names[0][number] not in done:
+                            if draw.random() < 0.3:
+                                raise KeyboardInterrupt
+                            shards[number].write_bytes(inputs[number].read_bytes())
+            except KeyboardInterrupt:
+                continue
+            except ValueError:
+                if not changes:
+                    raise
+                continue
+            assert all(shards[number].read_bytes() == inputs[number].read_bytes() for number in numbers)
+
+    def test_a_job_that_begins_again_by_force_takes_them_as_they_are(self, run, refused, job, write_shard):
+        run(*job())
+        write_shard("in-1.tar", {"__key__": "other", "cls": 1})
+        assert "different inputs: in-1.tar has changed" in refused(*job())
+        assert "5 shards written" in run(*job(), "--force").stdout
+        assert "5 were complete before" in run(*job(), "--part", "0/1").stdout
+
+    def test_shards_of_a_job_whose_journal_alone_was_removed_are_not_taken(self, run, refused, words, web):
+        run(*words, "--part", "0/2")
+        del web.files["/.out-.tar.journal"]
+        run(*words, "--part", "1/2", "--seed", 1)
+        assert "/out-0.tar and 2 more of its series exist already" in refused(
+            *words, "--part", "0/2", "--seed", 1
+        )
+
+    def test_shards_of_a_part_that_never_began_are_of_another_run(self, run, refused, words, web):
+        run(*words, "--part", "0/2")
+        web.files["/out-1.tar"] = b"mine"
+        for part in (["--part", "1/2"], ["--part", "1/3"], []):
+            assert "/out-1.tar exists already" in refused(*words, *part)
 
 
 def test_the_journal_is_beside_shards_on_a_server(run, job, web):
@@ -174,6 +340,11 @@ class TestCreate:
         for names in (whole, parts):
             del names[".train-.tar.journal"]
         assert parts == whole
+
+    def test_parts_that_have_begun_have_the_same_options(self, run, refused, source):
+        run(*self.words(source, "out/%s-%d.tar"), "--part", "7/9")  # which writes nothing
+        said = refused(*self.words(source, "out/%s-%d.tar"), "--seed", 1, "--part", "0/9")
+        assert "a run was begun with different options" in said
 
     def test_a_run_without_parts_adds_the_index(self, run, refused, source):
         words = self.words(source, "out/%s-%d.tar")
@@ -315,10 +486,28 @@ class TestConvert:
         write_shard("in-1.tar", {"__key__": "other", "cls": 1})
         assert "was begun with different inputs" in refused(*words, "1/2")
 
+    def test_folders_of_mds_that_machines_made_become_one_dataset(self, run, refused, source):
+        said = refused("convert", source, "mds", "--part", "0/2", status=2)
+        assert "to folders of their own below OUTPUT" in said
+        for part, files in enumerate(("in-{0..1}.tar", "in-{2..4}.tar")):
+            assert run("convert", files, f"mds/{part}", "--columns", "cls:int").returncode == 0
+        mpwds.streaming.base.util.merge_index("mds")
+        run("convert", "mds", "whole.tar")
+        samples = [sample["__key__"] for sample in mpwds.WebDataset("whole.tar")]
+        assert samples == [f"{shard}{n}" for shard in range(SHARDS) for n in range(3)]
+
+    def test_parts_that_have_begun_have_the_same_options(self, run, refused, source):
+        words = "convert", source, "out-%d.msgpack", "--part"
+        run(*words, "7/9")  # which writes nothing
+        assert "was begun with different options" in refused(*words, "0/9", "--columns", "cls:cls")
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["in-{0..4}.tar", "mds"], "the index of mds names all shards, so write tar shards"),
+            (
+                ["in-{0..4}.tar", "mds"],
+                "one index names all shards of mds, and parts cannot write it together",
+            ),
             (["-", "out-%d.tar", "--from", "tar"], "each file is read by itself, and a stream has none"),
             (["in-{0..4}.tar", "x.msgpack"], "x.msgpack is one shard, but 5 are to be written"),
             (["in-{0..4}.tar", "x-%d.msgpack", "--maxcount", 2], "each file becomes one shard"),

@@ -138,25 +138,20 @@ def test_create_writes_what_one_machine_writes(nodes, command, write_files, tmp_
     assert there == here
 
 
-def test_convert_writes_what_one_machine_writes(nodes, command, write_shard, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    nodes.add()
-    for shard in range(3):
-        write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n} for n in range(3)))
-    words = [*command, "convert", "in-{0..2}.tar"]
-    finished([*words, "here-%d.msgpack", "--part", "0/1"])
-    assert "to 3 shards" in finished([*words, "out-%d.msgpack", "--on", "ray"])
-    assert "to 0 shards; 3 were complete before" in finished([*words, "out-%d.msgpack", "--on", "ray"])
-    assert read("out-*.msgpack") == read("here-*.msgpack")
-
-
-def test_shuffle_writes_what_one_machine_writes(nodes, command, write_shard, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "ending"), [("convert", "msgpack"), ("shuffle", "tar")])
+def test_others_write_what_one_machine_writes(
+    nodes, command, write_shard, tmp_path, monkeypatch, name, ending
+):
     monkeypatch.chdir(tmp_path)
     nodes.add()
     for shard in range(5):
         write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n} for n in range(9)))
-    words = [*command, "shuffle", "in-{0..4}.tar"]
-    finished([*words, "here-%d.tar", "--part", "0/1"])
-    assert "45 samples" in finished([*words, "out-%d.tar", "--on", "ray"])
-    assert read() == read("here-*.tar")
-    assert {path.name for path in Path().glob(".*")} == {".here-.tar.journal", ".out-.tar.journal"}
+    words = [*command, name, "in-{0..4}.tar"]
+    finished([*words, f"here-%d.{ending}", "--part", "0/1"])
+    there = [*words, f"out-%d.{ending}", "--on", "ray"]
+    assert "45 samples" in finished(there)
+    expected = read(f"here-*.{ending}")
+    assert read(f"out-*.{ending}") == expected
+    assert len(expected) == 5
+    assert "5 were complete before" in finished(there)
+    assert all(".journal" in path.name for path in Path().glob(".*"))  # no temporary shards

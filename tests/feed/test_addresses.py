@@ -67,10 +67,11 @@ def test_what_cannot_be_looked_up_counts_as_it_was_last(tmp_path):
     assert "FileNotFoundError" in found.why
 
 
-def test_a_bad_address_is_left_out_with_a_warning(tmp_path):
+@pytest.mark.parametrize(("bad", "shown"), [(b"b:1", "b:1"), (b"\xff" * 999, "\ufffd{90,99}$")])
+def test_a_bad_address_is_left_out_with_a_warning(tmp_path, bad, shown):
     path = tmp_path / "servers.txt"
-    path.write_text("# of the rack\ntcp://a:1\nb:1\n")
-    left_out = r"an address of file:.*servers.txt, line 3, is left out: .* got 'b:1'"
+    path.write_bytes(b"# of the rack\ntcp://a:1\n%b\n" % bad)
+    left_out = rf"an address of file:.*servers.txt, line 3, is left out: .* got '{shown}"
     with pytest.warns(RuntimeWarning, match=left_out):
         assert ServerAddresses(f"file:{path}", checked).look_up() == ["tcp://a:1"]
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+import mpwds
 from mpwds.loader.launching import forkserver
 from tests.fake_cuda import kept_to_the_rules
 from tests.loader.faults.programs import Program
@@ -78,3 +79,20 @@ def program(tmp_path):
     yield start
     for running in started:
         running.end()
+
+
+@pytest.fixture
+def loader_of(monkeypatch):
+    """Makes the loader of a rank, with twelve streams and stages ``after`` it."""
+    loaders = []
+
+    def loader_of(dataset, rank=0, ranks=1, workers=0, after=lambda loader: loader, **options):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        options = {"streams": 12, "seed": 3, "output": "numpy", "timeout": 60, **options}
+        loaders.append(after(mpwds.MultiLoader(dataset, workers=workers, **options)))
+        return loaders[-1]
+
+    yield loader_of
+    for loader in loaders:
+        loader.close()

@@ -416,13 +416,19 @@ def test_two_threads_at_one_iteration_are_an_error_and_no_hang(tmp_path):
     def take():
         received.append(next(iterator))
 
+    def thread_has_asked():
+        if iterator._lock.acquire(blocking=False):
+            iterator._lock.release()
+            return False
+        return True
+
     received = []
     with mpwds.MultiLoader(generate, workers=1) as loader:
         iterator = iter(loader)
         assert next(iterator) == 1
         thread = threading.Thread(target=take)
         thread.start()
-        wait_until(iterator._lock.locked, "the thread to ask for the next element")
+        wait_until(thread_has_asked, "the thread to ask for the next element")
         with pytest.raises(RuntimeError, match="another thread is in the middle of next"):
             next(iterator)
         refused.touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import noted
 from mpwds.cli.options import Json
-from mpwds.cli.shards import load_dataset, shard_urls
+from mpwds.cli.shards import load_dataset, names_servers, shard_urls
 from mpwds.viewing.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ def _names_an_object(source: str) -> bool:
     where, colon, name = source.rpartition(":")
     return (
         bool(colon)
+        and where != "file"
         and name.replace(".", "_").isidentifier()
         and (where.endswith(".py") or where.replace(".", "_").isidentifier())
     )
@@ -98,9 +98,10 @@ def _names_an_object(source: str) -> bool:
 
 def _refuse_other_things(sources: Sequence[str]) -> None:
     for source in sources:
-        if re.match(r"(tcp|ipc|dns\+tcp|ray|z\w+)://", source):
+        if names_servers(source):
             raise typer.BadParameter(
-                f"{source}: bench measures datasets and shards; mpwds monitor shows what feed servers do"
+                f"{source} names feed servers: mpwds monitor shows what these do; bench measures datasets "
+                "(FILE.py:NAME) and shards (.tar, .json)"
             )
         if source.endswith(".py"):
             raise typer.BadParameter(f"{source}: name a dataset in it, {source}:NAME")

@@ -25,7 +25,6 @@ from mpwds.cli.outputs import (
     shard_pattern,
     warn_of_older,
 )
-from mpwds.cli.shards import digest_of_versions
 from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
@@ -132,10 +131,12 @@ def convert(
     conversion = Conversion(plan, dataset.columns, target, columns)
     options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
     if jobs is not None:
-        run = _described(format, place, dataset, [format.name, kind, columns])
-        work = FileByFile(format, conversion, options._replace(force=False))
+        files = _files(format, place, dataset)
+        inputs = files if dataset.shards is None else files[:1] * len(jobs)
+        run = {"shards": files, "options": [format.name, kind, columns]}
+        work = FileByFile(format, conversion, options._replace(force=False, sync=True))
         outputs = [job.output for job in jobs]
-        with resume_or_start(where, outputs, run, force, part=over.part) as done:
+        with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
             figures = _run(jobs, done, work, over)
     else:
         if not in_columns:
@@ -229,7 +230,9 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
     """The shards to write if each file becomes one; raises ``WrongArgument`` if that cannot be."""
     if target.indexes:
         raise WrongArgument(
-            f"--part and --on: the index of {target.name} names all shards, so write tar shards"
+            f"--part and --on: one index names all shards of {target.name}, and parts cannot write it "
+            "together: write tar shards, or MDS of some files at a time to folders of their own below "
+            "OUTPUT, without --part, and its index at the end: mpwds.streaming.base.util.merge_index(OUTPUT)"
         )
     if any(url == "-" or url_scheme(url) == "pipe" for url in dataset.urls):
         raise WrongArgument("--part and --on: each file is read by itself, and a stream has none: name files")
@@ -253,11 +256,11 @@ def _run(jobs: Sequence[FileJob], done: Collection[str], work: FileByFile, over:
     return figures
 
 
-def _described(format: Format, place: str, dataset: StoredSamples, options: list[str]) -> dict[str, Any]:
-    """What is made of what, for the journal."""
-    indexes = list(filter(exists, (f"{place.rstrip('/')}/{name}" for name in format.indexes)))
-    files = list(dataset.urls) if dataset.shards is None else indexes
-    return {"shards": files, "inputs": digest_of_versions(files), "options": options}
+def _files(format: Format, place: str, dataset: StoredSamples) -> list[str]:
+    """The files whose versions tell those of all samples: each of them, or an index."""
+    if dataset.shards is None:
+        return list(dataset.urls)
+    return list(filter(exists, (f"{place.rstrip('/')}/{name}" for name in format.indexes)))
 
 
 def _source(source: str, name: str) -> tuple[Format, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from mpwds.cli import options
 from mpwds.cli.console import console, report, table
 from mpwds.cli.feed.commands import Insecure, Keys, Timeout
 from mpwds.cli.outputs import write_png
+from mpwds.cli.shards import names_servers
 from mpwds.viewing.wording import number as in_short
 
 if TYPE_CHECKING:
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from mpwds.viewing.pictures import Pictures
     from mpwds.viewing.tensors import TensorFigures
 
-_FEED = re.compile(r"(tcp|ipc|zr?(push|pull|pub|sub|req|rep)(\+ipc)?)://")
-
 Urls = Annotated[
     list[str],
     typer.Argument(
         metavar="SHARDS",
         help="Shards: paths, URLs, train-{000..131}.tar, or - for standard input. Or feed servers, such as "
-        "tcp://cpu{1..4}:7880 or ipc:///run/feed; or tensorcom's zsub://host:port.",
+        "tcp://cpu{1..4}:7880, ipc:///run/feed or file:servers.txt; or tensorcom's zsub://host:port.",
     ),
 ]
 Limit = Annotated[
@@ -64,7 +62,7 @@ def show(
         raise typer.BadParameter("--save writes one batch, and --web shows new ones: take one of them")
     if port and not web:
         raise typer.BadParameter("--port is for the page: add --web")
-    if any(_FEED.match(url) for url in urls):
+    if any(map(names_servers, urls)):
         if any(vars(chosen).values()):
             raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
         _show_feed(urls, save, web, port, timeout, keys, insecure, as_json)

@@ -237,8 +237,8 @@ def _process(
 
     output, names = processing.output, [job.output for job in processing.jobs]
     own = processing.jobs if over.part is None else over.part.of(processing.jobs)
-    described = processing.describe(code)
-    with resume_or_start(output, names, described, force, journal, part=over.part) as done:
+    described, inputs = processing.describe(code), [processing.urls[job.shard] for job in processing.jobs]
+    with resume_or_start(output, names, described, force, journal, part=over.part, inputs=inputs) as done:
         counts = run(processing, own, done, jobs, over.on)
     figures = {name: counts.pop(name) for name in ("samples", "bytes", "skipped")}
     more = figures_of(counts)

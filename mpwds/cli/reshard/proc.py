@@ -19,7 +19,6 @@ from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.options import Engine
 from mpwds.cli.outputs import digest, shard_names
-from mpwds.cli.shards import digest_of_versions
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -77,7 +76,6 @@ class Processing:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
         return {
             "shards": self.urls,
-            "inputs": digest_of_versions(self.urls),
             "rounds": self.rounds,
             "seed": self.seed,
             "stages": fingerprint(self.dataset),

@@ -27,16 +27,18 @@ class ShardSink(ClosesOrDiscards):
     """Writes raw samples to one shard, or to a series of ``shards``; counts ``samples`` and their ``bytes``.
 
     A shard appears under its name when it is complete; an exception inside ``with`` leaves the complete ones
-    and drops the current one. As with ``cp``, the system decides when it writes them to the disk. A single
-    sample may exceed ``maxsize``. Raises ``FileExistsError`` if a shard exists, and ``force`` is not set;
-    ``ShardError`` if a key occurs twice; ``WrongArgument`` if there are limits, but ``output`` is no series.
+    and drops the current one. As with ``cp``, the system decides when it writes them to the disk, unless
+    ``sync``. A single sample may exceed ``maxsize``. Raises ``FileExistsError`` if a shard exists, and
+    ``force`` is not set; ``ShardError`` if a key occurs twice; ``WrongArgument`` if there are limits, but
+    ``output`` is no series.
     """
 
-    def __init__(self, options: Resharding) -> None:
+    def __init__(self, options: Resharding, sync: bool = False) -> None:
         self.shards: list[str] = []
         self.samples = 0
         self.bytes = 0
         self._options = options
+        self._sync = sync
         target = options.output
         self._is_series = is_series(target)
         if not self._is_series and (options.maxcount or options.maxsize):
@@ -88,7 +90,7 @@ class ShardSink(ClosesOrDiscards):
         name = numbered(self._options.output, len(self.shards))
         if not self._options.force and exists(name):
             raise FileExistsError(already_there([name]))
-        self._writer = TarWriter(name, sync=False, replace=self._options.force)
+        self._writer = TarWriter(name, sync=self._sync, replace=self._options.force)
         self._copier = Copier(self._writer)
         self.shards.append(name)
         self._size = 0

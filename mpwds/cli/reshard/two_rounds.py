@@ -23,11 +23,17 @@ from typing import NamedTuple
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import run_jobs
 from mpwds.cli.options import Distributed, Part, Resharding, Spilling
-from mpwds.cli.outputs import digest, hidden_beside, resume_or_start, shard_names, which_exist
+from mpwds.cli.outputs import (
+    digest,
+    hidden_beside,
+    resume_or_start,
+    shard_names,
+    versions_of,
+    which_exist,
+)
 from mpwds.cli.reshard.ordering import bucket_shuffle, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.reshard.sink import ShardSink
-from mpwds.cli.shards import digest_of_versions
 from mpwds.errors import MpwdsError, ShardError, WrongArgument
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
@@ -70,7 +76,7 @@ class GroupShuffle:
             shares = itertools.groupby(in_order, output_of)
             share = next(shares, None)
             for output in dict.fromkeys(group.outputs):
-                with ShardSink(replace(self.to, output=output, force=True)) as sink:
+                with ShardSink(replace(self.to, output=output, force=True), sync=True) as sink:
                     if share is not None and share[0] == output:
                         for _, sample in share[1]:
                             sink.add(sample)
@@ -141,13 +147,13 @@ def shuffle_in_rounds(
         )
     run = {
         "shards": list(urls),
-        "inputs": digest_of_versions(urls),
+        "inputs": digest(versions_of(urls)),
         "seed": seed,
         "duplicates": to.duplicates.value,
     }
     rounds = plan_rounds(urls, to.output, digest(sorted(run.items()))[:8])
     work = GroupShuffle(to, spilling.memory, spilling.tmp or temporary_directory(to.output), seed)
-    goes_on = functools.partial(resume_or_start, to.output, rounds.outputs, run, part=over.part, strict=True)
+    goes_on = functools.partial(resume_or_start, to.output, rounds.outputs, run, part=over.part)
     with goes_on(force=to.force):
         if len(list(which_exist(rounds.outputs))) < len(rounds.outputs):
             _do(rounds.first, set(which_exist(rounds.between)), work, over, "round 1 of 2")

@@ -166,7 +166,7 @@ class _UrlLines:
         self.places = {
             url: f"{_FILE}{file}, line {number},"
             for file in files
-            for number, line in enumerate(file.read_text().splitlines(), 1)
+            for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
             if (url := line.partition("#")[0].strip())
         }
         return list(self.places)

@@ -131,7 +131,13 @@ class PackedDescription:
 
     def _written_url(self, shard: int) -> str:
         begin, end = self._places[self._width + shard : self._width + shard + 2]
-        return self._data[self._urls_at + begin : self._urls_at + end].decode("utf-8", "surrogatepass")
+        url = self._data[self._urls_at + begin : self._urls_at + end]
+        try:
+            return url.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            self._fail(
+                f"has a URL that is not UTF-8, {url!r}: whatever wrote it did not follow the format", shard
+            )
 
     def _url(self, shard: int) -> str:
         url = self._written_url(shard)
@@ -145,8 +151,8 @@ class PackedDescription:
     def _shard(self, shard: int) -> dict[str, Any]:
         begin, end = self._places[2 * self._width + shard : 2 * self._width + shard + 2]
         text = self._data[self._details_at + begin : self._details_at + end]
+        found = {"url": self._written_url(shard), "nsamples": self._length(shard)}
         try:
-            found = {"url": self._written_url(shard), "nsamples": self._length(shard)}
             return {**found, **json.loads(text), **found}
         except (ValueError, TypeError) as error:
             self._fail(f"is damaged, {text[:20]!r} is no JSON object ({error}): make it again", shard)

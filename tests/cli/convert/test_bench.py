@@ -121,7 +121,8 @@ MISTAKES = {
     "a function with an argument": ("slow_pipeline.py:slow", "without arguments: missing a .*'sample'"),
     "no dataset": ("slow_pipeline.py:__file__", "is no dataset: for shards of that name"),
     "a program": ("slow_pipeline.py", r"name a dataset in it, slow_pipeline.py:NAME"),
-    "a feed": ("tcp://127.0.0.1:7880", "mpwds monitor shows what feed servers do"),
+    "a feed": ("tcp://127.0.0.1:7880", "names feed servers: mpwds monitor shows what these do"),
+    "a list of servers": ("file:servers.txt", r"bench measures datasets \(FILE.py:NAME\) and shards"),
 }
 
 

@@ -175,8 +175,10 @@ def test_show_saves_a_contact_sheet(run, live_feed, tmp_path):
     assert {(200, 0, 0), (0, 200, 0), (0, 0, 200)} <= colours
 
 
-def test_show_prints_labels_and_tensors_where_there_are_no_colours(run, live_feed):
-    result = run("show", live_feed)
+@pytest.mark.parametrize("listed", [False, True], ids=["a URL", "a list of URLs"])
+def test_show_prints_labels_and_tensors_where_there_are_no_colours(run, live_feed, tmp_path, listed):
+    (tmp_path / "servers.txt").write_text(live_feed)
+    result = run("show", f"file:{tmp_path}/servers.txt" if listed else live_feed)
     assert "labels: " in result.stdout
     assert "[16, 3, 32, 32]" in result.stdout
 

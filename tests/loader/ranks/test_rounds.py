@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, EvenEpochError, MultiLoader
+from mpwds import DataPipeline, EvenEpochError
 from mpwds.pipeline.stream import Count
 from tests.fake_cuda import FakeCuda, loader_on
 
@@ -46,19 +46,8 @@ KNOWN = DATASETS["known lengths"]
 
 
 @pytest.fixture
-def loader_of(monkeypatch):
-    loaders = []
-
-    def loader_of(dataset, even, rank=0, ranks=1, workers=0, **options):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
-        options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
-        loaders.append(MultiLoader(dataset, workers, even=even, **options))
-        return loaders[-1]
-
-    yield loader_of
-    for loader in loaders:
-        loader.close()
+def loader_of(loader_of):
+    return lambda dataset, even, *places, **options: loader_of(dataset, *places, even=even, **options)
 
 
 def batches_of(loader, most=None):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, MultiLoader
+from mpwds import DataPipeline
 from tests.loader.ranks.simulated_ranks import AlikeRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -77,21 +77,10 @@ ROUND_TRIPS = [
 
 
 @pytest.fixture
-def rank_of(monkeypatch):
+def rank_of(loader_of):
     """Makes the loader of a rank, with stages after it."""
-    loaders = []
-
-    def rank_of(add, rank=0, ranks=1, workers=0, **options):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
-        dataset = options.pop("dataset", DataPipeline(range(SAMPLES)).shuffle(20).batched(3))
-        options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
-        loaders.append(add(MultiLoader(dataset, workers=workers, **options)))
-        return loaders[-1]
-
-    yield rank_of
-    for loader in loaders:
-        loader.close()
+    numbers = DataPipeline(range(SAMPLES)).shuffle(20).batched(3)
+    return lambda add, *places, dataset=numbers, **options: loader_of(dataset, *places, after=add, **options)
 
 
 def taken(loader, most=None):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, MultiLoader
+from mpwds import DataPipeline
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -37,22 +37,6 @@ DATASETS = {
     "drawn again": DataPipeline(range(50)).repeat(2).shuffle(30).map(noisy).batched(2),
     "generator": shuffled(left_out_at_random),
 }
-
-
-@pytest.fixture
-def loader_of(monkeypatch):
-    loaders = []
-
-    def loader_of(dataset, rank=0, ranks=1, workers=0, **options):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
-        options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
-        loaders.append(MultiLoader(dataset, workers=workers, **options))
-        return loaders[-1]
-
-    yield loader_of
-    for loader in loaders:
-        loader.close()
 
 
 def in_turn(parts):

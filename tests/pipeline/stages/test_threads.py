@@ -204,7 +204,7 @@ async def draws_as_coroutine(_):
 )
 def test_a_function_that_draws_from_the_generators_of_the_process_is_refused(draw, owns_process):
     stage = Map(draw, mpwds.ignore_and_continue, threads=2)
-    with pytest.raises(SharedRandomError, match="draw in a stage without threads") as raised:
+    with pytest.raises(SharedRandomError, match="draw in a stage that no thread runs") as raised:
         collect(stage, range(3), Context(owns_process=owns_process))
     assert raised.value.__notes__ == [f"in {stage}, on element 0"]
 

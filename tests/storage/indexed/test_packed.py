@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,17 @@ def test_another_file_is_an_error_that_says_so(tmp_path, data, message):
         open_packed(path)
     with pytest.raises(SpecError, match="x.shardindex"):
         load_description(path)
+
+
+def test_a_url_that_is_not_utf_8_is_an_error_that_shows_it():
+    data = bytearray(b"".join(pack(described({"url": "xyz", "nsamples": 1}))))
+    place = data.index(b"xyz")
+    data[place] = 0xFF
+    data[8:12] = zlib.crc32(data[16 : place + 3]).to_bytes(4, "little")
+    opened = PackedDescription("x", bytes(data))
+    for each in (opened.urls, opened.shards):
+        with pytest.raises(SpecError, match=r"^x, shardlist\[0\]: has a URL that is not UTF-8, b'\\xffyz'"):
+            each[0]
 
 
 def test_a_base_that_runs_a_command_is_refused(tmp_path):
