@@ -59,25 +59,27 @@ def check_fork(process: int) -> None:
 
 
 class Threads(Generic[Item, Result]):
-    """Up to ``count`` threads, started as they are needed, which call ``work``. They end with this object."""
+    """Up to ``count`` threads, started while none is idle, which call ``work``. They end with this object."""
 
     def __init__(self, work: Callable[[Item], Result], count: int) -> None:
         self._work = work
         self._count = count
         self._running = 0
+        self._idle = threading.Semaphore(0)
         self._tasks: SimpleQueue[tuple[Item, Future[Result]] | None] = SimpleQueue()
 
     def submit(self, item: Item) -> Future[Result]:
         future: Future[Result] = Future()
         self._tasks.put((item, future))
-        if self._running < self._count:
-            threading.Thread(target=_run, args=(self._work, self._tasks), name=_THREAD, daemon=True).start()
+        if not self._idle.acquire(blocking=False) and self._running < self._count:
+            arguments = self._work, self._tasks, self._idle
+            threading.Thread(target=_run, args=arguments, name=_THREAD, daemon=True).start()
             self._running += 1
         return future
 
     def close(self) -> None:
         tasks, running = self._tasks, self._running
-        self._tasks, self._running = SimpleQueue(), 0
+        self._tasks, self._running, self._idle = SimpleQueue(), 0, threading.Semaphore(0)
         with contextlib.suppress(Empty):
             while (task := tasks.get_nowait()) is not None:
                 task[1].cancel()
@@ -111,8 +113,19 @@ class Coroutines(Generic[Item, Result]):
     __del__ = close
 
 
-def _run(work: Callable[[Item], Result], tasks: SimpleQueue[tuple[Item, Future[Result]] | None]) -> None:
-    while (task := tasks.get()) is not None:
+def _run(
+    work: Callable[[Item], Result],
+    tasks: SimpleQueue[tuple[Item, Future[Result]] | None],
+    idle: threading.Semaphore,
+) -> None:
+    while True:
+        try:
+            task = tasks.get_nowait()
+        except Empty:
+            idle.release()
+            task = tasks.get()
+        if task is None:
+            return
         item, future = task
         if future.set_running_or_notify_cancel():
             try:

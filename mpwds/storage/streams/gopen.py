@@ -110,17 +110,18 @@ def open_range(url: str | os.PathLike[str], offset: int, size: int) -> BinaryIO:
 def shards_ahead(url: str, read_ahead: int | None = None, size: int | None = None) -> int:
     """The number of shards, of about ``size`` bytes, to open while one at this URL is read.
 
-    They are as many as have the bytes that are read ahead with this option (``None``: the scheme's default),
-    and at least one; none if nothing is read ahead.
+    They are one more than have a stream's part of the bytes that are read ahead with this option (``None``:
+    the scheme's default), at most two if the size is not known, and none if nothing is read ahead.
     """
     opener = _opener_of(url)[1]
     if opener is None or not _takes(opener, "read_ahead"):
         return 0
-    from mpwds.storage.streams.ranges import RANGE_BYTES, READ_AHEAD
+    from mpwds.storage.streams.ranges import RANGE_BYTES, READ_AHEAD, count_streams_read
 
     if read_ahead is None:
         read_ahead = READ_AHEAD if opener is _CLOUD else 0
-    return min(read_ahead, max(1, read_ahead * RANGE_BYTES // max(size or sys.maxsize, RANGE_BYTES)))
+    part = read_ahead * RANGE_BYTES // max(1, count_streams_read())
+    return min(read_ahead, 1 + part // max(size or part, RANGE_BYTES))
 
 
 def exists(url: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import BinaryIO
 
 from mpwds.storage.streams.ahead import Threads
@@ -37,30 +39,39 @@ class RangesAhead(Resource):
         self._count = count  # 0 if one answer is read from start to end, and once this is closed
         self._version = Version()
         self._next = 0  # the first byte that has not been requested
+        self.is_read = False  # beyond the answer to its first request
         self._start()
 
     def _start(self) -> None:
-        self._ahead: deque[tuple[int, Future[FetchedBody]]] = deque()  # the first bytes of ranges
-        self._threads = Threads(self._fetch, self._count)
+        self.ahead: deque[tuple[int, Future[FetchedBody]]] = deque()  # the first bytes of ranges
+        self._may_request = False  # the last request of the reader's succeeded
         self._pid = os.getpid()
+        _allowance.add(self)
 
     def get(self, position: int, version: Version | None, stop: int | None) -> Body:
         if self._pid != os.getpid():  # a fork's parent has the threads
             self._start()
-        while self._ahead and self._ahead[0][0] < position:
+        self.is_read = self._version.size is not None
+        if self._may_request and not (self.ahead and self.ahead[0][1].done()):
+            _allowance.double()
+        with _allowance.lock:  # no other thread requests a range from here on
+            self._may_request = False
+        while self.ahead and self.ahead[0][0] < position:
             self._take()
-        if self._ahead and self._ahead[0][0] == position:
-            future = self._take()
-            if not future.done():
-                _allowance.double()
-            body: Body = future.result()
+        if self.ahead and self.ahead[0][0] == position:
+            try:
+                body: Body = self.ahead[0][1].result()
+                has_failed = _has_failed(self.ahead[0][1])
+            finally:
+                self._take()
+            if has_failed:  # after what it brought
+                return body
         elif self._count:
-            if version is not None and not self._ahead:  # other streams have all that is allowed
-                _allowance.double()
             body = self._request(position, version)
         else:
             return self._resource.get(position, version, None)
-        self._request_ahead()
+        self._may_request = True
+        _allowance.request_ahead()
         return body
 
     def put(self, file: BinaryIO, size: int) -> None:
@@ -69,24 +80,44 @@ class RangesAhead(Resource):
     def keep(self, position: int, body: Body) -> bool:
         if body.stop is None:
             return False
-        _allowance.take(always=True)
         kept: Future[FetchedBody] = Future()
         kept.set_result(FetchedBody(body))
-        self._ahead.appendleft((position, kept))
+        with _allowance.lock:
+            _allowance.take()
+            self.ahead.appendleft((position, kept))
         return True
 
     def close(self) -> None:
         self._count = 0
         if self._pid == os.getpid():
-            while self._ahead:
-                self._take()
-            self._threads.close()
+            with _allowance.lock:
+                self._may_request = False
+                _allowance.remove(self)
+                futures = [future for _, future in self.ahead]
+                self.ahead.clear()
+            for future in futures:
+                future.cancel()
+                future.add_done_callback(_allowance.give_back)  # at once, or when its thread has ended
+            _allowance.request_ahead()
+
+    def wants_range(self) -> bool:
+        """Whether another range may be requested ahead."""
+        return (
+            self._may_request
+            and self._next < (self._version.size or 0)
+            and len(self.ahead) < self._count
+            and not any(future.done() and _has_failed(future) for _, future in self.ahead)
+        )
+
+    def request_range(self, threads: Threads[Callable[[], FetchedBody], FetchedBody]) -> None:
+        self.ahead.append((self._next, threads.submit(partial(self._fetch, self._next))))
+        self._next += RANGE_BYTES
 
     def _request(self, position: int, version: Version | None) -> Body:
         """Requests the bytes up to the first range that is ahead, in the reader's own thread."""
-        if not self._ahead:
+        if not self.ahead:
             self._next = position + RANGE_BYTES
-        stop = self._ahead[0][0] if self._ahead else self._next
+        stop = self.ahead[0][0] if self.ahead else self._next
         if version is not None:
             return self._resource.get(position, version, stop)
         try:
@@ -103,17 +134,10 @@ class RangesAhead(Resource):
             return self._resource.get(position, None, None)
         return body
 
-    def _request_ahead(self) -> None:
-        if any(future.done() and _has_failed(future) for _, future in self._ahead):
-            return
-        size = self._version.size or 0
-        while self._next < size and len(self._ahead) < self._count and _allowance.take():
-            self._ahead.append((self._next, self._threads.submit(self._next)))
-            self._next += RANGE_BYTES
-
-    def _take(self) -> Future[FetchedBody]:
-        _allowance.give_back()
-        return self._ahead.popleft()[1]
+    def _take(self) -> None:
+        with _allowance.lock:
+            self.ahead.popleft()
+            _allowance.give_back()
 
     def _fetch(self, position: int) -> FetchedBody:
         """Fetches a range; runs in a thread."""
@@ -135,35 +159,65 @@ def _has_failed(future: Future[FetchedBody]) -> bool:
     return future.exception() is not None or future.result().error is not None
 
 
+def count_streams_read() -> int:
+    """The number of streams of this process that share what is allowed, without those of shards to come."""
+    return _allowance.count_read()
+
+
 class _Allowance:
     """The number of ranges that a process may hold ahead, for all streams together: memory and requests.
 
-    It begins with one. It doubles when a reader has to wait for a range, or when none was allowed, and a
-    failure halves what is held.
+    It begins with eight. It doubles when a reader has to wait for a range, or has none ahead, and a failure
+    halves what is held. A range that is allowed goes to a stream that is read, or else to one that will be;
+    of several, to the one with the fewest ahead. The first range of a shard that is opened ahead counts, too,
+    but does not wait until it is allowed.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._most = 1
+        self.lock = threading.RLock()
+        self._threads = Threads[Callable[[], FetchedBody], FetchedBody](lambda fetch: fetch(), _MOST_RANGES)
+        self._streams: dict[RangesAhead, None] = {}  # in the order of opening
+        self._most = READ_AHEAD
         self._held = 0
 
-    def take(self, always: bool = False) -> bool:
-        with self._lock:
-            allowed = always or self._held < self._most
-            self._held += allowed
-            return allowed
+    def count_read(self) -> int:
+        return sum(stream.is_read for stream in list(self._streams))
 
-    def give_back(self) -> None:
-        with self._lock:
+    def add(self, stream: RangesAhead) -> None:
+        with self.lock:
+            self._streams[stream] = None
+
+    def remove(self, stream: RangesAhead) -> None:
+        with self.lock:
+            self._streams.pop(stream, None)
+
+    def take(self) -> None:
+        with self.lock:
+            self._held += 1
+
+    def give_back(self, _: object = None) -> None:
+        with self.lock:
             self._held -= 1
 
     def double(self) -> None:
-        with self._lock:
+        with self.lock:
             self._most = min(2 * self._most, _MOST_RANGES)
+        self.request_ahead()
 
     def lower(self) -> None:
-        with self._lock:
+        with self.lock:
             self._most = max(1, self._held // 2)
+
+    def request_ahead(self) -> None:
+        """Requests what is allowed."""
+        with self.lock:
+            while self._held < self._most and (stream := self._stream_to_request()) is not None:
+                self._held += 1
+                stream.request_range(self._threads)
+
+    def _stream_to_request(self) -> RangesAhead | None:
+        wanting = [stream for stream in list(self._streams) if stream.wants_range()]
+        return min(wanting, key=lambda stream: (not stream.is_read, len(stream.ahead)), default=None)
 
 
 _allowance = _Allowance()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mpwds.errors import StreamError
-from mpwds.storage.streams.ahead import work_ahead
+from mpwds.storage.streams.ahead import Threads, work_ahead
 from mpwds.storage.streams.resuming import Interrupted, Retries, retrying
 
 
@@ -45,7 +45,7 @@ def test_an_error_comes_in_its_turn_and_later_items_after_it():
 
 
 def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
-    begun, gate = [], threading.Event()
+    begun, gate, before = [], threading.Event(), set(ahead_threads())
 
     def work(item):
         begun.append(item)
@@ -55,12 +55,22 @@ def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
         next(ahead)
         while not begun:
             time.sleep(0.001)
-    threads = ahead_threads()
+    threads = set(ahead_threads()) - before
     gate.set()
     for thread in threads:
         thread.join(600)
         assert not thread.is_alive()
     assert begun == [0]
+
+
+def test_an_idle_thread_takes_the_next_item_before_another_is_started():
+    threads = Threads(abs, 8)
+    for number in range(5):
+        assert threads.submit(-number).result() == number
+        while not threads._idle._value:
+            time.sleep(0.001)
+    assert threads._running == 1
+    threads.close()
 
 
 class Step:

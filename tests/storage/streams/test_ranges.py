@@ -1,12 +1,13 @@
 """Reading ahead: ranges that threads fetch, of web servers and of cloud storage."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import random
 import re
 import subprocess
 import sys
-import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +35,7 @@ def storage(web, monkeypatch):
     web.files["/bucket/x.tar"] = CONTENT
     ranges._allowance.__init__()
     yield
-    assert ranges._allowance._held == 0
+    wait_until(lambda: ranges._allowance._held == 0)
 
 
 @pytest.fixture
@@ -49,9 +50,20 @@ def asked(web):
     return [(int(match[1]), int(match[2]) + 1) for match in found if match]
 
 
+def ahead(stream):
+    return stream.raw._resource.ahead
+
+
 def wait_for_ranges(stream):
     """Waits until threads have done what was requested."""
-    concurrent.futures.wait([future for _, future in stream.raw._resource._ahead])
+    concurrent.futures.wait([future for _, future in ahead(stream)])
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @SCHEMES
@@ -71,8 +83,7 @@ def test_what_is_no_longer_than_a_range_takes_one_request_and_no_thread(web, url
     with gopen(url, read_ahead=4) as stream:
         assert stream.read() == CONTENT[:size]
         assert [method for method, *_ in web.requests] == ["GET"]
-        ours = [each for each in threading.enumerate() if each.name == "mpwds ahead"]
-    assert ours == []
+    assert ranges._allowance._threads._running == 0
 
 
 @SCHEMES
@@ -136,7 +147,6 @@ def test_a_changed_resource_is_an_error_and_never_mixed(web, url, quick, change)
 @SCHEMES
 @pytest.mark.parametrize("status", [503, 429])
 def test_a_server_that_is_gone_gets_no_more_requests_than_tries_and_ranges_under_way(web, url, status):
-    ranges._allowance._most = 32
     web.plan = [{}, *[{"status": status}] * 200]
     with (
         gopen(url, read_ahead=4, retries=Retries(tries=5, first_s=0.0)) as stream,
@@ -148,7 +158,6 @@ def test_a_server_that_is_gone_gets_no_more_requests_than_tries_and_ranges_under
 
 @SCHEMES
 def test_after_a_failure_no_range_is_requested_before_the_reader_has_got_over_it(web, url, pauses):
-    ranges._allowance._most = 32
     failing = {"status": 503}
     web.plan = [{}, failing, failing]
     with gopen(url, read_ahead=2, retries=Retries(first_s=100.0, longest_s=100.0)) as stream:
@@ -163,38 +172,48 @@ def test_after_a_failure_no_range_is_requested_before_the_reader_has_got_over_it
 
 
 @SCHEMES
-def test_closing_early_ends_the_threads(web, url):
-    ranges._allowance._most = 32
-    before = set(threading.enumerate())
-    stream = gopen(url, read_ahead=8)
+def test_closing_early_drops_what_no_thread_has_begun(web, url, monkeypatch):
+    monkeypatch.setattr(ranges, "_MOST_RANGES", 2)
+    ranges._allowance.__init__()
+    ranges._allowance._most = 8  # for two threads
+    web.plan = [{}, *[{"stall": RANGE // 2}] * 2]
+    stream = gopen(url, read_ahead=8, timeout_s=1)
     stream.read(1)
-    threads = [each for each in threading.enumerate() if each.name == "mpwds ahead" and each not in before]
-    assert threads
+    assert len(ahead(stream)) == 8
     stream.close()
-    for thread in threads:
-        thread.join(600)
-        assert not thread.is_alive()
-    assert len(web.requests) <= 9
+    wait_until(lambda: ranges._allowance._held == 0)
+    assert len(web.requests) <= 3
+
+
+def test_a_range_counts_until_its_thread_has_ended_though_the_stream_is_closed(web):
+    web.plan = [{}, {"stall": RANGE // 2}]
+    stream = gopen("s3://bucket/x.tar", read_ahead=1, timeout_s=1)
+    wait_until(lambda: len(web.requests) == 2)
+    ((_, future),) = ahead(stream)
+    held = ranges._allowance._held
+    stream.close()
+    assert ranges._allowance._held == held or future.done()
+    wait_until(lambda: ranges._allowance._held == 0)
 
 
 def test_a_stream_that_is_dropped_gives_back_what_it_held(web):
-    ranges._allowance._most = 32
     stream = gopen("s3://bucket/x.tar")
     stream.read(1)
     assert ranges._allowance._held == 8
+    wait_for_ranges(stream)
     del stream
     assert ranges._allowance._held == 0
 
 
 def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
-    ranges._allowance._most = 32
+    most = ranges._allowance._most = ranges._MOST_RANGES
     streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
-    assert ranges._allowance._held == 32
+    assert ranges._allowance._held == most
     assert [stream.read() for stream in streams] == [CONTENT] * 6
-    assert ranges._allowance._held == 0
 
 
-def test_a_reader_that_never_waits_holds_one_range_ahead(web):
+def test_a_reader_that_never_waits_gets_no_more_ranges_ahead(web):
+    ranges._allowance._most = 1
     with gopen("s3://bucket/x.tar") as stream:
         for number in range(1, SIZE // RANGE):
             wait_for_ranges(stream)
@@ -204,6 +223,7 @@ def test_a_reader_that_never_waits_holds_one_range_ahead(web):
 
 
 def test_a_reader_that_waits_gets_more_ranges_ahead(web):
+    ranges._allowance._most = 1
     web.plan = [{}, {"stall": 0}, *[{}] * 20]
     stream = gopen("s3://bucket/x.tar", retries=Retries(first_s=0.0), timeout_s=1)
     assert stream.read() == CONTENT
@@ -212,11 +232,35 @@ def test_a_reader_that_waits_gets_more_ranges_ahead(web):
 
 
 def test_a_reader_gets_ranges_ahead_though_others_have_all_that_was_allowed(web):
+    ranges._allowance._most = 1
     with gopen("s3://bucket/x.tar") as other, gopen("s3://bucket/x.tar") as stream:
         wait_for_ranges(other)  # which has the one that is allowed
-        stream.read(2 * RANGE)
+        stream.read(2 * RANGE + 1)
         assert ranges._allowance._most > 1
-        assert stream.raw._resource._ahead
+        assert ahead(stream)
+
+
+def test_a_range_that_becomes_free_goes_to_the_stream_that_is_read(web, monkeypatch):
+    monkeypatch.setattr(ranges, "_MOST_RANGES", 8)
+    with contextlib.ExitStack() as opened:
+        read, *others = (opened.enter_context(gopen("s3://bucket/x.tar", read_ahead=6)) for _ in range(3))
+        assert [len(ahead(each)) for each in (read, *others)] == [6, 2, 0]
+        for number in range(1, SIZE // RANGE):
+            read.read(RANGE)
+            assert len(ahead(read)) == min(SIZE // RANGE - number, 6)
+        assert [len(ahead(each)) for each in others] == [4, 3]  # those with the fewest, in turn
+
+
+def test_streams_that_are_read_in_turn_share_what_is_allowed(web, monkeypatch):
+    monkeypatch.setattr(ranges, "_MOST_RANGES", 4)
+    ranges._allowance.__init__()
+    ranges._allowance._most = 4
+    with gopen("s3://bucket/x.tar") as one, gopen("s3://bucket/x.tar") as other:
+        assert [len(ahead(each)) for each in (one, other)] == [4, 0]
+        for _ in range(5):
+            one.read(RANGE)
+            other.read(RANGE)
+        assert sorted(len(ahead(each)) for each in (one, other)) == [2, 2]
 
 
 def test_ranges_that_are_asked_for_are_one_request_each(web):
@@ -239,7 +283,7 @@ def test_ranges_that_are_asked_for_are_one_request_each(web):
 )
 def test_cloud_storage_is_read_ahead_unless_it_is_said_and_others_if_it_is(name, read_ahead, count):
     assert shards_ahead(name, read_ahead, size=1) == count
-    assert shards_ahead(name, read_ahead) == min(1, count)
+    assert shards_ahead(name, read_ahead) == min(2, count)
 
 
 def read_in_fork(stream, answers):
@@ -247,7 +291,6 @@ def read_in_fork(stream, answers):
 
 
 def test_a_fork_goes_on_without_the_threads_of_its_parent(web):
-    ranges._allowance._most = 32
     context = multiprocessing.get_context("fork")
     with gopen(web.url("/bucket/x.tar"), read_ahead=8) as stream:
         assert stream.read(RANGE // 2) == CONTENT[: RANGE // 2]
@@ -265,7 +308,7 @@ EXIT = """
 import sys
 from mpwds.storage.streams import ranges
 from mpwds.storage.streams.gopen import gopen
-ranges.RANGE_BYTES, ranges._allowance._most = 20_000, 32
+ranges.RANGE_BYTES = 20_000
 kept = gopen(sys.argv[1], read_ahead=8)
 kept.read(1)
 """
