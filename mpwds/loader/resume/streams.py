@@ -102,8 +102,8 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
     progress = [stream for number in numbers if (stream := found[number]) is not None]
     held = [field_of(entry, "held", list) for entry in entries]
     loaded = {**EpochProgress(epoch, progress).state_dict(), "numbers": list(numbers)}
-    moved = {"epoch": epoch, "delivered": 0, "stages": loaded, "held": held, "moved": True}
-    return {**state, "facts": facts, **moved}
+    moved = {"stages": loaded, "held": held, "moved": True}
+    return {**state, "facts": facts, "epoch": epoch, "delivered": 0, "repeated": 0, **moved}
 
 
 _OF_STAGES = ("delivered", "repeated", "stages", "replay", "moved", "held")

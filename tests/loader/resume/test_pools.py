@@ -11,6 +11,7 @@ import pytest
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader
+from mpwds.loader import even
 from tests.loader.ranks.simulated_ranks import AlikeRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -34,6 +35,17 @@ def short_of_some(batch):
 
 def is_no_multiple_of_seven(number):
     return number % 7
+
+
+def is_odd_or_early(number):
+    return number % 2 or number < 150
+
+
+class LongerRanks(AlikeRanks):
+    """How a rank talks whose other ranks always have more batches."""
+
+    def largest(self, numbers, timeout):
+        return [*numbers[:4], even.WINDOW, *numbers[5:]]
 
 
 class HoldsOne:
@@ -103,14 +115,14 @@ def numbers_of(name):
 
 
 @pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("even", [None, "drop", "pad", "wrap"])
-def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, even, rank_of, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.even.TorchRanks", AlikeRanks)  # so no rank ends before another
-    draw = random.Random(f"{name} {even}")
+@pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
+def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, way, rank_of, monkeypatch):
+    monkeypatch.setattr(even, "TorchRanks", AlikeRanks)  # so no rank ends before another
+    draw = random.Random(f"{name} {way}")
     dataset = DataPipeline(range(SAMPLES)).shuffle(20).batched(3)
-    if even == "pad":  # and nobody knows its length
+    if way == "pad":  # and nobody knows its length
         dataset = dataset.select(len)
-    rank_of = functools.partial(rank_of, even=even, dataset=dataset)
+    rank_of = functools.partial(rank_of, even=way, dataset=dataset)
     seen, state = [], None
     for _ in range(3):
         ranks = draw.choice([1, 2, 3, 4, 6, 12])
@@ -127,6 +139,28 @@ def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, even, r
     last = rank_of(POOLS[name], workers=2)
     last.load_state_dict(state)
     assert sorted(seen + taken(last)) == numbers_of(name)
+
+
+@pytest.mark.parametrize("way", ["pad", "wrap"])
+def test_other_ranks_do_not_go_on_with_what_one_has_repeated(way, rank_of, monkeypatch):
+    dataset = DataPipeline(range(SAMPLES)).select(is_odd_or_early).batched(3)
+    rank_of = functools.partial(rank_of, POOLS["rebatched"], even=way, dataset=dataset)
+    seen, state = [], None
+    for ranks, steps in ((2, 22), (3, 1)):
+        states = []
+        for rank in range(ranks):
+            has_fewer = (rank, ranks) == (0, 2)  # 75 samples, the other has 240
+            monkeypatch.setattr(even, "TorchRanks", LongerRanks if has_fewer else AlikeRanks)
+            loader = rank_of(rank, ranks)
+            if state is not None:
+                loader.load_state_dict(state)
+            seen += taken(loader, steps)
+            states.append(loader.state_dict())
+            assert states[-1]["repeated"] == (3 if has_fewer else 0)
+        state = mpwds.merge_states(states)
+    last = rank_of()
+    last.load_state_dict(state)
+    assert {*seen, *taken(last)} == set(filter(is_odd_or_early, range(SAMPLES)))
 
 
 def run(rank_of, add, ranks, *, most=None, state=None, workers=0):
