@@ -174,12 +174,16 @@ class DeliveredCounter(Iterator[Any]):
     def __init__(self, source: Iterator[Any], epoch: Epoch) -> None:
         self._source = source
         self._epoch = epoch
+        self._failed = False
 
     def __next__(self) -> Any:
         try:
             batch = next(self._source)
         except StopIteration:
-            self._epoch.finished = True
+            self._epoch.finished = not self._failed
+            raise
+        except BaseException:
+            self._failed = True
             raise
         self._epoch.mark_delivered()
         return batch
