@@ -94,7 +94,7 @@ class LoaderPosition:
                     stream.before = ended.delivered
             state = start.state_dict()
         else:
-            state = {"delivered": 0, "repeated": 0}
+            state = {"delivered": 0, "repeated": 0, "moved": False}
         from mpwds.loader.resume.state import VERSION, facts_of
 
         kind = "MultiLoader" if stages is None else "LoaderPipeline"

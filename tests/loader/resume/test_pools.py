@@ -191,6 +191,16 @@ def test_ranks_that_have_finished_the_epoch_leave_what_others_hold(ranks, rank_o
     assert sorted(itertools.chain(*begun, *ended)) == list(range(SAMPLES))
 
 
+@pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
+def test_other_ranks_begin_the_next_epoch_without_messages(way, rank_of):
+    rank_of = functools.partial(rank_of, POOLS["rebatched"], even=way)
+    taken(first := rank_of())
+    loader, undisturbed = rank_of(0, 2), rank_of(0, 2)
+    loader.load_state_dict(first.state_dict())
+    undisturbed.set_epoch(1)
+    assert taken(loader) == taken(undisturbed)
+
+
 def test_a_state_that_was_loaded_and_not_used_goes_to_other_ranks_again(rank_of):
     first = rank_of(POOLS["rebatched"])
     seen, state = taken(first, 30), first.state_dict()
@@ -210,12 +220,16 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
     import torch.distributed.checkpoint as dcp
 
     first = rank_of(POOLS["rebatched"])
-    seen = taken(first, 30)
-    dcp.save({"loader": first}, checkpoint_id=tmp_path, no_dist=True)
-    for rank in range(3):
-        loader = rank_of(POOLS["rebatched"], rank, 3)
-        dcp.load({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
-        seen += taken(loader)
+    seen, state = taken(first, 30), first.state_dict()
+    for ranks, most in ((2, 0), (3, None)):
+        dcp.save({"loader": state}, checkpoint_id=tmp_path / str(ranks), no_dist=True)
+        states = []
+        for rank in range(ranks):
+            loader = rank_of(POOLS["rebatched"], rank, ranks)
+            dcp.load({"loader": loader}, checkpoint_id=tmp_path / str(ranks), no_dist=True)
+            seen += taken(loader, most)
+            states.append(loader.state_dict())
+        state = mpwds.merge_states(states)
     assert sorted(seen) == list(range(SAMPLES))
 
 
