@@ -12,7 +12,7 @@ import pytest
 import mpwds
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader import even
-from tests.loader.ranks.simulated_ranks import AlikeRanks
+from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -39,13 +39,6 @@ def is_no_multiple_of_seven(number):
 
 def is_odd_or_early(number):
     return number % 2 or number < 150
-
-
-class LongerRanks(AlikeRanks):
-    """How a rank talks whose other ranks always have more batches."""
-
-    def largest(self, numbers, timeout):
-        return [*numbers[:4], even.WINDOW, *numbers[5:]]
 
 
 class HoldsOne:
