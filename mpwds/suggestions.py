@@ -14,7 +14,7 @@ from mpwds.errors import shortened
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
-# Advice for arguments of torch's DataLoader.
+# Advice for arguments of torch's DataLoader, and for those that a DataLoader cannot take.
 _TORCHS = {
     "batch_sampler": "mpwds.DataLoader takes it",
     "batch_size": "the dataset makes the batches, dataset.batched(8)",
@@ -28,6 +28,7 @@ _TORCHS = {
     "prefetch_factor": "MultiLoader takes prefetch=2",
     "sampler": "mpwds.DataLoader takes it",
     "shuffle": "the dataset shuffles, WebDataset(urls, shardshuffle=True).shuffle(1000)",
+    "streams": "MultiLoader takes it, and the order of a DataLoader is that of its sampler",
     "worker_init_fn": "mpwds.DataLoader takes it",
 }
 

@@ -29,6 +29,7 @@ WRONG_ARGUMENTS = {
     "of a loader": (lambda: MultiLoader(numbers()).batched(8, drop_last=True), "partial=False"),
     "behind a loader": (lambda: MultiLoader(numbers()).rebatched(8, bufsize=9), "no argument 'bufsize'"),
     "of DataLoader": (lambda: mpwds.DataLoader([1], num_worker=2), "did you mean 'num_workers'"),
+    "of MultiLoader alone": (lambda: mpwds.DataLoader([1], streams=12), "'streams': MultiLoader takes it"),
     "of WebLoader": (lambda: mpwds.WebLoader([1], bach_size=2), "did you mean 'batch_size'"),
     "misspelt": (lambda: MultiLoader(numbers(), worker=2), "no argument 'worker': did you mean 'workers'"),
 }

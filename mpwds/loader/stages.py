@@ -187,10 +187,10 @@ class StagesStream(Replayed):
 
     def elements(self) -> Generator[Any, None, None]:
         """The elements. When the iterator is dropped, only the state is kept."""
-        loaded = self._delivered
+        loaded, resumed = self._delivered, self.resumed
         try:
             yield from iter_elements(self)
-            if (loaded or self._moved) and self._delivered == loaded:
+            if self.got is None and resumed and self._delivered == loaded:
                 warn_of_empty_epoch()
             self.finished = self.got is None
         finally:
@@ -203,6 +203,10 @@ class StagesStream(Replayed):
         if self.keeps_states:
             self._states.append(self._state_of_stages())
         return super().__next__()
+
+    @property
+    def resumed(self) -> bool:
+        return self._delivered > 0 or self._moved
 
     def mark_delivered(self) -> None:
         self.got = (self.got or 0) + 1

@@ -86,6 +86,8 @@ class Stream(Protocol[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Cursors, generator states and addresses, never data. Survives JSON and msgpack.
 
+        It does not change while the stream goes on: a loader may save it later.
+
         Loaders rely on two keys. ``"source"`` is the state of the source stream. ``"held"`` lists the
         addresses (lists may be nested) of that stream's elements that :meth:`load_state_dict` fetches. If a
         stream after a loader fetches an element that is not listed there, the epoch runs again from its

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, wrong
+from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, warn_of_empty_epoch, wrong
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
@@ -31,6 +31,9 @@ class Epoch(Protocol):
     epoch: int
     running: bool
     finished: bool
+
+    @property
+    def resumed(self) -> bool: ...
 
     def mark_delivered(self) -> None: ...
 
@@ -94,7 +97,7 @@ class LoaderPosition:
                     stream.before = ended.delivered
             state = start.state_dict()
         else:
-            state = {"delivered": 0, "repeated": 0}
+            state = {"delivered": 0, "repeated": 0, "moved": False}
         from mpwds.loader.resume.state import VERSION, facts_of
 
         kind = "MultiLoader" if stages is None else "LoaderPipeline"
@@ -174,13 +177,22 @@ class DeliveredCounter(Iterator[Any]):
     def __init__(self, source: Iterator[Any], epoch: Epoch) -> None:
         self._source = source
         self._epoch = epoch
+        self._failed = False
+        self._is_empty = epoch.resumed
 
     def __next__(self) -> Any:
         try:
             batch = next(self._source)
         except StopIteration:
-            self._epoch.finished = True
+            self._epoch.finished = not self._failed
+            if self._is_empty and not self._failed:
+                self._is_empty = False  # to warn once
+                warn_of_empty_epoch()
             raise
+        except BaseException:
+            self._failed = True
+            raise
+        self._is_empty = False
         self._epoch.mark_delivered()
         return batch
 

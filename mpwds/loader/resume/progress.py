@@ -146,6 +146,10 @@ class EpochProgress:
             self.loaded = 0  # to warn once
             warn_of_empty_epoch()
 
+    @property
+    def resumed(self) -> bool:
+        return self.loaded > 0
+
     def take_ahead(self) -> None:
         """Makes :meth:`mark_delivered` count batches, because steps after the workers hold some."""
         self._ahead = deque()

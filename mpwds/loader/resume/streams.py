@@ -93,6 +93,8 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
     is_own = first.get("place") == [facts["rank"], ranks]
     if is_own and first["epoch"] == epoch:  # otherwise this rank had finished the epoch
         return {**state, "facts": facts, "epoch": epoch, **field_of(first, "own", dict)}
+    if state["epoch"] == epoch and not (field_of(state, "delivered", int) or state.get("moved")):
+        return {**state, "facts": facts}  # the epoch begins
     if not any(entries) and _ranks(state) == ranks and not state.get("moved"):
         return dict(state)  # another rank's, whose counts are of use
     for number, entry in zip(numbers, entries, strict=True):
@@ -102,8 +104,8 @@ def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str,
     progress = [stream for number in numbers if (stream := found[number]) is not None]
     held = [field_of(entry, "held", list) for entry in entries]
     loaded = {**EpochProgress(epoch, progress).state_dict(), "numbers": list(numbers)}
-    moved = {"epoch": epoch, "delivered": 0, "stages": loaded, "held": held, "moved": True}
-    return {**state, "facts": facts, **moved}
+    moved = {"stages": loaded, "held": held, "moved": True}
+    return {**state, "facts": facts, "epoch": epoch, "delivered": 0, "repeated": 0, **moved}
 
 
 _OF_STAGES = ("delivered", "repeated", "stages", "replay", "moved", "held")

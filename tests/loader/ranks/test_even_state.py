@@ -1,5 +1,6 @@
 """States of epochs that are made even: what was taken ahead of the program comes again."""
 
+import contextlib
 import json
 import warnings
 from itertools import islice
@@ -8,7 +9,7 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader import even
-from tests.loader.ranks.simulated_ranks import AlikeRanks
+from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -113,9 +114,26 @@ def test_an_epoch_may_be_gone_on_with_where_batches_were_repeated(way, number, m
     assert seen == whole[:number]
     other = loader()
     other.load_state_dict(state)
-    remaining = [int(element) for element in other]
+    with pytest.warns(match="had nothing left") if number == 6 else contextlib.nullcontext():
+        remaining = [int(element) for element in other]
     assert len(remaining) == 6 - number
     assert [*seen, *remaining][:5] == whole[:5]
+
+
+@pytest.mark.parametrize("way", ["pad", "wrap"])
+def test_an_epoch_that_goes_on_with_repeats_is_not_said_to_be_empty(way, monkeypatch):
+    def loader():
+        return unknown(workers=0, even=way).rebatched(4)  # of 40 elements
+
+    monkeypatch.setattr(even, "TorchRanks", LongerRanks)
+    begun = loader()
+    assert len(list(islice(begun, 12))) == 12
+    state = begun.state_dict()
+    assert state["repeated"] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (other := loader()).load_state_dict(state)
+        assert len(list(islice(other, 3))) == 3
 
 
 def test_the_state_behind_the_last_batch_is_the_start_of_the_next_epoch():

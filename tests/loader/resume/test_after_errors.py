@@ -96,6 +96,18 @@ def check_that_nothing_is_lost(make, switch):
     assert got + plain(loader) == whole
 
 
+@pytest.mark.parametrize("even", [None, "drop", "pad", "wrap"])
+def test_an_epoch_that_failed_has_not_ended_if_another_element_is_asked_for(even, switch):
+    dataset = DataPipeline(range(120)).map(switch).batched(5)
+    switch.fail(at=57)
+    elements = iter(loader := rows_of(dataset, 0, streams=4, even=even))
+    with pytest.raises(OSError, match="the file server is away"):
+        list(elements)
+    state = loader.state_dict()
+    assert list(elements) == []
+    assert loader.state_dict() == state
+
+
 @pytest.mark.filterwarnings("ignore:an epoch that was left early failed")  # where workers are ahead
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)

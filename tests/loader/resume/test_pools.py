@@ -11,7 +11,8 @@ import pytest
 
 import mpwds
 from mpwds import DataPipeline
-from tests.loader.ranks.simulated_ranks import AlikeRanks
+from mpwds.loader import even
+from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -34,6 +35,10 @@ def short_of_some(batch):
 
 def is_no_multiple_of_seven(number):
     return number % 7
+
+
+def is_odd_or_early(number):
+    return number % 2 or number < 150
 
 
 class HoldsOne:
@@ -93,14 +98,14 @@ def numbers_of(name):
 
 
 @pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("even", [None, "drop", "pad", "wrap"])
-def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, even, rank_of, monkeypatch):
-    monkeypatch.setattr("mpwds.loader.even.TorchRanks", AlikeRanks)  # so no rank ends before another
-    draw = random.Random(f"{name} {even}")
+@pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
+def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, way, rank_of, monkeypatch):
+    monkeypatch.setattr(even, "TorchRanks", AlikeRanks)  # so no rank ends before another
+    draw = random.Random(f"{name} {way}")
     dataset = DataPipeline(range(SAMPLES)).shuffle(20).batched(3)
-    if even == "pad":  # and nobody knows its length
+    if way == "pad":  # and nobody knows its length
         dataset = dataset.select(len)
-    rank_of = functools.partial(rank_of, even=even, dataset=dataset)
+    rank_of = functools.partial(rank_of, even=way, dataset=dataset)
     seen, state = [], None
     for _ in range(3):
         ranks = draw.choice([1, 2, 3, 4, 6, 12])
@@ -117,6 +122,28 @@ def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, even, r
     last = rank_of(POOLS[name], workers=2)
     last.load_state_dict(state)
     assert sorted(seen + taken(last)) == numbers_of(name)
+
+
+@pytest.mark.parametrize("way", ["pad", "wrap"])
+def test_other_ranks_do_not_go_on_with_what_one_has_repeated(way, rank_of, monkeypatch):
+    dataset = DataPipeline(range(SAMPLES)).select(is_odd_or_early).batched(3)
+    rank_of = functools.partial(rank_of, POOLS["rebatched"], even=way, dataset=dataset)
+    seen, state = [], None
+    for ranks, steps in ((2, 22), (3, 1)):
+        states = []
+        for rank in range(ranks):
+            has_fewer = (rank, ranks) == (0, 2)  # 75 samples, the other has 240
+            monkeypatch.setattr(even, "TorchRanks", LongerRanks if has_fewer else AlikeRanks)
+            loader = rank_of(rank, ranks)
+            if state is not None:
+                loader.load_state_dict(state)
+            seen += taken(loader, steps)
+            states.append(loader.state_dict())
+            assert states[-1]["repeated"] == (3 if has_fewer else 0)
+        state = mpwds.merge_states(states)
+    last = rank_of()
+    last.load_state_dict(state)
+    assert {*seen, *taken(last)} == set(filter(is_odd_or_early, range(SAMPLES)))
 
 
 def run(rank_of, add, ranks, *, most=None, state=None, workers=0):
@@ -147,6 +174,16 @@ def test_ranks_that_have_finished_the_epoch_leave_what_others_hold(ranks, rank_o
     assert sorted(itertools.chain(*begun, *ended)) == list(range(SAMPLES))
 
 
+@pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
+def test_other_ranks_begin_the_next_epoch_without_messages(way, rank_of):
+    rank_of = functools.partial(rank_of, POOLS["rebatched"], even=way)
+    taken(first := rank_of())
+    loader, undisturbed = rank_of(0, 2), rank_of(0, 2)
+    loader.load_state_dict(first.state_dict())
+    undisturbed.set_epoch(1)
+    assert taken(loader) == taken(undisturbed)
+
+
 def test_a_state_that_was_loaded_and_not_used_goes_to_other_ranks_again(rank_of):
     first = rank_of(POOLS["rebatched"])
     seen, state = taken(first, 30), first.state_dict()
@@ -166,12 +203,16 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
     import torch.distributed.checkpoint as dcp
 
     first = rank_of(POOLS["rebatched"])
-    seen = taken(first, 30)
-    dcp.save({"loader": first}, checkpoint_id=tmp_path, no_dist=True)
-    for rank in range(3):
-        loader = rank_of(POOLS["rebatched"], rank, 3)
-        dcp.load({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
-        seen += taken(loader)
+    seen, state = taken(first, 30), first.state_dict()
+    for ranks, most in ((2, 0), (3, None)):
+        dcp.save({"loader": state}, checkpoint_id=tmp_path / str(ranks), no_dist=True)
+        states = []
+        for rank in range(ranks):
+            loader = rank_of(POOLS["rebatched"], rank, ranks)
+            dcp.load({"loader": loader}, checkpoint_id=tmp_path / str(ranks), no_dist=True)
+            seen += taken(loader, most)
+            states.append(loader.state_dict())
+        state = mpwds.merge_states(states)
     assert sorted(seen) == list(range(SAMPLES))
 
 
