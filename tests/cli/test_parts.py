@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpwds
+from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Part
-from mpwds.cli.outputs import resume_or_start
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
 from tests.storage.conftest import Web

@@ -214,7 +214,7 @@ def _serve(trainer: Any, count: int) -> None:
             pong = {"known": True, "server": "simulated", "number": fields["number"]}
             router.send_multipart([who, wire.pack(wire.PONG, **pong, slots=[], counters={})])
         elif kind == wire.START:
-            parts[who] = SimulatedPart(fields["attempt"], fields["window"])
+            parts[who] = SimulatedPart(fields["attempt"], fields["window"], fields["first"])
         elif kind == wire.ACK and who in parts:
             parts[who].acknowledge(fields["nbytes"], fields["window"])
         elif kind in (wire.STOP, wire.BYE):
@@ -250,8 +250,9 @@ WELCOME = {
 class SimulatedPart:
     """A worker's part of an epoch without end: sends ready batches as the trainer's window lets it."""
 
-    def __init__(self, attempt: int, window: int) -> None:
+    def __init__(self, attempt: int, window: int, first: int) -> None:
         self._attempt = attempt
+        self._first = first
         self._window = window
         self._sent = self._sent_nbytes = self._used_nbytes = 0
         array = np.ones(1000, np.float32)
@@ -264,7 +265,7 @@ class SimulatedPart:
     def fitting(self) -> Iterator[list[Any]]:
         """The messages that may be sent now."""
         while self._sent_nbytes - self._used_nbytes <= self._window / 2:
-            about = {"sequence": self._sent, "samples": 1, "nbytes": 4000, "generation": 1}
+            about = {"sequence": self._first + self._sent, "samples": 1, "nbytes": 4000, "generation": 1}
             batch = frame_of({"kind": "batch", "structure": [0], "offsets": [0], **about}, self._payload)
             yield [wire.pack_head(DataHeader(0, self._attempt, self._sent, 0)), batch]
             self._sent += 1

@@ -14,13 +14,13 @@ import typer
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
 from mpwds.cli.outputs import (
     make_folders,
     refuse_existing,
     refuse_limits,
     refuse_own_input,
-    resume_or_start,
     shard_names,
     shard_pattern,
     warn_of_older,

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.console import console, report, table
+from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
-from mpwds.cli.outputs import beside, refuse_existing, refuse_limits, resume_or_start, shard_pattern
+from mpwds.cli.outputs import beside, refuse_existing, refuse_limits, shard_pattern
 from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.writing.destinations import open_destination, write_whole

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from mpwds.cli.convert import arrow, folders, tables
 from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_fields
-from mpwds.cli.outputs import digest, version_of
+from mpwds.cli.journal import digest, version_of
 from mpwds.cli.shards import expanded
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
 from mpwds.storage.streams.urls import is_local, local_path

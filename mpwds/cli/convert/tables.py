@@ -13,7 +13,7 @@ from datetime import date, time
 from typing import Any
 
 from mpwds.cli.encodings import SIGNATURES, extension_of
-from mpwds.cli.outputs import version_of
+from mpwds.cli.journal import version_of
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpwds.cli.console import progress, report
+from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, Output, Resharding, Spilling, TarShards
-from mpwds.cli.outputs import refuse_own_input, resume_or_start, warn_of_older
+from mpwds.cli.outputs import refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls

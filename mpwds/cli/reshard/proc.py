@@ -17,8 +17,9 @@ import typer
 
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.journal import digest
 from mpwds.cli.options import Engine
-from mpwds.cli.outputs import digest, shard_names
+from mpwds.cli.outputs import shard_names
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline

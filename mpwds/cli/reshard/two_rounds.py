@@ -22,15 +22,9 @@ from typing import NamedTuple
 
 from mpwds.cli.console import progress
 from mpwds.cli.jobs import run_jobs
+from mpwds.cli.journal import digest, hidden_beside, resume_or_start, versions_of
 from mpwds.cli.options import Distributed, Part, Resharding, Spilling
-from mpwds.cli.outputs import (
-    digest,
-    hidden_beside,
-    resume_or_start,
-    shard_names,
-    versions_of,
-    which_exist,
-)
+from mpwds.cli.outputs import shard_names, which_exist
 from mpwds.cli.reshard.ordering import bucket_shuffle, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.reshard.sink import ShardSink
