@@ -70,7 +70,7 @@ def resume_or_start(
     if part is not None and force:
         raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
     path = str(journal or hidden_beside(output, ".journal"))
-    this = _Run(output, shards, also, path, part, _Versions(shards, inputs), run)
+    this = _RunPart(output, shards, also, path, part, _Versions(shards, inputs), run)
     this.versions.ask(this.numbers)  # before there is a journal: one may be missing
     begun = _begun_by_parts if part is not None or not is_local(path) else _begun_alone
     with begun(this, force) as done:
@@ -79,7 +79,7 @@ def resume_or_start(
         warn_of_older(each, (*shards, *also))
 
 
-class _Run:
+class _RunPart:
     """What a process writes: all shards of a run, or a ``part`` of them. ``now`` is its journal."""
 
     def __init__(
@@ -102,7 +102,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _begun_by_parts(this: _Run, force: bool) -> Iterator[set[str]]:
+def _begun_by_parts(this: _RunPart, force: bool) -> Iterator[set[str]]:
     """Begins or continues a run whose journal several processes may write."""
     path, now = this.path, this.now
     own = [this.shards[number] for number in this.numbers]
@@ -135,7 +135,7 @@ def _begun_by_parts(this: _Run, force: bool) -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
-def _begun_alone(this: _Run, force: bool) -> Iterator[set[str]]:
+def _begun_alone(this: _RunPart, force: bool) -> Iterator[set[str]]:
     """Begins or continues a run of this process alone, which locks the journal."""
     path, written = this.path, (*this.shards, *this.also)
     make_folders([this.output, *this.also, path, this.notes])
