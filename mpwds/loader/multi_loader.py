@@ -256,7 +256,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             batches = self._iterate(self._begin, self._count, self._position)
         return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
-    def _begin(self, epoch: int, takes_ahead: bool = False) -> Iterator[Any]:
+    def _begin(self, epoch: int, _takes_ahead: bool) -> Iterator[Any]:
         batches = self._iterate_workers(epoch)
         if self._takes_ahead() and not is_repetition(epoch):
             batches.progress.take_ahead()

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ import pytest
 from mpwds import DataPipeline, MultiLoader
 from mpwds.errors import SharedRandomError
 from mpwds.stats.collector import WAITED, ConsumerTimer
+from tests.forks import raised_in_fork
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "nothing_left")
 
@@ -128,14 +128,7 @@ def test_a_fork_is_told_to_iterate_again():
     with numbers().map(as_list).prefetch() as loader:
         batches = iter(loader)
         next(batches)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                next(batches)
-            except RuntimeError as error:
-                os._exit(7 if "iterate the dataset again here" in str(error) else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert "iterate the dataset again here" in raised_in_fork(lambda: next(batches))
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -16,6 +16,7 @@ import torch.utils.data
 
 import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
+from tests.forks import raised_in_fork
 from tests.loader.dataloader.data_loader_datasets import Numbers
 from tests.warned import files_of
 
@@ -274,14 +275,7 @@ def test_a_thread_that_iterates_when_the_program_ends_says_nothing(program):
 
 def test_a_fork_of_this_process_cannot_take_batches_of_it():
     iterator = iter(DataLoader(Numbers(), num_workers=1))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            next(iterator)
-        except RuntimeError as error:
-            os._exit(17 if "is a fork" in str(error) else 1)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+    assert "is a fork" in raised_in_fork(lambda: next(iterator))
     assert next(iterator).item() == 0
 
 

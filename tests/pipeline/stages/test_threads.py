@@ -4,7 +4,6 @@ import asyncio
 import functools
 import gc
 import json
-import os
 import random
 import threading
 
@@ -18,6 +17,7 @@ from mpwds.errors import QuarantineFull, SharedRandomError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
+from tests.forks import raised_in_fork
 
 PATIENCE_S = 60
 
@@ -262,14 +262,7 @@ def test_coroutines_under_way_are_cancelled_when_their_epoch_is_left():
 def test_a_fork_is_told_to_begin_again():
     elements = iter(mpwds.DataPipeline(range(9)).map(str, threads=2))
     assert [next(elements), next(elements)] == ["0", "1"]
-    child = os.fork()
-    if child == 0:
-        try:
-            next(elements)
-        except RuntimeError as error:
-            os._exit(7 if "threads do not survive a fork" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert "threads do not survive a fork" in raised_in_fork(lambda: next(elements))
     assert list(elements) == list("2345678")
 
 
