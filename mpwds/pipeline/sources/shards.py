@@ -192,10 +192,9 @@ def _number(address: Any) -> int:
     return number
 
 
-def _as_stage(splitter: Any) -> Stage | None:
+def _as_stage(splitter: Split | None) -> Stage | None:
     if splitter is None or isinstance(splitter, Stage):
-        stage: Stage | None = splitter
-        return stage
+        return splitter
     return Splitter(splitter, as_list=True)
 
 
@@ -255,16 +254,13 @@ class ResampledShards(IterableSource):
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
         entropy = () if self.deterministic else (os.urandom(8),)
-        return iter_elements(self._drawn(Context.current(self.epoch), *entropy))
+        return iter_elements(self.stream(Context.current(self.epoch), *entropy))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``."""
         self.epoch = epoch - 1
 
-    def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return self._drawn(context)
-
-    def _drawn(self, context: Context, *entropy: object) -> Shards:
+    def stream(self, context: Context = ALONE, *entropy: object) -> Stream[Any]:
         if self.worker_seed is None:
             draws = worker_draws("resampled shards", context, self.seed, *entropy)
         else:

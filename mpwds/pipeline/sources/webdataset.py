@@ -125,7 +125,6 @@ class WebDataset(DataPipeline):
         shown = given_options(WebDataset.__init__, locals())
         shown.pop("length", None)  # it prints as with_length
         self._samples: list[int] | None = None  # in each shard, by a description
-        super().__init__(seed=integer_variable("WDS_SEED") if seed is None else seed)
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards, read_ahead)
         reader = TarSamples(
             *(handler, select_files, rename_files, empty_check, cache),
@@ -136,21 +135,22 @@ class WebDataset(DataPipeline):
         )
         resampled = resampled or mode == "resampled"
         written = ""
+        parts: list[Any]
         if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or is_named(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
-            self._begin_at_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
+            parts = _of_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
         elif _is_folder(urls) and mode not in (None, "resampled"):
             from mpwds.pipeline.sources.directory_shards import DirectoryShardList
 
             # A shard is claimed when it is requested, so it must not be requested ahead, as a cache would.
             claimed: Any = DirectoryShardList(urls, mode=mode)  # type: ignore[arg-type]  # checked there
-            self._begin(claimed, replace(reader, cache=None))
+            parts = [claimed, replace(reader, cache=None)]
         elif isinstance(urls, PipelineSource) or is_torch_iterable(urls):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
-            self._begin(urls, shuffle(size) if size else None, reader)
+            parts = [urls, shuffle(size) if size else None, reader]
         else:
             given: Any
             if _is_folder(urls):
@@ -158,13 +158,16 @@ class WebDataset(DataPipeline):
 
                 given = shards_in(urls)  # type: ignore[arg-type]  # a path
             elif is_description(urls):
-                given = self._described(urls)  # type: ignore[arg-type]  # a path
+                from mpwds.storage.indexed.descriptions import Description
+
+                description = Description(urls)  # type: ignore[arg-type]  # a path
+                given = description.urls
+                self._samples = None if resampled else description.lengths
             else:
                 given = shard_names(urls)
                 written = listed(given)
             if resampled:
-                self._samples = None
-                self._begin(ResampledShards(given), reader)
+                parts = [ResampledShards(given), reader]
             else:
                 splitters = [
                     split if split is None or isinstance(split, Stage) else Splitter(split)
@@ -172,14 +175,15 @@ class WebDataset(DataPipeline):
                 ]
                 shards = ShardList(given, bool(shardshuffle), *splitters)
                 shards.nsamples = self._samples
-                self._begin(shards, reader)
-        if length is not None:
-            self.with_length(length, silent=True)
-        self._call = f"WebDataset({written or _shown(urls)}{', ' if shown else ''}{arguments(**shown)})"
+                parts = [shards, reader]
+        super().__init__(*parts, seed=integer_variable("WDS_SEED") if seed is None else seed)
         if repeat:  # part of the source, so that later stages such as `slice` see one long epoch
             self._samples = None
             self.pipeline = [DataPipeline(*self.pipeline).repeat(-1 if repeat is True else repeat)]
-            self._made = 1
+        self._made = len(self.pipeline)
+        if length is not None:
+            self.with_length(length, silent=True)
+        self._call = f"WebDataset({written or _shown(urls)}{', ' if shown else ''}{arguments(**shown)})"
 
     def __len__(self) -> int:
         """The length that ``with_length`` set; else what the stages make of the samples of a description."""
@@ -187,38 +191,26 @@ class WebDataset(DataPipeline):
             return super().__len__()
         return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
 
-    def _described(self, description: str | os.PathLike[str]) -> list[str]:
-        """The shards of a description."""
-        from mpwds.storage.indexed.descriptions import Description
 
-        described = Description(description)
-        self._samples = described.lengths
-        return described.urls
+def _of_spec(
+    given: SpecLike, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
+) -> list[Any]:
+    """The parts of the dataset of a specification."""
+    from mpwds.pipeline.sources.mix import RandomMix
+    from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
 
-    def _begin(self, *parts: Any) -> None:
-        for part in parts:
-            if part is not None:
-                self.append(part)
-        self._made = len(self.pipeline)
-
-    def _begin_at_spec(
-        self, given: SpecLike, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
-    ) -> None:
-        from mpwds.pipeline.sources.mix import RandomMix
-        from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
-
-        spec = load_spec(given)
-        samples: list[Any]
-        if spec.mixes_samples:
-            parts = [_of_source(source, reader, nodesplitter, workersplitter) for source in spec.sources]
-            weights = [1.0 if source.weight is None else source.weight for source in spec.sources]
-            stop: Any = spec.stop or ("never" if spec.epoch else "all_exhausted_without_replacement")
-            samples = [RandomMix(parts, weights, stop=stop)]
-        else:
-            samples = [MultiShardSample(spec), nodesplitter, workersplitter, reader]
-        if spec.epoch:  # counts samples, before the user's stages
-            samples = [DataPipeline(*samples).with_epoch(spec.epoch)]
-        self._begin(*samples)
+    spec = load_spec(given)
+    parts: list[Any]
+    if spec.mixes_samples:
+        datasets = [_of_source(source, reader, nodesplitter, workersplitter) for source in spec.sources]
+        weights = [1.0 if source.weight is None else source.weight for source in spec.sources]
+        stop: Any = spec.stop or ("never" if spec.epoch else "all_exhausted_without_replacement")
+        parts = [RandomMix(datasets, weights, stop=stop)]
+    else:
+        parts = [MultiShardSample(spec), nodesplitter, workersplitter, reader]
+    if spec.epoch:  # counts samples, before the user's stages
+        return [DataPipeline(*parts).with_epoch(spec.epoch)]
+    return parts
 
 
 def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
