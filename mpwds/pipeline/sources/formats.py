@@ -38,7 +38,7 @@ _COPIES_BYTES = 10 << 30
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Where copies of shards that are not local are kept, and the bytes that they may have in all.
+    """Folder for copies of shards that are not local, and the bytes that they may have in all.
 
     With ``remote`` samples are read by ranges; only the offsets of samples are kept.
     """
@@ -358,7 +358,7 @@ def _is_description(index: str) -> bool:
 
 
 def _options_of_mds(source: str, cache: CacheConfig) -> dict[str, Any]:
-    """Where an MDS dataset is, and the limit on its copies, which have a folder of their own."""
+    """The arguments of ``MDSShards`` for a dataset and its copies, which have a folder of their own."""
     if cache.remote:
         raise ValueError(
             f"IndexedDataset: {source} is an MDS dataset. Its shards are fetched whole: leave out remote=True"
