@@ -90,6 +90,19 @@ def _target(link):
         return ""
 
 
+@pytest.fixture
+def tar(tmp_path):
+    """A function that writes a shard of pairs of a name and bytes, and returns its path."""
+
+    def write(members, name="x.tar"):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for member, data in members:
+                add(archive, member, data)
+        return str(tmp_path / name)
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def add_member():
     return add

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import random
-import tarfile
 from itertools import pairwise
 
 import msgpack
@@ -25,19 +24,6 @@ from tests.pipeline.places import read_everywhere
 
 def numbers(dataset):
     return [int(sample["cls"]) for sample in dataset]
-
-
-@pytest.fixture
-def tar(tmp_path, add_member):
-    """Writes a shard from names and bytes, returns its path."""
-
-    def write(members, name="x.tar"):
-        with tarfile.open(tmp_path / name, "w") as archive:
-            for member, data in members:
-                add_member(archive, member, data)
-        return str(tmp_path / name)
-
-    return write
 
 
 def png(level):

@@ -24,10 +24,13 @@ from mpwds.storage.streams.patterns import expand_urls
 CLAIM = re.compile(r"\._(\d+)(-[0-9a-f]{16}-\d+)?_")
 READER = (
     "import sys, time; from mpwds.pipeline.sources.directory_shards import DirectoryShardList\n"
-    "source = DirectoryShardList(sys.argv[1], mode=sys.argv[2], poll=None).stream()\n"
+    "source = DirectoryShardList(sys.argv[1], mode='keep', poll=None).stream()\n"
     "print(next(source)[1]['url'], flush=True); time.sleep(600)"
 )
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+NEEDS_NAMESPACES = pytest.mark.skipif(
+    subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0, reason="no namespaces allowed"
+)
 
 
 @pytest.fixture
@@ -51,9 +54,9 @@ def unclaimed(path):
 
 
 @contextlib.contextmanager
-def reader(folder, mode="unlink", container=()):
+def reader(folder, container):
     """A process that has claimed a shard and reads it until it is killed."""
-    command = [*container, sys.executable, "-c", READER, folder, mode]
+    command = [*container, sys.executable, "-c", READER, folder]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process, os.path.basename(process.stdout.readline().strip())
@@ -128,45 +131,20 @@ def test_a_function_may_deal_with_what_was_read(folder):
     assert names(folder) == []
 
 
-@pytest.mark.parametrize("mode", ["resample", "unlink", "keep"])
-def test_a_shard_whose_reader_is_killed_is_read_again(folder, mode):
-    create(folder, range(1))
-    with reader(folder, mode) as (process, claimed):
-        assert names(folder) == [claimed]
-        process.kill()
-        process.wait()
-        urls = [shard["url"] for shard in islice(DirectoryShardList(folder, mode=mode, poll=None), 1)]
-    assert list(map(unclaimed, urls)) == [f"{folder}file0.tar"]
-
-
-def test_a_shard_whose_reader_lives_is_left_alone(folder):
-    create(folder, range(1))
-    with reader(folder) as (_, claimed):
-        assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
-        assert names(folder) == [claimed]
-
-
-@pytest.mark.skipif(
-    subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0, reason="no namespaces allowed"
+@pytest.mark.parametrize(
+    "container", [(), pytest.param(UNSHARE, marks=NEEDS_NAMESPACES)], ids=["here", "there"]
 )
-def test_a_reader_in_another_container_keeps_its_shard_until_it_is_killed(folder):
+def test_a_shard_is_left_to_its_reader_until_that_is_killed(folder, container):
     create(folder, range(1))
-    with reader(folder, container=UNSHARE) as (process, claimed):
-        assert CLAIM.search(claimed)[1] == "1"  # as of our own process 1, another one
-        assert list(DirectoryShardList(folder, mode="unlink", poll=None)) == []
+    with reader(folder, container) as (process, claimed):
+        # In a container the reader is process 1, as another one here.
+        assert CLAIM.search(claimed)[1] == ("1" if container else str(process.pid))
+        shards = DirectoryShardList(folder, mode="unlink", poll=None)
+        assert list(shards) == []
         assert names(folder) == [claimed]
         process.kill()
-        process.stdout.read()  # to the pipe's end: the reader has gone too
-        assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
-
-
-def test_a_process_that_got_the_number_of_a_dead_reader_does_not_keep_its_shard(folder):
-    create(folder, range(1))
-    with reader(folder) as (process, claimed):
-        process.kill()
-        process.wait()
-        os.rename(folder + claimed, folder + claimed.replace(f"._{process.pid}_", f"._{os.getpid()}_"))
-        assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 1
+        process.stdout.read()  # to the pipe's end: a reader in a container has gone too
+        assert [unclaimed(shard["url"]) for shard in shards] == [f"{folder}file0.tar"]
 
 
 @pytest.fixture
@@ -186,8 +164,9 @@ def elsewhere(folder, age_s):
 def test_a_shard_claimed_before_the_machine_was_restarted_is_given_back(folder, monkeypatch):
     monkeypatch.setattr(directory_shards, "_is_of_one_kernel", lambda device: True)
     elsewhere(folder, age_s=100)
-    Path(folder + "y.tar._17_").touch()
-    assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 2
+    for pid in (17, os.getpid()):  # another process may have got the number of the reader
+        Path(f"{folder}{pid}.tar._{pid}_").touch()
+    assert len(list(DirectoryShardList(folder, mode="unlink", poll=None))) == 3
 
 
 def test_a_file_system_is_of_one_kernel_by_its_type(tmp_path):
@@ -283,14 +262,6 @@ def test_each_worker_has_an_order_of_its_own(folder):
     assert orders[0] != orders[1]
 
 
-def test_it_cannot_be_resumed_and_says_so(folder):
-    create(folder, range(1))
-    stream = DirectoryShardList(folder, poll=None).stream()
-    next(stream)
-    with pytest.raises(LookupError, match="the shards it gave are gone, so the epoch cannot be resumed"):
-        stream.state_dict()
-
-
 @pytest.fixture
 def filled(shards, folder):
     for url in expand_urls(shards):
@@ -303,12 +274,14 @@ def classes(samples):
 
 
 @pytest.mark.parametrize(
-    ("mode", "left"), [("unlink", []), ("keep", [f"x-00{n}.tar._done_" for n in range(6)])]
+    ("mode", "cache_dir", "left"),
+    [("unlink", "cache", []), ("keep", None, [f"x-00{n}.tar._done_" for n in range(6)])],
 )
 def test_webdataset_takes_the_shards_of_a_directory_where_a_mode_says_what_becomes_of_them(
-    filled, mode, left
+    filled, monkeypatch, tmp_path_factory, mode, cache_dir, left
 ):
-    dataset = WebDataset(filled, mode=mode)
+    monkeypatch.chdir(tmp_path_factory.mktemp("other"))
+    dataset = WebDataset(filled, mode=mode, cache_dir=cache_dir)  # a cache takes no shard ahead of its time
     dataset.stage(0).poll = None
     assert classes(dataset) == list(range(20))
     assert names(filled) == left
@@ -393,12 +366,6 @@ def test_a_fork_leaves_the_claims_of_its_parent_alone(folder):
         os._exit(0)
     os.waitpid(child, 0)
     assert names(folder) == [os.path.basename(claimed)]
-
-
-def test_a_cache_takes_no_shard_ahead_of_its_time(filled, tmp_path_factory):
-    dataset = WebDataset(filled, mode="unlink", cache_dir=tmp_path_factory.mktemp("cache"))
-    dataset.stage(0).poll = None
-    assert classes(dataset) == list(range(20))
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,21 @@ from webdataset.tariterators import base_plus_ext, group_by_keys
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.samples import read_samples
 from mpwds.storage.tar.names import group, split_name
+from tests.pipeline.conftest import add
 
 names = st.text("a./_B", max_size=10)
 
 
 @pytest.fixture
-def shard(tmp_path, add_member):
-    def write(*members):
-        path = str(tmp_path / "x.tar")
-        with tarfile.open(path, "w") as archive:
-            for name in members:
-                add_member(archive, name, name.encode())
-        return path
-
-    return write
+def shard(tar):
+    return lambda *members: tar([(name, name.encode()) for name in members])
 
 
 def archive_of(members):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+            add(archive, name, data)
     return stream.getvalue()
 
 
@@ -59,25 +51,10 @@ def test_names_that_are_selected_or_renamed_are_grouped_as_others_are(shard, opt
     assert samples(path, **options) == samples(path)
 
 
-def test_members_are_grouped_by_the_name_before_the_first_dot(shard):
-    path = shard("d.v1/a.seg.png", "d.v1/a.CLS", "d.v1/b.cls")
-    assert samples(path) == [
-        {"__key__": "d.v1/a", "__url__": path, "seg.png": b"d.v1/a.seg.png", "cls": b"d.v1/a.CLS"},
-        {"__key__": "d.v1/b", "__url__": path, "cls": b"d.v1/b.cls"},
-    ]
-
-
-def test_members_that_belong_to_no_sample_are_skipped(shard):
-    path = shard("README", "__meta__/a.txt", "__index__", ".hidden", "a.txt", "LICENSE", "a.cls")
-    assert keys_and_fields(path) == [("a", ["cls", "txt"])]
-
-
-def test_a_key_that_returns_later_begins_another_sample(shard):
-    assert [key for key, _ in keys_and_fields(shard("a.txt", "b.txt", "a.cls"))] == ["a", "b", "a"]
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("a./_B", min_size=1, max_size=10), max_size=8))
+@example(["d.v1/a.seg.png", "d.v1/a.CLS", "d.v1/b.cls", "d.v1/a.txt"])
+@example(["README", "__meta__/a.txt", "__index__", ".hidden", "a.txt", "LICENSE", "a.cls"])
 @example(["__x.a", "__x.b__", "__x.c"])
 @example(["a.b", "a.b/c.d", "a.c"])
 @example(["a.b/.c", "a.b/.d"])

@@ -159,19 +159,8 @@ def test_a_stream_that_a_handler_ended_stays_ended(tmp_path, shards):
     assert list(resumed) == []
 
 
-def test_a_member_twice_is_left_out_where_the_handler_goes_on(tmp_path, add_member):
-    import tarfile
-
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        for name, data in (
-            ("a.cls", b"1"),
-            ("b.cls", b"2"),
-            ("b.cls", b"3"),
-            ("b.txt", b"x"),
-            ("c.cls", b"4"),
-        ):
-            add_member(archive, name, data)
-    url = str(tmp_path / "x.tar")
+def test_a_member_twice_is_left_out_where_the_handler_goes_on(tar):
+    url = tar([("a.cls", b"1"), ("b.cls", b"2"), ("b.cls", b"3"), ("b.txt", b"x"), ("c.cls", b"4")])
     incidents = []
 
     def keep(error):
