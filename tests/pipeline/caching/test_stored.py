@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import os
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,7 +65,7 @@ def elements(stream):
 
 
 def take(stream, count):
-    return [element for _, element in itertools.islice(stream, count)]
+    return elements(itertools.islice(stream, count))
 
 
 def test_the_second_epoch_does_not_touch_the_source(stage):
@@ -79,9 +81,6 @@ def test_a_source_without_elements_is_complete(stage):
 
 
 def test_elements_are_what_they_were(stage):
-    import numpy as np
-    import torch
-
     sample = {
         "__key__": "a/b",
         "png": b"\x00\xff",
@@ -103,8 +102,6 @@ def test_elements_are_what_they_were(stage):
 
 
 def test_what_a_later_stage_does_to_an_element_is_not_stored(stage):
-    import numpy as np
-
     for _ in range(3):
         for _, element in stage.stream(Source([{"x": [1], "a": np.zeros(2)}])):
             assert element["x"] == [1]
@@ -241,11 +238,16 @@ def test_called_with_an_iterable_it_gives_what_is_stored(stage):
 
 
 def test_two_streams_at_once_store_every_element_once(stage):
-    one, other = stage.stream(Source(range(60))), stage.stream(Source(range(60)))
-    pairs = list(zip(elements(itertools.islice(one, 30)), elements(itertools.islice(other, 30)), strict=True))
-    assert pairs == [(n, n) for n in range(30)]
-    assert elements(one) == elements(other) == list(range(30, 60))
-    assert collect(stage, []) == list(range(60))
+    one, other = stage.stream(Source(range(100))), stage.stream(Source(range(100)))
+    for number in range(10):
+        assert take(one, 1) == take(other, 1) == [number]
+    assert (take(one, 10), take(other, 60), take(one, 15)) == (
+        list(range(10, 20)),
+        list(range(10, 70)),
+        list(range(20, 35)),
+    )
+    assert (elements(one), elements(other)) == (list(range(35, 100)), list(range(70, 100)))
+    assert collect(stage, []) == list(range(100))
 
 
 def test_nothing_stays_open(kind, new, nothing_left):

@@ -11,10 +11,8 @@ import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.indexed.mds_datasets import PartitionedSamples
 from mpwds.pipeline.stream import reached_end
-from tests.pipeline.places import read_everywhere
 
 COUNT = 103
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +56,6 @@ def test_a_dataset_is_read_by_number_and_in_order(folder):
     assert [sample["number"] for sample in ds] == list(range(COUNT))
     assert [sample["number"] for sample in ds[-3:]] == [100, 101, 102]
     assert str(folder) in repr(ds)
-
-
-@pytest.mark.parametrize("shuffle", [False, "global", "chunked", "shards"])
-def test_each_sample_is_read_by_one_worker(folder, shuffle):
-    ds = mpwds.MDSDataset(folder, shuffle=shuffle, chunksize=10)
-    read = read_everywhere(ds.stream, 2, 3, epoch=1)
-    assert sorted(sample["number"] for sample in read) == [*range(COUNT)]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 40, COUNT])
@@ -271,7 +262,7 @@ def test_the_length_is_that_of_the_rank(old_folder, monkeypatch):
     assert list(ds) == list(range(52, COUNT))
 
 
-@pytest.mark.parametrize("start_method", ["fork", *SLOW])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_torchs_workers_know_the_epoch(old_folder, monkeypatch, start_method):
     """Also on several ranks, where torch's own seed differs."""
     from torch.utils.data import DataLoader
@@ -283,11 +274,11 @@ def test_torchs_workers_know_the_epoch(old_folder, monkeypatch, start_method):
         DataLoader(new, batch_size=8, num_workers=2, multiprocessing_context=start_method),
         DataLoader(kept, batch_size=8, num_workers=2, persistent_workers=True),
     )
-    epochs, same = ([[batch.tolist() for batch in loader] for _ in range(3)] for loader in loaders)
+    epochs, same = ([[batch.tolist() for batch in loader] for _ in range(2)] for loader in loaders)
     assert epochs == same
-    assert len({str(epoch) for epoch in epochs}) == 3
-    assert [len({x for batch in epoch for x in batch}) for epoch in epochs] == [51] * 3
-    assert new.next_epoch == 3
+    assert epochs[0] != epochs[1]
+    assert [len({x for batch in epoch for x in batch}) for epoch in epochs] == [51] * 2
+    assert new.next_epoch == 2
 
 
 def test_torchs_epochs_differ_though_each_has_the_same_seed(old_folder):

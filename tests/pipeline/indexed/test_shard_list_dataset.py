@@ -19,8 +19,9 @@ from mpwds.pipeline.indexed.samplers import ChunkedSampler
 from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset, default_decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
-START_METHODS = pytest.mark.parametrize("start_method", ["fork", *SLOW])
+FORKED_OR_PICKLED = pytest.mark.parametrize(
+    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture
@@ -57,6 +58,12 @@ def make(shards):
     return lambda **options: ShardListDataset(shards, **options)
 
 
+@pytest.fixture
+def named(shards):
+    """The shards by their names in their folder."""
+    return [{**shard, "url": Path(shard["url"]).name} for shard in shards]
+
+
 def plain(sample):
     """A sample with the contents of its streams and images."""
     values = {}
@@ -82,9 +89,8 @@ def test_samples_are_those_of_wids(theirs, shards, make, transformations):
         assert list(sample) == list(peer[n])
 
 
-def test_a_description_is_read_as_wids_reads_it(theirs, shards, tmp_path):
+def test_a_description_is_read_as_wids_reads_it(theirs, shards, named, tmp_path):
     path = tmp_path / "index.json"
-    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
     parts = [{"name": "rest", "shardlist": shards[1:]}]
     path.write_text(json.dumps({"wids_version": 1, "shardlist": named[:1], "datasets": parts, "name": "x"}))
     peer = theirs.ShardListDataset(str(path), localname=str)
@@ -106,9 +112,8 @@ def test_a_remote_dataset_has_a_cache_only_in_a_folder_that_was_given(make, tmp_
     assert make(remote=True, cache_dir=tmp_path / "cache").cache_dir == str(tmp_path / "cache")
 
 
-def test_a_dataset_of_a_description_names_its_shards_read_or_not_and_pickled(shards, tmp_path):
+def test_a_dataset_of_a_description_names_its_shards_read_or_not_and_pickled(shards, named, tmp_path):
     path = tmp_path / "index.json"
-    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
     path.write_text(json.dumps({"wids_version": 1, "shardlist": named, "name": "x"}))
     dataset = ShardListDataset(path, transformations=[])
     unread = pickle.loads(pickle.dumps(dataset))
@@ -123,8 +128,7 @@ def test_a_dataset_without_a_name_gets_the_hash_of_wids(theirs, shards, make):
     assert make(dataset_name="mine").dataset_name == "mine"
 
 
-def test_the_urls_of_a_list_may_be_relative_to_a_base(shards, tmp_path):
-    named = [{**shard, "url": Path(shard["url"]).name} for shard in shards]
+def test_the_urls_of_a_list_may_be_relative_to_a_base(shards, named, tmp_path):
     dataset = ShardListDataset(named, base=str(tmp_path))
     assert (dataset.shards, dataset[10][".cls"]) == (shards, 10)
 
@@ -262,7 +266,7 @@ class TestCopies:
         assert [dataset[n][".cls"] for n in range(len(dataset))] == list(range(len(dataset)))
 
 
-def first_two(sample):
+def key_and_class(sample):
     return sample["__key__"], sample[".cls"]
 
 
@@ -271,40 +275,38 @@ class TestLoaders:
 
     @pytest.fixture
     def pairs(self, make):
-        return make(transformations=["PIL", first_two])
+        return make(transformations=["PIL", key_and_class])
 
-    @START_METHODS
-    def test_torchs_in_every_start_method(self, pairs, start_method):
-        torch_data = pytest.importorskip("torch.utils.data")
-        loader = torch_data.DataLoader(
+    @FORKED_OR_PICKLED
+    @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
+    def test_read_its_samples_in_the_order_of_a_sampler(self, pairs, start_method, loader_class):
+        loader = loader_class(
             pairs,
             batch_size=None,
             num_workers=2,
             sampler=ChunkedSampler(pairs, chunksize=4),
             multiprocessing_context=start_method,
         )
-        assert sorted(map(tuple, loader)) == sorted(self.KEYS)
+        order = ChunkedSampler(range(11), chunksize=4)
+        assert [tuple(element) for element in loader] == [self.KEYS[n] for n in order]
 
-    @START_METHODS
-    def test_ours_in_every_start_method(self, pairs, start_method, nothing_left):
-        sampler = ChunkedSampler(pairs, chunksize=4)
-        with DataLoader(
-            pairs, batch_size=None, num_workers=2, sampler=sampler, multiprocessing_context=start_method
-        ) as loader:
-            assert [tuple(element) for element in loader] == [
-                self.KEYS[n] for n in ChunkedSampler(range(11), chunksize=4)
-            ]
+    def test_leave_nothing_behind(self, pairs, nothing_left):
+        with DataLoader(pairs, batch_size=None, num_workers=2, multiprocessing_context="fork") as loader:
+            assert sorted(map(tuple, loader)) == sorted(self.KEYS)
         pairs.close()
 
     def test_multi_loader_resumes_exactly(self, pairs):
-        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+        def multi_loader():
+            return MultiLoader(pairs, workers=2, output="numpy", start_method="fork")
+
+        with multi_loader() as loader:
             whole = [tuple(element) for element in loader]
             assert sorted(whole) == sorted(self.KEYS)
-        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+        with multi_loader() as loader:
             elements = iter(loader)
             begun = [tuple(next(elements)) for _ in range(5)]
             state = loader.state_dict()
-        with MultiLoader(pairs, workers=2, output="numpy", start_method="fork") as loader:
+        with multi_loader() as loader:
             loader.load_state_dict(state)
             assert begun + [tuple(element) for element in loader] == whole
 
