@@ -3,7 +3,10 @@
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import textwrap
 import threading
 
 import braceexpand
@@ -55,6 +58,21 @@ def theirs(url, **options):
             path = each.partition("ipc://")[2]
             if path and tensorcom.zcom.schemes[each.partition("+")[0]][1]:
                 os.unlink(path)
+
+
+@contextlib.contextmanager
+def meanwhile(function, *arguments):
+    """Calls a function in a thread, and waits for its end."""
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    yield
+    thread.join()
+
+
+def run_python(program):
+    """What a program prints."""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def free_port():

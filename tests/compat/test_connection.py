@@ -2,9 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 
 import numpy as np
@@ -15,7 +12,7 @@ import mpwds
 from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
 from mpwds.storage.streams.braces import Names
-from tests.compat.conftest import a_batch, free_port, ours
+from tests.compat.conftest import a_batch, free_port, meanwhile, ours, run_python
 
 
 @pytest.fixture
@@ -85,7 +82,7 @@ def test_what_was_sent_arrives_though_the_sender_ends(folder):
         sender.serve([np.full(1000, n, "uint8")] for n in range(100))
     """
     with ours(f"zpull+ipc://{folder}/s", total=100, batch_count=False) as receiver:
-        subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+        run_python(program)
         assert [int(batch[0][0]) for batch in receiver] == [*range(100)]
 
 
@@ -95,7 +92,7 @@ def test_an_end_that_is_not_closed_leaves_no_file_and_imports_no_torch(folder):
         receiver = mpwds.tensorcom.Connection("zpull+ipc://{folder}/s")
         assert "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    run_python(program)
     assert os.listdir(folder) == []
 
 
@@ -107,8 +104,7 @@ def test_an_address_that_is_taken_is_an_error(folder, transport):
 
 
 def test_a_file_that_a_killed_program_left_is_replaced(folder):
-    program = f'import mpwds, os; r = mpwds.Connection("zpull+ipc://{folder}/s"); os._exit(0)'
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python(f'import mpwds, os; r = mpwds.Connection("zpull+ipc://{folder}/s"); os._exit(0)')
     assert os.listdir(folder) == ["s"]
     with ours(f"zpull+ipc://{folder}/s") as receiver, ours(f"zpush+ipc://{folder}/s") as sender:
         sender.send(a_batch())
@@ -125,8 +121,7 @@ def test_closing_in_a_fork_leaves_the_file_to_its_parent(folder):
             os._exit(0)
         print(os.waitpid(child, 0)[1], os.listdir("{folder}"))
     """
-    run = [sys.executable, "-c", textwrap.dedent(program)]
-    assert subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True).stdout == "0 ['s']\n"
+    assert run_python(program) == "0 ['s']\n"
 
 
 def test_limits_are_those_of_the_socket(folder):
@@ -141,11 +136,8 @@ def test_a_request_that_was_lost_is_sent_again(folder):
         with ours("zrep" + url), pytest.raises(TimeoutError):  # takes the request and ends
             receiver.recv()
         receiver.timeout = 60
-        with ours("zrep" + url, timeout=60) as sender:
-            answering = threading.Thread(target=sender.send, args=(a_batch(),))
-            answering.start()
+        with ours("zrep" + url, timeout=60) as sender, meanwhile(sender.send, a_batch()):
             assert len(receiver.recv()) == 2
-            answering.join()
 
 
 def test_closing_leaves_the_file_of_a_program_that_has_taken_over(folder):
@@ -185,8 +177,25 @@ def test_a_connection_only_sends_or_only_receives(pair):
         sender.recv()
     with pytest.raises(ValueError, match="only receives"):
         receiver.send(a_batch())
-    with pytest.raises(ValueError, match="call connect"):
-        tensorcom.Connection().recv()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tensorcom.Connection().recv(), "call connect"),
+        (
+            lambda: tensorcom.Connection(converters="tensorflow"),
+            "'tensorflow', expected functions or 'torch', 'torch_cuda', 'numpy'",
+        ),
+        (lambda: tensorcom.Connection(max_message_bytes=0), "max_message_bytes must be at least 1, got 0"),
+        (lambda: tensorcom.Connection(hwm=0), "hwm must be at least 1, got 0"),
+        (lambda: tensorcom.TensorcomDataset("zsubb://host:1"), "'zsubb://host:1' is not a tensorcom URL"),
+        (lambda: tensorcom.TensorcomDataset("zsub://host:1", length=-1), "length must not be negative"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_topic_is_the_beginning_of_a_message(folder):
@@ -201,11 +210,9 @@ def test_a_topic_is_the_beginning_of_a_message(folder):
                 sender.send([np.zeros(1, "float32")])
                 sender.send([np.zeros(1, "uint8")])
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        kinds = {str(receiver.recv()[0].dtype) for _ in range(5)}
-        arrived.set()
-        thread.join()
+        with meanwhile(send):
+            kinds = {str(receiver.recv()[0].dtype) for _ in range(5)}
+            arrived.set()
     assert kinds == {"uint8"}
 
 
@@ -275,13 +282,6 @@ def test_more_functions_than_arrays_are_an_error(pair):
     sender.send(a_batch())
     with pytest.raises(ValueError, match="3 functions for a batch of 2 arrays"):
         receiver.recv()
-
-
-def test_unknown_converters_are_an_error():
-    with pytest.raises(
-        ValueError, match="'tensorflow', expected functions or 'torch', 'torch_cuda', 'numpy'"
-    ):
-        tensorcom.Connection(converters="tensorflow")
 
 
 def test_iteration_ends_after_the_total(pair):

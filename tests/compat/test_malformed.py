@@ -11,7 +11,6 @@ from hypothesis import given, settings
 
 from mpwds import tenbin
 from mpwds.errors import TenbinError
-from mpwds.tensorcom import Connection
 from tests.compat.conftest import a_batch, free_port, ours
 
 GOOD = [np.arange(3, dtype="uint8"), np.ones((2, 2), "float32")]
@@ -117,12 +116,6 @@ def test_a_frame_far_above_the_limit_is_refused_before_it_is_received(folder, pl
         good.send(a_batch())
         assert len(receiver.recv()) == 2
         assert not receiver.socket.poll(100)
-
-
-@pytest.mark.parametrize("option", ["max_message_bytes", "hwm"])
-def test_a_limit_is_at_least_1(option):
-    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
-        Connection(**{option: 0})
 
 
 @st.composite

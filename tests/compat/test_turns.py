@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpwds.tensorcom import Connection
-from tests.compat.conftest import a_batch, ours
+from tests.compat.conftest import a_batch, meanwhile, ours
 
 
 @pytest.fixture(params=[("zreq", "zrep"), ("zrreq", "zrrep")], ids="-".join)
@@ -30,10 +30,8 @@ def values(batches):
 
 def test_a_batch_is_sent_on_request(ends):
     client, server = ends
-    thread = threading.Thread(target=server.serve, args=(numbers(5),))
-    thread.start()
-    assert values(client) == [0, 1, 2, 3, 4]
-    thread.join()
+    with meanwhile(server.serve, numbers(5)):
+        assert values(client) == [0, 1, 2, 3, 4]
 
 
 def test_a_query_is_answered(ends):
@@ -44,31 +42,28 @@ def test_a_query_is_answered(ends):
             (query,) = server.recv()
             server.send([query * 10])
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    for batch in numbers(3):
-        client.send(batch)
-        assert client.recv()[0][0] == batch[0][0] * 10
-    thread.join()
+    with meanwhile(answer):
+        for batch in numbers(3):
+            client.send(batch)
+            assert client.recv()[0][0] == batch[0][0] * 10
 
 
 def test_batches_that_are_sent_are_acknowledged(ends):
     client, server = ends
     received = []
-    thread = threading.Thread(target=lambda: received.extend(values(server)))
-    thread.start()
-    client.serve(numbers(5))
-    thread.join()
+    with meanwhile(lambda: received.extend(values(server))):
+        client.serve(numbers(5))
     assert received == [0, 1, 2, 3, 4]
 
 
 def test_several_clients_share_a_servers_batches(folder):
-    with ours(f"zrep+ipc://{folder}/s") as server:
-        thread = threading.Thread(target=server.serve, args=(numbers(6),))
-        thread.start()
-        with ours(f"zreq+ipc://{folder}/s") as first, ours(f"zreq+ipc://{folder}/s") as second:
-            assert values(client.recv() for client in [first, second] * 3) == [0, 1, 2, 3, 4, 5]
-        thread.join()
+    with (
+        ours(f"zrep+ipc://{folder}/s") as server,
+        meanwhile(server.serve, numbers(6)),
+        ours(f"zreq+ipc://{folder}/s") as first,
+        ours(f"zreq+ipc://{folder}/s") as second,
+    ):
+        assert values(client.recv() for client in [first, second] * 3) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_client_asks_again_after_a_timeout(folder):
@@ -83,9 +78,6 @@ def test_a_client_asks_again_after_a_timeout(folder):
         with pytest.raises(TimeoutError):
             client.recv()
         client.timeout = 60
-        with Connection(f"zrep+ipc://{folder}/s", timeout=0.05) as server:
-            thread = threading.Thread(target=serve, args=(server,))
-            thread.start()
+        with Connection(f"zrep+ipc://{folder}/s", timeout=0.05) as server, meanwhile(serve, server):
             assert [len(client.recv()) for _ in range(3)] == [2, 2, 2]
             done.set()
-            thread.join()

@@ -4,22 +4,20 @@ import io
 import wave
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
 
 import mpwds as wds
 from mpwds.pipeline.decoding.images import imagespecs
+from tests.pipeline.compat.test_dataset import png
 
 
 @pytest.fixture
 def images(tmp_path):
     """A shard of three samples: ``png``, ``cls`` and ``sig``."""
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(stream, "png")
     with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
         for n in range(3):
-            shard.write({"__key__": f"{n}", "png": stream.getvalue(), "cls": b"%d" % n, "sig": b"s"})
+            shard.write({"__key__": f"{n}", "png": png(51), "cls": b"%d" % n, "sig": b"s"})
     return str(tmp_path / "x.tar")
 
 
@@ -128,10 +126,8 @@ def test_default_handlers_decode_sound_film_and_integers_by_their_old_names(tmp_
     with wave.open(stream, "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
         sound.writeframes(bytes(1600))
-    image = io.BytesIO()
-    PIL.Image.new("RGB", (6, 4)).save(image, "png")
     with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
-        fields = {"count": b"7", "class": b"cat", "img": image.getvalue(), "wav": stream.getvalue()}
+        fields = {"count": b"7", "class": b"cat", "img": png(0), "wav": stream.getvalue()}
         shard.write({"__key__": "0", **fields})
     for dataset in (
         wds.Dataset(str(tmp_path / "x.tar")).decode("rgb8"),
@@ -145,10 +141,8 @@ def test_default_handlers_decode_sound_film_and_integers_by_their_old_names(tmp_
 
 @pytest.mark.parametrize("spec", imagespecs)
 def test_imagehandler_decodes_data_by_a_specification(spec):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(stream, "png")
-    image = np.asarray(wds.imagehandler(stream.getvalue(), spec))
-    expected = np.asarray(wds.imagehandler(spec)(".png", stream.getvalue()))
+    image = np.asarray(wds.imagehandler(png(51), spec))
+    expected = np.asarray(wds.imagehandler(spec)(".png", png(51)))
     assert image.dtype == expected.dtype
     assert np.array_equal(image, expected)
 
