@@ -40,18 +40,14 @@ class ResizedDataset(DataPipeline):
 
     def __init__(self, dataset: Any, length: int | None = None, nominal: int | None = None) -> None:
         length = len(dataset) if length is None else length
-        super().__init__(_Chopped(dataset, length))
+        repeated = DataPipeline(dataset)
+        repeated.given_epochs = ContinuedEpochs(None, length)
+        super().__init__(repeated)
         self._call = f"ResizedDataset({type(dataset).__name__}, {length})"
         self.with_length(length if nominal is None else nominal, silent=True)
 
 
 ChoppedDataset = ResizedDataset
-
-
-class _Chopped(DataPipeline):
-    def __init__(self, dataset: Any, length: int) -> None:
-        super().__init__(dataset)
-        self.given_epochs = ContinuedEpochs(None, length)
 
 
 class _Latest:

@@ -89,8 +89,8 @@ class _Received(Origin):
         self._given = urls
         self._urls = given if options.get("noexpand") else list(Names(*given))
         # Only one worker can bind a URL, and each subscriber would receive everything.
-        addresses = [parse_url(url) for url in self._urls]
-        self._divided = any(address.binds or address.kind == zmq.SUB for address in addresses)
+        endpoints = [parse_url(url) for url in self._urls]
+        self._divided = any(endpoint.binds or endpoint.kind == zmq.SUB for endpoint in endpoints)
         self.length = length
         self._timeout = timeout
         self._options = options

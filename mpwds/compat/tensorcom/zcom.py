@@ -409,7 +409,7 @@ class Connection:
         self._is_my_turn = sending
 
 
-class Address(NamedTuple):
+class Endpoint(NamedTuple):
     """A parsed URL."""
 
     kind: int  # of socket
@@ -418,18 +418,18 @@ class Address(NamedTuple):
     topic: str
 
 
-def parse_url(url: str) -> Address:
-    address = urlsplit(url)
-    scheme, _, transport = address.scheme.partition("+")
+def parse_url(url: str) -> Endpoint:
+    parts = urlsplit(url)
+    scheme, _, transport = parts.scheme.partition("+")
     if scheme not in schemes:
         what = f"{url!r} is not a tensorcom URL, such as zsub://host:7880 or zpush+ipc:///path"
         raise ValueError(what + did_you_mean(scheme, schemes))
     if transport not in ("", "tcp", "ipc"):
         raise ValueError(f"{url!r}: transport {transport!r} is neither tcp nor ipc")
-    location = address.netloc + (address.path if transport == "ipc" else "")
+    location = parts.netloc + (parts.path if transport == "ipc" else "")
     if not location or (transport != "ipc" and ":" not in location):
         raise ValueError(f"{url!r} has no {'path' if transport == 'ipc' else 'host and port'}")
-    return Address(*schemes[scheme], f"{transport or 'tcp'}://{location}", address.fragment)
+    return Endpoint(*schemes[scheme], f"{transport or 'tcp'}://{location}", parts.fragment)
 
 
 def _close(zmq_socket: Any, context: Any, files: dict[str, int], pid: int) -> None:

@@ -14,7 +14,7 @@ from mpwds.errors import shortened
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline, chain
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.source import ElementsAsShard, IndexedSamples, Numbers, Shuffling
@@ -100,18 +100,11 @@ class IndexedDataset(DataPipeline):
     ) -> None:
         from mpwds.pipeline.sources.formats import CacheConfig
 
+        shown = given_options(IndexedDataset.__init__, locals())
         opened = _open(source, CacheConfig(cache_dir, cache_size, remote))
         super().__init__(seed=opened.seed if seed is None else seed)
         first = IndexedSamples(opened.shards, shuffle, chunksize, opened.chosen, threads)
         self.pipeline = [first, *opened.stages]
-        shown = options(
-            shuffle=(shuffle, False),
-            chunksize=(chunksize, 2000),
-            seed=(seed, None),
-            cache_dir=(cache_dir, None),
-            remote=(remote, False),
-            threads=(threads, 1),
-        )
         self._call = f"IndexedDataset({', '.join(filter(None, [opened.called, arguments(**shown)]))})"
 
     @property
