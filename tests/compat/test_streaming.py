@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,10 @@ def write(folder, numbers, **options):
 
 def xs(samples):
     return [sample["x"] for sample in samples]
+
+
+def xs_of(batches):
+    return [x for batch in batches for x in batch["x"].tolist()]
 
 
 PROGRAM = """
@@ -348,11 +353,10 @@ class CountReads:
 
 def test_a_loader_with_another_batch_size_than_the_datasets_resumes_exactly(tmp_path):
     folder = write(tmp_path, range(50))
-    loaders = [streaming.StreamingDataLoader(shuffled(folder), batch_size=5) for _ in range(3)]
-    iterator = iter(loaders[0])
-    seen = [x for _ in range(2) for x in next(iterator)["x"].tolist()]
-    loaders[1].load_state_dict(loaders[0].state_dict())
-    assert seen + xs_of(loaders[1]) == xs_of(loaders[2])
+    first, second, whole = (streaming.StreamingDataLoader(shuffled(folder), batch_size=5) for _ in range(3))
+    seen = xs_of(islice(first, 2))
+    second.load_state_dict(first.state_dict())
+    assert seen + xs_of(second) == xs_of(whole)
 
 
 class WaitsForFile(streaming.StreamingDataset):
@@ -374,7 +378,7 @@ def test_a_loader_resumes_exactly_where_batches_came_out_of_order(tmp_path, monk
         )
         for _ in range(2)
     ]
-    seen = next(iter(loaders[0]))["x"].tolist()
+    seen = xs_of(islice(loaders[0], 1))
     assert seen == [4, 5, 6, 7]
     loaders[1].load_state_dict(loaders[0].state_dict())
     Path("go").touch()
@@ -388,20 +392,15 @@ def test_a_resumed_loader_may_have_another_number_of_workers(tmp_path):
     folder = write(tmp_path, range(50))
     loaders = [streaming.StreamingDataLoader(shuffled(folder), batch_size=4, num_workers=n) for n in (3, 2)]
     whole = xs_of(loaders[1])
-    iterator = iter(loaders[0])
-    seen = [x for _ in range(5) for x in next(iterator)["x"].tolist()]
-    state = loaders[0].state_dict()
-    loaders[1].load_state_dict(state)
-    iterator = iter(loaders[1])
-    seen += [x for _ in range(3) for x in next(iterator)["x"].tolist()]
+    begun = iter(loaders[0])
+    seen = xs_of(islice(begun, 5))
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    begun = iter(loaders[1])
+    seen += xs_of(islice(begun, 3))
     loaders[0].load_state_dict(loaders[1].state_dict())  # resumed twice
     assert seen + xs_of(loaders[0]) == whole
     for loader in loaders:
         loader.close()
-
-
-def xs_of(loader):
-    return [x for batch in loader for x in batch["x"].tolist()]
 
 
 def test_composers_trainer_saves_and_loads_the_state_of_the_dataset(tmp_path):
