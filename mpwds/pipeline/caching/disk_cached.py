@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
@@ -83,10 +84,9 @@ class LMDBCached(Filter):
             raise ValueError(f"lmdb_cached: map_size must be at least 4096 bytes, got {self.map_size}")
 
     def __str__(self) -> str:
+        pickler = self.pickler.__name__ if isinstance(self.pickler, ModuleType) else self.pickler
         given = options(
-            map_size=(self.map_size, 1e12),
-            pickler=(getattr(self.pickler, "__name__", self.pickler), None),
-            chunksize=(self.chunksize, 500),
+            map_size=(self.map_size, 1e12), pickler=(pickler, None), chunksize=(self.chunksize, 500)
         )
         return f"lmdb_cached({arguments(os.fspath(self.fname), **given)})"
 

@@ -18,7 +18,7 @@ from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import MapStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.source import ElementsAsShard, IndexedSamples, Numbers, Shuffling
-from mpwds.pipeline.iterable_sources import Indexed, iter_elements, iterates_itself
+from mpwds.pipeline.iterable_sources import Indexed, MapStyle, iter_elements, iterates_itself
 from mpwds.pipeline.stream import Address, Count, Stage, Stream
 from mpwds.suggestions import suggest_arguments
 
@@ -329,7 +329,7 @@ def _open(source: Any, cache: CacheConfig) -> _Opened:
     if isinstance(source, (list, tuple, Names)) and source and isinstance(source[0], (str, os.PathLike)):
         urls = shard_names(source)
         return _Opened(tar_shards(urls, cache), listed(urls))
-    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+    if isinstance(source, MapStyle) and not isinstance(source, Mapping):
         return _Opened(ElementsAsShard(source), type(source).__name__)
     raise TypeError(f"IndexedDataset: the elements of a {type(source).__name__} have no numbers")
 
