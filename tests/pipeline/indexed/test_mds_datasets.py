@@ -2,6 +2,8 @@
 
 import math
 import pickle
+from itertools import islice
+from operator import itemgetter
 
 import pytest
 from hypothesis import given
@@ -58,14 +60,19 @@ def test_a_dataset_is_read_by_number_and_in_order(folder):
     assert str(folder) in repr(ds)
 
 
+@pytest.fixture(params=["version 1", "version 2", "extended"])
+def make(request, folder, old_folder):
+    """A function that opens a shuffled dataset of numbers."""
+    return {
+        "version 1": lambda: old(old_folder, True).map(itemgetter("uid")),
+        "version 2": lambda: mpwds.MDSDataset(folder, shuffle="global").map(itemgetter("number")),
+        "extended": lambda: numbers(old_folder, True),
+    }[request.param]
+
+
 @pytest.mark.parametrize("stop", [0, 1, 40, COUNT])
-@pytest.mark.parametrize("kind", ["version 1", "version 2", "extended"])
-def test_a_stream_continues_exactly_where_it_was(folder, old_folder, kind, stop):
-    ds = {
-        "version 1": old(old_folder, True),
-        "version 2": mpwds.MDSDataset(folder, shuffle="global"),
-        "extended": numbers(old_folder, True),
-    }[kind]
+def test_a_stream_continues_exactly_where_it_was(make, stop):
+    ds = make()
     whole = [sample for _, sample in ds.stream(Context(epoch=3))]
     first = ds.stream(Context(epoch=3))
     seen = [next(first)[1] for _ in range(stop)]
@@ -74,28 +81,21 @@ def test_a_stream_continues_exactly_where_it_was(folder, old_folder, kind, stop)
     assert seen + [sample for _, sample in second] == whole
 
 
-@pytest.mark.parametrize("kind", ["version 1", "version 2", "extended"])
-def test_a_loader_resumes_exactly(folder, old_folder, kind, nothing_left):
-    def dataset():
-        return {
-            "version 1": lambda: old(old_folder, True).map(lambda sample: sample["uid"]),
-            "version 2": lambda: mpwds.MDSDataset(folder, shuffle="global").map(
-                lambda sample: sample["number"]
-            ),
-            "extended": lambda: numbers(old_folder, True),
-        }[kind]().batched(4)
+def test_a_loader_resumes_exactly(make, nothing_left):
+    def multi_loader():
+        return mpwds.MultiLoader(make().batched(4), workers=2, start_method="fork")
 
     def batches(loader):
         return [batch.tolist() for batch in loader]
 
-    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
+    with multi_loader() as loader:
         whole = batches(loader)
         assert sorted(number for batch in whole for number in batch) == list(range(COUNT))
-    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
-        iterator = iter(loader)
-        seen = [next(iterator).tolist() for _ in range(7)]
+    with multi_loader() as loader:
+        begun = iter(loader)
+        seen = batches(islice(begun, 7))
         state = loader.state_dict()
-    with mpwds.MultiLoader(dataset(), workers=2, start_method="fork") as loader:
+    with multi_loader() as loader:
         loader.load_state_dict(state)
         assert seen + batches(loader) == whole
 
@@ -189,7 +189,7 @@ def test_only_the_last_batch_of_a_rank_is_smaller(count, batch_size, workers):
     source = PartitionedSamples(Shard(count), batch_size=batch_size)
     parts = [source.places(Context(worker=worker, workers=workers)) for worker in range(workers)]
     batches = []
-    queues = [iter([part[at : at + batch_size] for at in range(0, len(part), batch_size)]) for part in parts]
+    queues = [in_batches(part, batch_size) for part in parts]
     while queues:  # as a DataLoader takes them: from each worker in turn
         taken = [next(queue, reached_end) for queue in queues]
         batches += [batch for batch in taken if batch is not reached_end]
@@ -214,8 +214,7 @@ def test_workers_that_take_batches_in_turn_keep_the_order(count, batch_size, wor
             for worker in range(workers)
         ]
         queues = [
-            iter([part[at : at + batch_size] for at in range(0, len(part), batch_size)])
-            for part in ([number for number, _ in source.stream(context)] for context in contexts)
+            in_batches([number for number, _ in source.stream(context)], batch_size) for context in contexts
         ]
         taken = []
         while batch := next(queues[len(taken) % workers], None):
@@ -224,6 +223,10 @@ def test_workers_that_take_batches_in_turn_keep_the_order(count, batch_size, wor
         expected = [number for number, _ in source.stream(alone)][delivered * batch_size :]
         assert [number for batch in taken for number in batch] == expected
         assert all(next(queue, None) is None for queue in queues)
+
+
+def in_batches(part, size):
+    return iter([part[at : at + size] for at in range(0, len(part), size)])
 
 
 class Shard:

@@ -27,6 +27,18 @@ def write_mds(folder, version):
                 sink.write({"cls": number})
 
 
+@pytest.fixture
+def describe(tar_shards, tmp_path, monkeypatch):
+    """Writes a description of the shards, by their names, beside them; returns its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, **options):
+        write_description(create_description(expand_urls("x-{0..2}.tar"), **options), name)
+        return tmp_path / name
+
+    return write
+
+
 class TestSources:
     def test_a_name_with_braces_a_list_of_names_or_a_folder(self, tar_shards, tmp_path):
         names = ShardList(tar_shards).urls
@@ -34,17 +46,13 @@ class TestSources:
             assert classes(mpwds.IndexedDataset(source)) == list(range(11))
 
     @pytest.mark.parametrize("name", ["dataset.json", "index.json", "dataset.shardindex"])
-    def test_a_description_or_a_folder_that_has_one(self, tar_shards, tmp_path, name):
-        urls = expand_urls(tar_shards)
-        write_description(create_description(urls, relative_to=str(tmp_path)), tmp_path / name)
-        assert classes(mpwds.IndexedDataset(tmp_path / name)) == list(range(11))
+    def test_a_description_or_a_folder_that_has_one(self, describe, tmp_path, name):
+        assert classes(mpwds.IndexedDataset(describe(name))) == list(range(11))
         assert classes(mpwds.IndexedDataset(tmp_path)) == list(range(11))
 
     @pytest.mark.parametrize("name", ["x.json", "x.shardindex"])
-    def test_a_descriptions_url_may_have_a_query(self, tar_shards, tmp_path, monkeypatch, serve, name):
-        monkeypatch.chdir(tmp_path)
-        description = create_description(["x-0.tar", "x-1.tar", "x-2.tar"])
-        write_description(description, tmp_path / name)
+    def test_a_descriptions_url_may_have_a_query(self, describe, tmp_path, serve, name):
+        describe(name)
         url = f"{serve(tmp_path)[0]}/{name}?signature=1"
         assert classes(mpwds.IndexedDataset(url, remote=True)) == list(range(11))
         assert classes(mpwds.WebDataset(url)) == list(range(11))
@@ -73,26 +81,19 @@ class TestSources:
         assert len(mpwds.IndexedDataset(tmp_path / "x.json")) == 499500
 
     @pytest.mark.parametrize("shuffle", ["global", "chunked", "shards", False])
-    def test_both_forms_of_a_description_give_the_same_samples(self, tar_shards, tmp_path, shuffle):
-        description = create_description(expand_urls(tar_shards), offsets=True)
-        datasets = []
-        for name in ("x.json", "x.shardindex"):
-            write_description(description, tmp_path / name)
-            datasets.append(mpwds.IndexedDataset(tmp_path / name, shuffle, chunksize=3))
-        text, binary = datasets
+    def test_both_forms_of_a_description_give_the_same_samples(self, describe, shuffle):
+        text, binary = (
+            mpwds.IndexedDataset(describe(name, offsets=True), shuffle, chunksize=3)
+            for name in ("x.json", "x.shardindex")
+        )
         for _ in range(2):
             assert list(text) == list(binary)
         assert [text[number] for number in range(11)] == [binary[number] for number in range(11)]
         assert list(text[2:9]) == list(binary[2:9])
         assert binary.source.stream().describe(5) == text.source.stream().describe(5)
 
-    def test_workers_map_the_binary_form_and_the_description_saves_them_the_headers(
-        self, tar_shards, tmp_path
-    ):
-        write_description(
-            create_description(expand_urls(tar_shards), offsets=True), tmp_path / "x.shardindex"
-        )
-        dataset = mpwds.IndexedDataset(tmp_path / "x.shardindex", "global")
+    def test_workers_map_the_binary_form_and_the_description_saves_them_the_headers(self, describe, tmp_path):
+        dataset = mpwds.IndexedDataset(describe("x.shardindex", offsets=True), "global")
         assert len(cloudpickle.dumps(dataset)) < 5000
         batches = dataset.decode().to_tuple("cls").batched(2)
         with mpwds.MultiLoader(batches, workers=2, start_method="spawn") as loader:
@@ -181,12 +182,8 @@ class TestUrls:
         assert sorted(path for _, path, _ in web.requests) == ["/x-0.tar", "/x-1.tar", "/x-2.tar"]
 
     @pytest.mark.parametrize("threads", [1, 4])
-    def test_with_remote_just_the_samples_asked_for_are_read(
-        self, tar_shards, tmp_path, monkeypatch, serve, threads
-    ):
-        monkeypatch.chdir(tmp_path)
-        description = create_description(["x-0.tar", "x-1.tar", "x-2.tar"], offsets=True)
-        write_description(description, tmp_path / "x.json")
+    def test_with_remote_just_the_samples_asked_for_are_read(self, describe, tmp_path, serve, threads):
+        describe("x.json", offsets=True)
         url, web = serve(tmp_path)
         dataset = mpwds.IndexedDataset(f"{url}/x.json", "global", remote=True, threads=threads)
         assert int(dataset[9]["cls"]) == 9
