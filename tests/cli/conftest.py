@@ -10,6 +10,7 @@ import pytest
 
 import mpwds
 from mpwds.cli.main import main
+from tests.storage.conftest import Web
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,14 @@ def digits(tmp_path_factory):
     directory = tmp_path_factory.mktemp("digits")
     ensure_digits(directory)
     return directory
+
+
+@pytest.fixture
+def web():
+    """A web server that takes uploads."""
+    server = Web()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_
 from mpwds.cli.journal import digest, version_of
 from mpwds.cli.shards import expanded
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import folder_of, is_local, local_path
 from mpwds.storage.writing.tar_members import member_bytes
 from mpwds.viewing.wording import counted
 
@@ -75,7 +75,7 @@ def find(source: str, wanted: Wanted) -> FoundSource:
     if kind in ("parquet", "arrow"):
         if source == "-":
             raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
-        root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+        root = folder_of(urls[0]) if wanted.root is None else wanted.root
         return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root, urls)
     if kind in tables.LISTS:
         return _lists(urls, kind, wanted)
@@ -159,7 +159,7 @@ def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
 
 def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:
     rows = tables.read_lists(urls, kind)
-    root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+    root = folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
     column_map = _map(found, wanted, root)
     classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))

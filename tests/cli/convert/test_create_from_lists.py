@@ -377,6 +377,15 @@ def test_a_list_that_names_commands_runs_none(refused, write_files, tmp_path):
     assert not (tmp_path / "x.tar").exists()
 
 
+def test_a_list_that_a_command_writes_adds_nothing_to_the_command(run, write_files, web, tmp_path):
+    web.files["/a.jpg"] = JPEG
+    rows = [{"image": web.url("/a.jpg")}, {"image": f"a.jpg; touch {tmp_path}/ran"}]
+    folder = write_files({"a.jpg": JPEG, "list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    made = run("create", f"pipe:cat {folder}/list.jsonl", tmp_path / "x.tar", "--from", "jsonl")
+    assert made.returncode == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_values_of_all_kinds_become_json(run, tmp_path):
     row = {
         "day": datetime.date(2020, 1, 2),
