@@ -15,7 +15,6 @@ from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Part
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
-from tests.storage.conftest import Web
 
 PIPELINE = """
 import os, random, time
@@ -49,14 +48,6 @@ def job(tmp_path, monkeypatch, write_shard):
         "-j",
         1,
     )
-
-
-@pytest.fixture
-def web():
-    """A web server that takes uploads."""
-    server = Web()
-    yield server
-    server.close()
 
 
 def read(pattern="out-*.tar"):

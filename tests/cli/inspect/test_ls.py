@@ -3,8 +3,6 @@ import subprocess
 
 import pytest
 
-from tests.storage.conftest import Web
-
 
 def test_lists_samples_with_their_fields_and_sizes(run, shard, entries):
     result = run("ls", shard)
@@ -173,15 +171,11 @@ def test_reads_standard_input_and_urls(command, shard):
     assert piped.stdout.count("\n") == 9
 
 
-def test_a_description_at_a_url_may_have_a_query(run, shard, objects):
-    web = Web()
-    try:
-        web.files["/train-0.tar"] = shard.read_bytes()
-        shards = [{"url": "train-0.tar", "nsamples": 8}]
-        web.files["/all.json"] = json.dumps({"wids_version": 1, "shardlist": shards}).encode()
-        found = objects(run("ls", web.url("/all.json?token=1"), "--json").stdout)
-    finally:
-        web.close()
+def test_a_description_at_a_url_may_have_a_query(run, web, shard, objects):
+    web.files["/train-0.tar"] = shard.read_bytes()
+    shards = [{"url": "train-0.tar", "nsamples": 8}]
+    web.files["/all.json"] = json.dumps({"wids_version": 1, "shardlist": shards}).encode()
+    found = objects(run("ls", web.url("/all.json?token=1"), "--json").stdout)
     assert [each["number"] for each in found] == list(range(8))
 
 

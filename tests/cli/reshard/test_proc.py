@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mpwds.storage.caches.locks import lock, release
-from tests.storage.conftest import Web
 
 PIPELINE = """
 import random
@@ -57,14 +56,6 @@ def _pipeline(two_shards, monkeypatch):
     Path("pipeline.py").write_text(PIPELINE)
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.delitem(sys.modules, "pipeline", raising=False)
-
-
-@pytest.fixture
-def web():
-    """A web server that takes uploads."""
-    server = Web()
-    yield server
-    server.close()
 
 
 @pytest.fixture
