@@ -448,12 +448,6 @@ class TestConvert:
         assert run("convert", "out-{0..4}.msgpack", "whole.tar").returncode == 0
         assert len(list(mpwds.WebDataset("whole.tar"))) == 3 * (SHARDS - 1)
 
-    def test_a_shard_does_not_depend_on_those_that_the_same_process_wrote_before(self, run, source):
-        run("convert", source, "out-%d.msgpack", "--part", "0/1")
-        for part in range(SHARDS):
-            run("convert", source, "alone-%d.msgpack", "--part", f"{part}/{SHARDS}")
-        assert read("out-*.msgpack") == read("alone-*.msgpack")
-
     def test_each_shard_of_mds_becomes_one(self, run, source):
         run("convert", source, "mds", "--columns", "cls:int", "--maxsize", 100)
         run("convert", "mds", "whole-%d.tar", "--part", "0/1")

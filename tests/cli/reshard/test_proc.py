@@ -83,11 +83,6 @@ def test_stages_may_be_given_as_a_list_or_a_composition(proc, name):
     assert Path("out-1.tar").read_bytes() == Path("expected-1.tar").read_bytes()
 
 
-def test_a_generator_function_is_a_stage(proc, keys):
-    proc("doubled")
-    assert keys("out-0.tar")[:3] == ["0000", "0000-again", "0001"]
-
-
 @pytest.mark.parametrize("name", ["stages", "shuffled"])
 def test_the_number_of_workers_changes_nothing(run, proc, name):
     proc(name)
