@@ -142,19 +142,6 @@ def test_credentials_are_not_shown(run, shard, flipped, entries, monkeypatch, wo
     assert "secret" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        *((f"--number={number}", number) for number in ("-3", "-3:", ":-3", "5:2", "5:5", "x", "3:y")),
-        *((f"--where={text}", "") for text in ("cls =", "import os")),
-    ],
-)
-def test_choices_that_make_no_sense_are_refused_in_one_line(refused, shard, option, named):
-    errors = refused("ls", shard, option, status=2)
-    assert named in errors
-    assert errors.count("\n") == 1
-
-
 def test_a_missing_shard_is_one_line(refused, tmp_path):
     errors = refused("ls", tmp_path / "no.tar")
     assert errors.count("\n") == 1
