@@ -14,8 +14,9 @@ from tests.storage.conftest import Web
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """Nothing is written to the user's cache folder."""
+def _own_folders(tmp_path, monkeypatch):
+    """The current folder is the test's own, and nothing is written to the user's cache folder."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -212,11 +212,8 @@ def test_an_interrupt_while_the_command_is_imported_is_quiet(monkeypatch, capsys
         ("show x.tar --save sheet.png", "sheet.png"),
     ],
 )
-def test_the_file_is_named_that_a_full_disk_cuts_off(
-    run_limited, tmp_path, write_shard, monkeypatch, arguments, name
-):
+def test_the_file_is_named_that_a_full_disk_cuts_off(run_limited, tmp_path, write_shard, arguments, name):
     write_shard("x.tar", {"txt": "a" * 200_000})
-    monkeypatch.chdir(tmp_path)
     done = run_limited(1000, *arguments.split())
     assert done.returncode == 1
     assert done.stderr.endswith(f"{name}: File too large\n")

@@ -66,7 +66,6 @@ def folder(tmp_path):
 @pytest.fixture
 def serve(folder, monkeypatch, run):
     """Runs ``mpwds serve`` in this process, for what is refused at once."""
-    monkeypatch.chdir(folder)
     (folder / "empty").touch()
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "pipeline", raising=False)

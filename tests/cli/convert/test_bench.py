@@ -121,8 +121,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("source", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_what_cannot_be_measured_is_an_error_of_one_line(bench, monkeypatch, pipeline, source, message):
-    monkeypatch.chdir(pipeline.parent)
+def test_what_cannot_be_measured_is_an_error_of_one_line(bench, pipeline, source, message):
     Path("package").mkdir()
     Path("package/stages.py").write_text(pipeline.read_text())
     sys.path.insert(0, os.getcwd())

@@ -13,9 +13,8 @@ from tests.loader.faults.processes import wait_until_gone
 
 
 @pytest.fixture
-def shards(tmp_path, monkeypatch):
+def shards(tmp_path):
     """Two shards of three samples in the current folder; returns their pattern."""
-    monkeypatch.chdir(tmp_path)
     with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=3, verbose=0, mtime=0) as sink:
         for number in range(6):
             sink.write({"__key__": f"{number}", "cls": number, "bin": b"\x1b[2J" + bytes(100)})
@@ -109,14 +108,17 @@ def test_sample_writes_a_field_as_it_is(command, description):
     assert written.stdout == b"\x1b[2J" + bytes(100)
 
 
+@pytest.mark.usefixtures("description")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("6",), "no sample 6"), (("0", "--cat", "jpg"), "the sample has __key__"), ((), None)],
+    ("words", "message"),
+    [
+        ("sample all.json 6", "no sample 6"),
+        ("sample all.json 0 --cat jpg", "the sample has __key__"),
+        ("update all.json -D -d x", "--dir names a folder"),
+    ],
 )
-def test_what_there_is_not_is_an_error(run, description, arguments, message):
-    result = run("index", "sample", description, *arguments)
-    assert (message or "") in result.stderr
-    assert bool(result.returncode) == bool(message)
+def test_arguments_that_make_no_sense_are_refused(refused, words, message):
+    assert message in refused("index", *words.split(), status=2)
 
 
 def test_errors_name_the_whole_command(run, tmp_path):
@@ -200,10 +202,6 @@ def test_update_takes_folders_from_the_names_of_shards(run, description, option,
     found = json.loads(description.read_text())
     assert [shard["url"] for shard in found["shardlist"]] == urls
     assert (found.get("base") or "").rstrip("/") == (base or "")
-
-
-def test_update_takes_one_way_to_change_folders(refused, description):
-    assert "--dir names a folder" in refused("index", "update", description, "-D", "-d", "x", status=2)
 
 
 def test_a_table_has_a_line_for_each_description(run, description, monkeypatch):

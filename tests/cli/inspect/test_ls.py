@@ -105,7 +105,6 @@ def test_a_sample_behind_damage_may_be_incomplete(run, shard, flipped, entries):
 
 @pytest.mark.parametrize("name", ["a", "-"])
 def test_damage_is_worded_well_whatever_the_shard_is_called(run, shard, monkeypatch, name):
-    monkeypatch.chdir(shard.parent)
     shard.write_bytes(shard.read_bytes()[:5000])
     shard.rename("a")
     with open("a") as file:
@@ -134,7 +133,6 @@ def test_damage_is_worded_well_whatever_the_shard_is_called(run, shard, monkeypa
 )
 def test_credentials_are_not_shown(run, shard, flipped, entries, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.chdir(shard.parent)
     flipped(shard, entries(shard)[9].offset)
     command, *options = words
     result = run(command, f"pipe:cat {shard} # https://user:secret@host/", *options)

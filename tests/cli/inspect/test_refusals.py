@@ -28,8 +28,7 @@ REFUSED = {
 
 @pytest.mark.usefixtures("shards")
 @pytest.mark.parametrize(("words", "message"), REFUSED.items(), ids=REFUSED)
-def test_arguments_that_make_no_sense_are_refused_in_one_line(refused, tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
+def test_arguments_that_make_no_sense_are_refused_in_one_line(refused, words, message):
     before = sorted(os.listdir())
     errors = refused(*words.split(), status=2)
     assert message in errors
