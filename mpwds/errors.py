@@ -19,8 +19,6 @@ class MpwdsError(Exception):
 class WrongArgument(ValueError):
     """An argument of a command makes no sense."""
 
-    exit_code = 2
-
 
 class TenbinError(MpwdsError, ValueError):
     """Bytes are not valid tenbin, or arrays cannot be encoded as tenbin.

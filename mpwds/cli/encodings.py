@@ -53,7 +53,7 @@ SIGNATURES = (
 
 
 def plan_fields(first: Mapping[str, bytes], stored: Mapping[str, str], kind: str, columns: str) -> Plan:
-    """By field or column of the source: its new name, its encoding in MDS, and the function between them."""
+    """Plans what becomes of the fields of a ``first`` sample, of which ``stored`` are the encodings."""
     names = [name for name in first if name != KEY]
     chosen = parse(columns, names) if columns else dict.fromkeys(names, ("", ""))
     plan: Plan = {}

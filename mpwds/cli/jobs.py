@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from mpwds.cli.console import progress
 from mpwds.cli.options import Engine
@@ -12,6 +13,7 @@ from mpwds.pipeline.error_context import add_note, notes_of
 
 S = TypeVar("S")
 T = TypeVar("T")
+J = TypeVar("J", bound="HasOutput")
 
 
 def run_jobs(
@@ -50,6 +52,36 @@ def run_jobs(
         notes = notes_of(error)
         notes[:] = [note for note in notes if not note.startswith(own)]
         raise
+
+
+class HasOutput(Protocol):
+    """A job that writes one file."""
+
+    @property
+    def output(self) -> str: ...
+
+
+def add_up(
+    jobs: Sequence[J],
+    done: Collection[str],
+    work: Callable[[J], Iterator[dict[str, int]]],
+    workers: int = 0,
+    engine: Engine | None = None,
+    what: str = "",
+    **options: Any,
+) -> Counter[str]:
+    """Does the jobs whose outputs are not ``done``, as :func:`run_jobs` does; adds up their figures.
+
+    A progress bar shows ``what`` is done, or the number of samples.
+    """
+    left = [job for job in jobs if job.output not in done]
+    before = len(jobs) - len(left)
+    figures = Counter(samples=0, bytes=0, shards=len(left), complete_before=before)
+    with progress(len(jobs), before) as advance:
+        for of_job in run_jobs(left, work, workers, engine, **options):
+            figures.update(of_job)
+            advance(1, what or f"{figures['samples']:,} samples")
+    return figures
 
 
 def each(items: Sequence[S], work: Callable[[S], Iterator[T]], jobs: int, what: str) -> Iterator[T]:

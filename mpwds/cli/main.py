@@ -7,14 +7,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from mpwds.errors import DecodeError, MpwdsError
+from mpwds.errors import DecodeError, MpwdsError, WrongArgument
 from mpwds.pipeline.error_context import notes_of
 from mpwds.viewing.wording import printable
 
 if TYPE_CHECKING:
     from mpwds.cli.app import Invocation
+
+
+@runtime_checkable
+class _ParserError(Protocol):
+    """An error of the parser itself. Where its class is defined differs between versions of typer."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,12 +56,11 @@ def _run(argv: Sequence[str]) -> int:
     except (MpwdsError, OSError, ValueError, ImportError) as error:
         if invocation.debug:
             traceback.print_exc()
-        return _fail(invocation, _in_one_line(error), getattr(error, "exit_code", 1))
+        return _fail(invocation, _in_one_line(error), 2 if isinstance(error, WrongArgument) else 1)
     except Exception as error:
-        # The parser's own errors. Where the class is defined differs between versions of typer.
-        if hasattr(error, "format_message"):
+        if isinstance(error, _ParserError):
             message = " ".join(error.format_message().removeprefix("Invalid value: ").split())
-            return _fail(invocation, message, getattr(error, "exit_code", 2))
+            return _fail(invocation, message, error.exit_code)
         if invocation.debug or not notes_of(error):
             raise
         # Notes say that the user's own code failed, and where.

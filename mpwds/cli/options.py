@@ -208,3 +208,7 @@ class Distributed:
     on: Annotated[
         Engine | None, typer.Option(metavar="ray", help="Write the shards on the machines of a Ray cluster.")
     ] = None
+
+    def own(self, items: Sequence[T]) -> Sequence[T]:
+        """The items that this process works on."""
+        return items if self.part is None else self.part.of(items)

@@ -13,6 +13,7 @@ from mpwds.cli.jobs import noted
 from mpwds.errors import WrongArgument
 from mpwds.imports import load_object
 from mpwds.pipeline.sources.formats import find_format, tar_urls
+from mpwds.pipeline.stream import Stage
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.streams.urls import url_scheme
 
@@ -59,7 +60,7 @@ def load_dataset(source: str) -> Any:
     from mpwds.loader.worker.elements import as_dataset
 
     dataset = load(source)
-    if isinstance(dataset, list) and any(hasattr(each, "stream") for each in dataset):
+    if isinstance(dataset, list) and any(isinstance(each, Stage) for each in dataset):
         raise WrongArgument(f"{source} is a list of stages: name a dataset that begins at shards")
     what = source
     try:

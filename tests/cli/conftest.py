@@ -10,11 +10,13 @@ import pytest
 
 import mpwds
 from mpwds.cli.main import main
+from tests.storage.conftest import Web
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """Nothing is written to the user's cache folder."""
+def _own_folders(tmp_path, monkeypatch):
+    """The current folder is the test's own, and nothing is written to the user's cache folder."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -62,6 +64,14 @@ def digits(tmp_path_factory):
     directory = tmp_path_factory.mktemp("digits")
     ensure_digits(directory)
     return directory
+
+
+@pytest.fixture
+def web():
+    """A web server that takes uploads."""
+    server = Web()
+    yield server
+    server.close()
 
 
 @pytest.fixture

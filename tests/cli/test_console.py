@@ -78,8 +78,7 @@ def test_a_terminal_shows_how_much_is_done_with_what_was_done_before(monkeypatch
         ("demo --data x.tar", "reading labels"),
     ],
 )
-def test_a_terminal_shows_what_a_command_does(monkeypatch, write_shard, tmp_path, capsys, words, told):
-    monkeypatch.chdir(tmp_path)
+def test_a_terminal_shows_what_a_command_does(monkeypatch, write_shard, capsys, words, told):
     write_shard("x.tar", {"cls": 1, "png": b""}, {"cls": 2, "png": b""})
     assert main(["convert", "x.tar", "mds"]) == 0 if words.startswith("create") else True
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from mpwds.cli.app import COMMANDS
-from mpwds.cli.demo import demo
+from mpwds.cli.demo import demo, training
 from mpwds.cli.main import main
 from mpwds.errors import DecodeError, WorkerDied
 
@@ -118,10 +118,12 @@ def test_arguments_that_make_no_sense_are_refused_before_any_work(refused, argum
 
 
 def test_an_option_takes_several_patterns_up_to_the_next_option(capsys, monkeypatch):
-    taken = []
-    monkeypatch.setattr(demo, "_train", lambda *arguments: taken.extend(arguments) or 0)
-    assert main(["demo", "--data", "a.tar", "b.tar", "--test", "c.tar", "--epochs", "3"]) == 0
-    assert taken[:4] == [["a.tar", "b.tar"], ["c.tar"], None, 3]
+    def image_task(data, test, **options):
+        raise ValueError(f"{data} {test}")
+
+    monkeypatch.setattr(training, "image_task", image_task)
+    assert main(["demo", "--data", "a.tar", "b.tar", "--test", "c.tar", "--epochs", "3"]) == 1
+    assert "['a.tar', 'b.tar'] ['c.tar']" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -210,11 +212,8 @@ def test_an_interrupt_while_the_command_is_imported_is_quiet(monkeypatch, capsys
         ("show x.tar --save sheet.png", "sheet.png"),
     ],
 )
-def test_the_file_is_named_that_a_full_disk_cuts_off(
-    run_limited, tmp_path, write_shard, monkeypatch, arguments, name
-):
+def test_the_file_is_named_that_a_full_disk_cuts_off(run_limited, tmp_path, write_shard, arguments, name):
     write_shard("x.tar", {"txt": "a" * 200_000})
-    monkeypatch.chdir(tmp_path)
     done = run_limited(1000, *arguments.split())
     assert done.returncode == 1
     assert done.stderr.endswith(f"{name}: File too large\n")

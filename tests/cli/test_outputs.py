@@ -8,13 +8,11 @@ import pytest
 
 from mpwds.cli.outputs import beside, existing
 from mpwds.storage.writing.destinations import is_series, numbered
-from tests.storage.conftest import Web
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch, write_shard):
+def source(tmp_path, write_shard):
     """A shard of three samples, in a folder that is the current one."""
-    monkeypatch.chdir(tmp_path)
     write_shard("in.tar", *({"cls": number} for number in range(3)))
     (tmp_path / "stages.py").write_text("stages = []\n")
     return "in.tar"
@@ -174,14 +172,10 @@ def test_the_status_tells_wrong_arguments_from_wrong_data(
     assert Path("stages.py").read_text() == "stages = []\n"
 
 
-def test_an_object_on_a_server_is_replaced_only_by_force(run, source):
-    web = Web()
-    try:
-        web.files["/out-0.tar"] = b"mine"
-        words = ["convert", source, web.url("/out-%d.tar"), "--maxcount", 2]
-        assert f"{web.url('/out-0.tar')} exists already" in run(*words).stderr
-        assert web.files["/out-0.tar"] == b"mine"
-        assert run(*words, "--force").returncode == 0
-        assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240
-    finally:
-        web.close()
+def test_an_object_on_a_server_is_replaced_only_by_force(run, web, source):
+    web.files["/out-0.tar"] = b"mine"
+    words = ["convert", source, web.url("/out-%d.tar"), "--maxcount", 2]
+    assert f"{web.url('/out-0.tar')} exists already" in run(*words).stderr
+    assert web.files["/out-0.tar"] == b"mine"
+    assert run(*words, "--force").returncode == 0
+    assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240

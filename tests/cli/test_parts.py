@@ -15,7 +15,6 @@ from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Part
 from mpwds.storage.caches.locks import lock, release
 from tests.cli.running import wait_until
-from tests.storage.conftest import Web
 
 PIPELINE = """
 import os, random, time
@@ -33,9 +32,8 @@ SHARDS = 5
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch, write_shard):
+def job(monkeypatch, write_shard):
     """The words of a job with five shards, which take --part and the name of the output."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "pipeline", raising=False)
     Path("pipeline.py").write_text(PIPELINE)
@@ -49,14 +47,6 @@ def job(tmp_path, monkeypatch, write_shard):
         "-j",
         1,
     )
-
-
-@pytest.fixture
-def web():
-    """A web server that takes uploads."""
-    server = Web()
-    yield server
-    server.close()
 
 
 def read(pattern="out-*.tar"):
@@ -240,10 +230,7 @@ class TestInputs:
 
     @pytest.mark.parametrize("changes", [0, 0.2])
     @pytest.mark.parametrize("seed", range(10))
-    def test_shards_are_of_the_inputs_that_are_there_or_a_run_fails(
-        self, tmp_path, monkeypatch, seed, changes
-    ):
-        monkeypatch.chdir(tmp_path)
+    def test_shards_are_of_the_inputs_that_are_there_or_a_run_fails(self, seed, changes):
         draw = random.Random(seed)
         inputs, shards = [Path(str(n)) for n in range(6)], [Path(f"out-{n}.tar") for n in range(6)]
         for path in inputs:
@@ -323,8 +310,7 @@ def test_one_stream_has_no_parts(refused, job):
 
 class TestCreate:
     @pytest.fixture
-    def source(self, tmp_path, monkeypatch, write_files):
-        monkeypatch.chdir(tmp_path)
+    def source(self, write_files):
         return write_files({f"{name}/{n}.txt": b"%d" % n for name in ("cat", "dog") for n in range(5)})
 
     def words(self, source, output):
@@ -358,8 +344,7 @@ class TestCreate:
 
 class TestShuffle:
     @pytest.fixture
-    def source(self, tmp_path, monkeypatch, write_shard):
-        monkeypatch.chdir(tmp_path)
+    def source(self, write_shard):
         keys = map("{:03d}".format, itertools.count())
         for shard in range(SHARDS):
             write_shard(f"in-{shard}.tar", *({"__key__": next(keys), "cls": shard} for _ in range(20)))
@@ -422,8 +407,7 @@ class TestShuffle:
         assert "as many shards as they read" in refused(*self.words(source, maxcount=3), status=2)
         assert "a stream has none" in refused(*self.words("-"), status=2)
 
-    def test_few_samples_leave_some_shards_empty(self, run, tmp_path, monkeypatch, write_shard):
-        monkeypatch.chdir(tmp_path)
+    def test_few_samples_leave_some_shards_empty(self, run, write_shard):
         for shard in range(4):
             write_shard(f"in-{shard}.tar", *([{"__key__": "x", "cls": 1}] if shard == 2 else []))
         assert run(*self.words("in-{0..3}.tar")).returncode == 0
@@ -433,9 +417,8 @@ class TestShuffle:
 
 class TestConvert:
     @pytest.fixture
-    def source(self, tmp_path, monkeypatch, write_shard):
+    def source(self, write_shard):
         """Five shards, with a field that the first has not."""
-        monkeypatch.chdir(tmp_path)
         for shard in range(SHARDS):
             more = {"txt": "more"} if shard else {}
             write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n, **more} for n in range(3)))
@@ -456,12 +439,6 @@ class TestConvert:
             assert run("convert", source, "out-%d.msgpack", "--part", f"{part}/2").returncode == 0
         assert run("convert", "out-{0..4}.msgpack", "whole.tar").returncode == 0
         assert len(list(mpwds.WebDataset("whole.tar"))) == 3 * (SHARDS - 1)
-
-    def test_a_shard_does_not_depend_on_those_that_the_same_process_wrote_before(self, run, source):
-        run("convert", source, "out-%d.msgpack", "--part", "0/1")
-        for part in range(SHARDS):
-            run("convert", source, "alone-%d.msgpack", "--part", f"{part}/{SHARDS}")
-        assert read("out-*.msgpack") == read("alone-*.msgpack")
 
     def test_each_shard_of_mds_becomes_one(self, run, source):
         run("convert", source, "mds", "--columns", "cls:int", "--maxsize", 100)

@@ -15,21 +15,21 @@ IDENTITY = b"\1" + bytes(15)
 NOBODY = 65534
 
 
-def test_a_trainer_that_is_known_gets_them():
-    with (
-        contextlib.closing(FdSender(pytest.fail)) as sender,
-        contextlib.closing(FdReceiver(sender.name, IDENTITY)),
-    ):
-        sender.accept({IDENTITY})
-        assert sender.connected(IDENTITY)
+@pytest.fixture
+def sender():
+    with contextlib.closing(FdSender(pytest.fail)) as sender:
+        yield sender
+
+
+@pytest.fixture
+def receiver(sender):
+    with contextlib.closing(FdReceiver(sender.name, IDENTITY)) as receiver:
+        yield receiver
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_processes_of_other_users_neither_get_nor_take_them():
-    with (
-        contextlib.closing(FdSender(pytest.fail)) as sender,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
-    ):
+def test_processes_of_other_users_neither_get_nor_take_them(sender):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         os.seteuid(NOBODY)
         try:
             other.connect("\0" + sender.name)
@@ -55,8 +55,8 @@ def test_junk_is_counted_and_its_connection_is_closed(said):
     assert [reason for reason, _ in dropped] == ["malformed"]
 
 
-def test_who_says_nothing_may_stay_and_who_has_left_is_not_counted():
-    with contextlib.closing(FdSender(pytest.fail)) as sender, stranger(sender) as silent:
+def test_who_says_nothing_may_stay_and_who_has_left_is_not_counted(sender):
+    with stranger(sender) as silent:
         with stranger(sender) as other:
             other.send(IDENTITY)
         with stranger(sender):
@@ -67,29 +67,24 @@ def test_who_says_nothing_may_stay_and_who_has_left_is_not_counted():
             silent.recv(1)
 
 
-def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it():
-    with (
-        contextlib.closing(FdSender(pytest.fail)) as sender,
-        contextlib.closing(FdReceiver(sender.name, IDENTITY)),
-    ):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        try:
-            sender.accept({IDENTITY})
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not sender.connected(IDENTITY)
+@pytest.mark.usefixtures("receiver")
+def test_a_trainer_is_accepted_later_if_no_descriptor_is_left_for_it(sender):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
         sender.accept({IDENTITY})
-        assert sender.connected(IDENTITY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not sender.connected(IDENTITY)
+    sender.accept({IDENTITY})
+    assert sender.connected(IDENTITY)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_descriptors_arrive_in_turn_for_each_launch_of_a_slot_and_are_closed_if_nobody_takes_them():
-    with (
-        contextlib.closing(FdSender(pytest.fail)) as sender,
-        contextlib.closing(FdReceiver(sender.name, IDENTITY)) as receiver,
-        contextlib.ExitStack() as stack,
-    ):
+def test_descriptors_arrive_in_turn_for_each_launch_of_a_slot_and_are_closed_if_nobody_takes_them(
+    sender, receiver
+):
+    with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(4)]
         sender.accept({IDENTITY})
         for slot, launch, segment in ((1, 1, 0), (0, 2, 1), (0, 2, 2), (0, 1, 3)):
@@ -106,12 +101,8 @@ def test_descriptors_arrive_in_turn_for_each_launch_of_a_slot_and_are_closed_if_
             receiver.take(0, 2)
 
 
-def test_a_trainer_that_is_gone_or_connects_again_is_let_go():
-    with (
-        contextlib.closing(FdSender(pytest.fail)) as sender,
-        stranger(sender) as first,
-        stranger(sender) as second,
-    ):
+def test_a_trainer_that_is_gone_or_connects_again_is_let_go(sender):
+    with stranger(sender) as first, stranger(sender) as second:
         for each in (first, second):
             each.send(IDENTITY)
             sender.accept({IDENTITY})
@@ -124,8 +115,8 @@ def test_a_trainer_that_is_gone_or_connects_again_is_let_go():
         assert not sender.connected(IDENTITY)
 
 
-def test_of_those_who_say_nothing_the_last_64_may_stay():
-    with contextlib.closing(FdSender(pytest.fail)) as sender, contextlib.ExitStack() as stack:
+def test_of_those_who_say_nothing_the_last_64_may_stay(sender):
+    with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(stranger(sender)) for _ in range(66)]
         sender.accept(set())
         for each in silent:

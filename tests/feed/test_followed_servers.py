@@ -148,19 +148,6 @@ def test_servers_and_workers_of_the_trainer_carry_streams_together(even, tmp_pat
     assert is_whole(got, dataset, even=even)
 
 
-@pytest.mark.parametrize("even", [None, "pad"])
-def test_streams_stay_with_a_server_that_is_to_be_waited_for(even, tmp_path):
-    dataset = rows(200, 2)
-    with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:
-        with follow([first.url, second.url], even=even) as loader:
-            batches, got = begin(loader)
-            with warned() as texts:
-                first.start_again()
-                got += [bits(batch) for batch in batches]
-    assert is_whole(got, dataset, even=even)
-    assert not [text for text in texts if "take over" in text]
-
-
 def test_a_loss_is_raised_where_the_user_said_so(tmp_path):
     dataset = rows(200, 2)
     with ServerProcess(dataset, workers=1) as first, ServerProcess(dataset, workers=1) as second:

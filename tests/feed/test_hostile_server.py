@@ -214,35 +214,15 @@ def test_text_of_a_server_does_nothing_to_a_terminal(caplog):
         assert all(each.isprintable() or each in "\n\t" for each in text)
 
 
-@pytest.mark.parametrize("kind", ["status", "counters"])
-def test_fields_that_are_nested_too_deeply_are_malformed(kind):
-    nested = 7
-    for _ in range(40):
-        nested = {"x": [nested]}
-    replies = {
-        "status": wire.pack(wire.STATUS_IS, request=1, status=nested),
-        "counters": wire.pack(wire.PONG, known=True, server="", number=0, slots=[], counters=nested),
-    }
-    with pytest.raises(wire.Malformed, match="nested more than"):
-        wire.unpack_reply(replies[kind])
-
-
-def test_an_exceptions_pickle_is_not_opened():
-    with pytest.raises(MpwdsError, match="it failed"):
-        read(failed())
+ENDS = ["SystemExit", "KeyboardInterrupt", "StopIteration", "GeneratorExit", "eval"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["SystemExit", "KeyboardInterrupt", "StopIteration", "GeneratorExit", "eval"]
+    ("kind", "arguments"), [("", []), ("UnicodeDecodeError", [{"a": [1]}]), *((kind, ["0"]) for kind in ENDS)]
 )
-def test_an_error_cannot_end_the_program_or_the_loop(kind):
+def test_an_error_is_an_error_and_runs_or_ends_nothing(kind, arguments):
     with pytest.raises(MpwdsError, match="it failed"):
-        read(failed(type=kind, arguments=["0"]))
-
-
-def test_an_error_with_arguments_of_another_type_is_an_error_all_the_same():
-    with pytest.raises(MpwdsError, match="it failed"):
-        read(failed(type="UnicodeDecodeError", arguments=[{"a": [1]}]))
+        read(failed(type=kind, arguments=arguments))
 
 
 HEADS_AND_PARTS = {
@@ -330,7 +310,9 @@ def test_a_server_that_sends_more_than_it_was_asked_for_is_stopped():
                 list(iterator)
 
 
-def test_a_start_that_the_server_never_saw_is_sent_again():
+@pytest.fixture
+def from_the_second_on():
+    """Answers every ``start`` but the first."""
     starts = []
 
     def answer(slot, attempt):
@@ -338,7 +320,12 @@ def test_a_start_that_the_server_never_saw_is_sent_again():
         if len(starts) > 1:
             yield from data(batch(), END)(slot, attempt)
 
-    assert read(answer, pong={"number": 2**40}) == [7]  # the server has no part, and is behind that ping
+    return answer
+
+
+def test_a_start_that_the_server_never_saw_is_sent_again(from_the_second_on):
+    # The server has no part, and is behind that ping.
+    assert read(from_the_second_on, pong={"number": 2**40}) == [7]
 
 
 @pytest.mark.filterwarnings("ignore:the server .* is back")
@@ -346,16 +333,9 @@ def test_a_start_that_the_server_never_saw_is_sent_again():
     ("pong", "why"),
     [({"server": "4567"}, "it has restarted"), ({"known": False}, "it took this trainer for gone")],
 )
-def test_a_server_that_has_forgotten_the_trainer_is_asked_again(pong, why):
-    starts = []
-
-    def answer(slot, attempt):
-        starts.append(attempt)
-        if len(starts) > 1:
-            yield from data(batch(), END)(slot, attempt)
-
+def test_a_server_that_has_forgotten_the_trainer_is_asked_again(from_the_second_on, pong, why):
     with pytest.warns(RuntimeWarning, match=f"is lost .{why}.: waiting for it to come back"):
-        assert read(answer, pong=pong) == [7]
+        assert read(from_the_second_on, pong=pong) == [7]
 
 
 @pytest.mark.filterwarnings("ignore:the server .* is lost")

@@ -70,12 +70,6 @@ def test_workers_without_a_shard_are_idle_with_one_warning(tmp_path):
         assert files_of(warned) == [__file__]
 
 
-def test_a_loader_may_take_fewer_workers_than_the_servers_have():
-    with served(numbers(), workers=3) as server:
-        with mpwds.RemoteLoader(server.url, workers=2, output="numpy") as loader:
-            assert epoch_of(loader) == locally(numbers(), 2)[0]
-
-
 @pytest.mark.parametrize("options", [{}, {"streams": 128}], ids=["workers", "streams"])
 def test_one_question_tells_the_lengths_of_all_ranks(options, monkeypatch):
     pack, sent = wire.pack, Counter()

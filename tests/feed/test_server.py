@@ -39,6 +39,7 @@ TURNED_AWAY = {
     "a version": ({"versions": [9]}, wire.REFUSED, "speaks version 2 of the feed, this trainer [9]: use the"),
     "a dataset": ({"fingerprint": "x"}, wire.REFUSED, "has another dataset, range (96) → shuffle(16) → map("),
     "too few are free": ({"workers": 2}, wire.WAIT, "it has 1 of 2 workers free"),
+    "too many clients and too few workers": ({"workers": 2}, wire.WAIT, "it has 1 of 2 workers free"),
     "too many clients": ({"workers": 1}, wire.WAIT, "it serves 1 client, its most (--max-clients)"),
 }
 

@@ -124,11 +124,6 @@ def test_a_long_state_is_accepted():
     assert wire.unpack_command(wire.pack(wire.START, **{**START, "state": state}))["state"] == state
 
 
-def test_a_pickled_state_is_refused():
-    with pytest.raises(Malformed, match="pickles are not accepted"):
-        wire.unpack_command(wire.pack(wire.START, **{**START, "state": b"p" + b"cos\nsystem\n."}))
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

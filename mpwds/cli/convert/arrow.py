@@ -130,9 +130,8 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
     """The files of each split of a Hugging Face dataset, in order; nothing if the folder is none.
 
     A folder of ``save_to_disk`` (a dataset or a ``DatasetDict``), or one with Parquet files, in itself or in
-    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``. ``data/``, whose names
-    begin with their split's: ``train-00000-of-00002.parquet``. Raises ``ValueError`` if the folder names
-    files that are not in it.
+    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``. Raises ``ValueError``
+    if the folder names files that are not in it.
     """
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "dataset_dict.json")) as file:
         return {

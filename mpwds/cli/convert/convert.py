@@ -6,14 +6,14 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mpwds.cli.console import console, progress, report, table
-from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
 from mpwds.cli.outputs import (
@@ -129,15 +129,18 @@ def convert(
     limit = parse_size(maxsize) if maxsize else None
     began = time.monotonic()
     conversion = Conversion(plan, dataset.columns, target, columns)
-    options = WriteOptions(maxcount or 10_000, limit, compression, hash_names, force)
+    in_parts = jobs is not None
+    options = WriteOptions(
+        maxcount or 10_000, limit, compression, hash_names, force and not in_parts, sync=in_parts
+    )
     if jobs is not None:
         files = _files(format, place, dataset)
         inputs = files if dataset.shards is None else files[:1] * len(jobs)
         run = {"shards": files, "options": [format.name, kind, columns]}
-        work = FileByFile(format, conversion, options._replace(force=False, sync=True))
+        work = FileByFile(format, conversion, options)
         outputs = [job.output for job in jobs]
         with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
-            figures = _run(jobs, done, work, over)
+            figures = add_up(over.own(jobs), done, work, 0, over.on, "converting")
     else:
         if not in_columns:
             refuse_existing([where], force)
@@ -162,7 +165,7 @@ def convert(
 
 @dataclass(frozen=True)
 class Conversion:
-    """What becomes of samples. The plan grows by the fields that the first sample has not.
+    """Converts samples. The plan grows by the fields that the first sample has not.
 
     ``stored`` are the encodings of the source's columns, and ``columns`` is what the user chose.
     """
@@ -241,19 +244,6 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
         sources = [(place, shard) for shard in range(len(dataset.shards.lengths))]
     names = shard_names(where, len(sources))
     return [FileJob(*source, name) for source, name in zip(sources, names, strict=True)]
-
-
-def _run(jobs: Sequence[FileJob], done: Collection[str], work: FileByFile, over: Distributed) -> Counter[str]:
-    """Does those of the jobs that are this process's and left; returns the figures."""
-    own = jobs if over.part is None else over.part.of(jobs)
-    left = [job for job in own if job.output not in done]
-    before = len(own) - len(left)
-    figures = Counter(samples=0, bytes=0, shards=len(left), complete_before=before)
-    with progress(len(own), before) as advance:
-        for of_job in run_jobs(left, work, 0, over.on):
-            figures.update(of_job)
-            advance(1, "converting")
-    return figures
 
 
 def _files(format: Format, place: str, dataset: StoredSamples) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import os
@@ -15,8 +14,9 @@ from mpwds.cli.convert import arrow, folders, tables
 from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_fields
 from mpwds.cli.journal import digest, version_of
 from mpwds.cli.shards import expanded
+from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
-from mpwds.storage.streams.urls import is_local, local_path
+from mpwds.storage.streams.urls import folder_of, is_local, local_path
 from mpwds.storage.writing.tar_members import member_bytes
 from mpwds.viewing.wording import counted
 
@@ -75,7 +75,7 @@ def find(source: str, wanted: Wanted) -> FoundSource:
     if kind in ("parquet", "arrow"):
         if source == "-":
             raise ValueError(f"{kind} files are read from their end, so they cannot come from a pipe")
-        root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+        root = folder_of(urls[0]) if wanted.root is None else wanted.root
         return _arrow({"": arrow.local_copies(urls, wanted.scratch)}, wanted, root, urls)
     if kind in tables.LISTS:
         return _lists(urls, kind, wanted)
@@ -159,7 +159,7 @@ def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
 
 def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:
     rows = tables.read_lists(urls, kind)
-    root = tables.folder_of(urls[0]) if wanted.root is None else wanted.root
+    root = folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
     column_map = _map(found, wanted, root)
     classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))
@@ -227,7 +227,9 @@ def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
         names = tuple(sorted(os.listdir(local_path(source))))
         names = tuple(name for name in names if name in format.indexes or ".mds" in name)
     content = digest([shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
-    return FoundSource(f"an MDS dataset ({format.name})", {"": MDSSamples(shards, fields)}, content, shown)
+    return FoundSource(
+        f"an MDS dataset ({format.name})", {"": MDSSamples(IndexedSamples(shards), fields)}, content, shown
+    )
 
 
 def _map(found: Mapping[str, tables.TableColumn], wanted: Wanted, root: str) -> tables.ColumnMap:
@@ -254,16 +256,12 @@ def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap
 class MDSSamples:
     """The samples of a dataset as those of tar shards, or some of them. A worker gets a copy."""
 
-    shards: Any  # an ``MDSShards`` that does not decode, or ``MDS1Shards``
+    stored: IndexedSamples  # which are not decoded
     fields: Sequence[tuple[str, str, Convert]]  # columns, their fields, and the functions between their bytes
     numbers: Sequence[int] | None = None  # the samples to iterate; all of them if None
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return list(itertools.accumulate(self.shards.lengths, initial=0))
-
     def __len__(self) -> int:
-        return self._starts[-1]
+        return len(self.stored)
 
     @cached_property
     def _mean_size(self) -> int:
@@ -285,8 +283,7 @@ class MDSSamples:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number in range(len(self)) if self.numbers is None else self.numbers:
-            shard = bisect.bisect_right(self._starts, number) - 1
-            stored = self.shards.read(shard, number - self._starts[shard])
+            stored = self.stored.shards.read(*self.stored.place(number))
             key = stored.pop(KEY, None)
             sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}
             sample.update((field, convert(stored[name])) for name, field, convert in self.fields)

@@ -16,7 +16,7 @@ from mpwds.cli.encodings import SIGNATURES, extension_of
 from mpwds.cli.journal import version_of
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme
+from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_members import member_bytes
@@ -296,13 +296,6 @@ def columns_of(rows: Sequence[Mapping[str, Any]], root: str) -> dict[str, TableC
         name: TableColumn(_kind([row[name] for row in looked_at if row.get(name) is not None], root))
         for name in names
     }
-
-
-def folder_of(url: str) -> str:
-    """The folder that a list is in, where the names of its files start."""
-    if url == "-":
-        return ""
-    return os.path.dirname(local_path(url)) if is_local(url) else url.rpartition("/")[0]
 
 
 def _kind(values: Sequence[Any], root: str) -> str:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -93,26 +93,14 @@ def demo(
             option = "--cluster" if cluster else "--remote"
             raise typer.BadParameter(f"{option} serves the digits in their usual folder")
         return _train_remotely(epochs, lr, _two_nodes if cluster else _two_servers)
-    return _train(data or (), test or (), size, epochs, workers, batch_size, lr, cache_dir)
-
-
-def _train(
-    data: Sequence[str],
-    test: Sequence[str],
-    size: int | None,
-    epochs: int,
-    workers: int,
-    batch_size: int,
-    lr: float,
-    cache_dir: Path | None,
-) -> int:
     began_s = time.perf_counter()
     from mpwds.cli.demo import training
     from mpwds.cli.outputs import write_png
     from mpwds.viewing.contact_sheet import contact_sheet
 
-    place = " ".join((*data, *test))
     if data:
+        test = test or []
+        place = " ".join((*data, *test))
         options = {"size": size or _DEFAULT_SIZE, "batch_size": batch_size, "workers": workers}
         task = training.image_task(expanded(data), expanded(test), **options)
     else:

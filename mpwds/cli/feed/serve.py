@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,17 @@ from mpwds.cli.shards import load_dataset
 from mpwds.errors import SecurityError
 from mpwds.viewing.wording import counted
 
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm")
+_SHUFFLED_PATHS = 100_000
+_SHUFFLED_SAMPLES = 2000
+# Mean and standard deviation of ImageNet's channels, by which every standard recipe normalises.
+_NORMALISED: dict[str, Any] = {
+    "dtype": "float32",
+    "layout": "CHW",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+
 Source = Annotated[
     str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
 ]
@@ -29,24 +41,24 @@ Bind = Annotated[
 
 
 @dataclass(frozen=True)
-class Address:
+class HttpAddress:
     """A host and a port of an HTTP server."""
 
     host: str
     port: int
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> HttpAddress:
     """The address that ``9400``, ``0.0.0.0:9400`` or ``[::]:9400`` stands for.
 
     Example:
         >>> parse_address("9400"), parse_address("[::]:9400")
-        (Address(host='127.0.0.1', port=9400), Address(host='::', port=9400))
+        (HttpAddress(host='127.0.0.1', port=9400), HttpAddress(host='::', port=9400))
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text!r} is no [HOST:]PORT: a port is a number up to 65535")
-    return Address(host.strip("[]") or "127.0.0.1", int(port))
+    return HttpAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
 def serve(
@@ -71,7 +83,7 @@ def serve(
         bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,
     metrics: Annotated[
-        Address | None,
+        HttpAddress | None,
         typer.Option(
             metavar="[HOST:]PORT",
             parser=parse_address,
@@ -158,7 +170,7 @@ def serve(
     return None
 
 
-def _token(metrics: Address | None, path: Path | None) -> str | None:
+def _token(metrics: HttpAddress | None, path: Path | None) -> str | None:
     """The token of metrics. Raises ``SecurityError`` if everybody in a network could read them."""
     from mpwds.feed.keys import is_loopback
 
@@ -189,11 +201,51 @@ def _dataset(
         raise typer.BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
     if source is not None:
         return load_dataset(source)
-    from mpwds.cli.feed.images import from_folder, from_shards
-
     if images is not None:
-        return from_folder(images, size, batch_size)
-    return from_shards(shards or [], size, batch_size)
+        return _of_folder(images, size, batch_size)
+    return _of_shards(shards or [], size, batch_size)
+
+
+def _of_folder(folder: Path, size: int, batch_size: int) -> Any:
+    """The images in a folder with a folder for each class: ``(images, labels)`` in batches.
+
+    Labels are the classes' places in the order of their names. Raises ``FileNotFoundError`` if there is no
+    such folder, or no image in a folder of it.
+    """
+    import mpwds
+
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    images = [
+        (str(path), label)
+        for label, members in enumerate(classes)
+        for path in sorted(members.rglob("*"))
+        if path.suffix.lower().lstrip(".") in _IMAGES
+    ]
+    if not images:
+        raise FileNotFoundError(
+            f"{folder} has no images in folders of classes: expected CLASS/NAME.jpg and the like "
+            f"({', '.join(_IMAGES)})"
+        )
+    load = functools.partial(_load, crop=mpwds.RandomResizedCrop(size, **_NORMALISED))
+    dataset: Any = mpwds.DataPipeline(images).shuffle(_SHUFFLED_PATHS).map(load).batched(batch_size)
+    dataset.classes = [path.name for path in classes]
+    return dataset
+
+
+def _load(labelled: tuple[str, int], crop: Callable[[bytes], Any]) -> tuple[Any, int]:
+    path, label = labelled
+    return crop(Path(path).read_bytes()), label
+
+
+def _of_shards(urls: list[str], size: int, batch_size: int) -> Any:
+    """The images and classes (``cls``) in tar shards: ``(images, labels)`` in batches."""
+    import mpwds
+    from mpwds.storage.streams.braces import Names
+
+    image = ";".join(_IMAGES)
+    samples = mpwds.WebDataset(Names(*urls), shardshuffle=True).shuffle(_SHUFFLED_SAMPLES)
+    cropped = samples.map_dict(cls=int).random_resized_crop(image, size, **_NORMALISED)
+    return cropped.to_tuple(image, "cls").batched(batch_size)
 
 
 def _send_tensorcom(

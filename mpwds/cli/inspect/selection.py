@@ -144,8 +144,6 @@ class Expression:
     or not``, comparisons, ``in``, arithmetic of numbers, ``[index]``, and the functions ``len abs int float
     str lower``. A comparison with something that a sample lacks is false.
 
-    str lower``. A comparison with something that a sample lacks is false.
-
     Raises ``ValueError`` if the text is not such an expression; or, when it is called, a field cannot be
     decoded, or values cannot be compared.
 
@@ -267,7 +265,7 @@ class _Fields:
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
             field = ".".join(parts[:count])
-            longer = [each for each in self._encoded if _begins(each, field)]
+            longer = [each for each in self._encoded if each.startswith(f"{field}.")]
             if field in self._encoded or len(longer) == 1:
                 value = self._field(field if field in self._encoded else longer[0])
                 for part in parts[count:]:
@@ -294,10 +292,6 @@ def _name_of(node: ast.expr) -> str | None:
         case ast.Subscript(value=ast.Name(id="field"), slice=ast.Constant(value=str() as name)):
             return name
     return None
-
-
-def _begins(name: str, part: str) -> bool:
-    return name.startswith(f"{part}.")
 
 
 def _item(value: Any, index: Any) -> Any:

@@ -208,7 +208,7 @@ class TarShard:
             yield sample
 
     def _reason(self, damage: Damage) -> str:
-        """Why it is damaged. Its name is said by itself."""
+        """Says why it is damaged, without its name."""
         name = rf"(?<!\S){re.escape(without_credentials(self.name))}(?=[\s,:])"
         return re.sub(name, "the shard", damage.reason).replace(" of the shard", "")
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,11 +108,14 @@ def _shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Dist
     urls = shard_urls(to.shards)
     refuse_own_input(urls, to.output)
     figures = shuffle_in_rounds(urls, to, spilling, seed, over)
+    report(to.as_json, dict(figures), _sum_up(figures))
+
+
+def _sum_up(figures: Mapping[str, int]) -> str:
     complete = figures["complete_before"]
     before = f"; {complete} were complete before" if complete else ""
     written = f"{counted(figures['shards'], 'shard')} written"
-    text = f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: {written}{before}"
-    report(to.as_json, dict(figures), text)
+    return f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: {written}{before}"
 
 
 def sort(
@@ -237,23 +240,18 @@ def _process(
     from mpwds.cli.reshard.proc import run
 
     output, names = processing.output, [job.output for job in processing.jobs]
-    own = processing.jobs if over.part is None else over.part.of(processing.jobs)
     described, inputs = processing.describe(code), [processing.urls[job.shard] for job in processing.jobs]
     with resume_or_start(output, names, described, force, journal, part=over.part, inputs=inputs) as done:
-        counts = run(processing, own, done, jobs, over.on)
-    figures = {name: counts.pop(name) for name in ("samples", "bytes", "skipped")}
+        counts = run(processing, done, jobs, over)
+    text = _sum_up(counts)
+    figures = {name: counts.pop(name, 0) for name in ("samples", "bytes", "skipped")}
+    written, complete = counts.pop("shards"), counts.pop("complete_before")
     more = figures_of(counts)
-    written = len(own) - len(done)
     if show is not None and written and not as_json and output != "-":
         show(more)
     skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
-    before = f"; {len(done)} were complete before" if done else ""
-    text = (
-        f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: "
-        f"{counted(written, 'shard')} written{before}{skipped}"
-    )
-    values = {**figures, **more, "shards": written, "complete_before": len(done)}
-    report(as_json, values, text, to_stderr=output == "-")
+    values = {**figures, **more, "shards": written, "complete_before": complete}
+    report(as_json, values, text + skipped, to_stderr=output == "-")
 
 
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:

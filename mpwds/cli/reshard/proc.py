@@ -9,16 +9,15 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 import typer
 
-from mpwds.cli.console import progress
-from mpwds.cli.jobs import noted, run_jobs
+from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import digest
-from mpwds.cli.options import Engine
+from mpwds.cli.options import Distributed
 from mpwds.cli.outputs import shard_names
 from mpwds.feed.definition import fingerprint
 from mpwds.pipeline.context import Context
@@ -28,6 +27,7 @@ from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
+from mpwds.pipeline.stream import Stage
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
@@ -117,22 +117,15 @@ class _CountingHandler:
         return self._handler(error)
 
 
-def run(
-    processing: Processing, jobs: Sequence[Job], done: set[str], workers: int | None, engine: Engine | None
-) -> Counter[str]:
-    """Does those of the jobs that are left, and adds up their figures."""
-    figures = Counter(samples=0, bytes=0, skipped=0)
-    left = [job for job in jobs if job.output not in done]
+def run(processing: Processing, done: set[str], workers: int | None, over: Distributed) -> Counter[str]:
+    """Writes the shards that are left and this process's, and adds up their figures."""
     if workers is None:
-        workers = 0 if engine else _WORKERS
+        workers = 0 if over.on else _WORKERS
+    engine = over.on
     if "-" in (processing.output, *processing.urls):  # which are this process's own
         workers, engine = 0, None
     options: dict[str, Any] = {"in_order": False, "start_method": "forkserver", "on_worker_death": "restart"}
-    with progress(len(jobs), len(done)) as advance:
-        for of_job in run_jobs(left, processing, workers, engine, **options):
-            figures.update(of_job)
-            advance(1, f"{figures['samples']:,} samples")
-    return figures
+    return add_up(over.own(processing.jobs), done, processing, workers, engine, **options)
 
 
 def make_handler(on_error: str) -> Handler:
@@ -204,7 +197,7 @@ def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
         built = dataset.compose(*stages.pipeline)
     elif isinstance(stages, (list, tuple)):
         built = dataset.compose(*stages)
-    elif hasattr(stages, "stream") or inspect.isgeneratorfunction(stages):
+    elif isinstance(stages, Stage) or inspect.isgeneratorfunction(stages):
         built = dataset.compose(stages)
     elif callable(stages):
         try:

@@ -54,11 +54,24 @@ def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp
     }
 
 
-def test_files_that_can_be_no_field_are_left_out_and_named(run, write_files, tmp_path):
-    files = {"1.txt": b"", "README": b"", ".DS_Store": b"", ".hidden.txt": b"", ".git/x.txt": b""}
-    result = run("create", write_files(files), tmp_path / "x.tar")
-    assert "left out 1 file without an extension, such as README" in result.stdout
-    assert keys(tmp_path / "x.tar") == ["1"]
+NO_FIELDS = dict.fromkeys(["1.txt", "README", ".DS_Store", ".hidden.txt", ".git/x.txt"], b"")
+EMPTY = {"train/a/1.jpg": b"", "train/b/1.jpg": b"1", "val/a/1.jpg": b"2", "val/b/1.jpg": b""}
+BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "told"),
+    [
+        (NO_FIELDS, ["1"], "left out 1 file without an extension, such as README"),
+        (EMPTY, ["a/1", "b/1"] * 2, "took 2 empty files, such as train/a/1.jpg: mpwds verify --decode"),
+        (BESIDE, ["1"] * 2, "left out 1 file beside the splits, such as labels.csv"),
+    ],
+    ids=["no fields", "empty", "beside splits"],
+)
+def test_files_that_are_left_out_or_empty_are_named(run, write_files, tmp_path, files, names, told):
+    result = run("create", write_files(files), tmp_path / "out", "-j", 1)
+    assert told in result.stdout
+    assert keys(*sorted(tmp_path.glob("out/*.tar"))) == names
 
 
 def test_names_without_an_extension_in_a_list_are_counted(run, write_files, tmp_path, monkeypatch):
@@ -114,12 +127,6 @@ def test_two_series_of_other_classes_live_in_one_folder(run, write_files, tmp_pa
         assert content == [f"{name} 0", f"{name} 1"]
 
 
-def test_empty_files_are_named(run, write_files, tmp_path):
-    files = {"train/a/1.jpg": b"", "train/b/1.jpg": b"1", "val/a/1.jpg": b"2", "val/b/1.jpg": b""}
-    result = run("create", write_files(files), tmp_path / "out", "-j", 1)
-    assert "took 2 empty files, such as train/a/1.jpg: mpwds verify --decode" in result.stdout
-
-
 def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output(command, write_files):
     folder = write_files({"1.txt": b"one", "1.cls": b"1", "2.txt": b"two"})
     made = subprocess.run(
@@ -137,14 +144,6 @@ def test_a_name_outside_of_the_folder_is_refused(refused, write_files, tmp_path)
     (tmp_path / "names").write_text("../a/1.txt\n")
     options = ["--from", "files", "--root", write_files({"a/1.txt": b""}) / "a"]
     assert "outside of the folder" in refused("create", tmp_path / "names", "-", *options)
-
-
-def test_files_beside_splits_are_named(run, write_files, tmp_path):
-    folder = write_files({"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""})
-    assert (
-        "1 file beside the splits, such as labels.csv"
-        in run("create", folder, tmp_path / "x", "-j", 1).stdout
-    )
 
 
 def test_any_number_of_processes_writes_the_same_shards_of_all_samples_shuffled(run, write_files, tmp_path):

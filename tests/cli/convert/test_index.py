@@ -1,11 +1,8 @@
 """``mpwds index``: descriptions of indexed datasets."""
 
-import functools
-import http.server
 import json
 import signal
 import subprocess
-import threading
 
 import pytest
 
@@ -16,9 +13,8 @@ from tests.loader.faults.processes import wait_until_gone
 
 
 @pytest.fixture
-def shards(tmp_path, monkeypatch):
+def shards(tmp_path):
     """Two shards of three samples in the current folder; returns their pattern."""
-    monkeypatch.chdir(tmp_path)
     with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=3, verbose=0, mtime=0) as sink:
         for number in range(6):
             sink.write({"__key__": f"{number}", "cls": number, "bin": b"\x1b[2J" + bytes(100)})
@@ -38,6 +34,7 @@ def test_a_description_counts_the_samples_of_each_shard(description):
         ("x-1.tar", 3),
     ]
     assert found["name"] == "mine"
+    assert "offsets" not in found["shardlist"][0]  # unless they are asked for
 
 
 def test_a_list_of_shards_comes_from_standard_input_and_goes_to_standard_output(command, shards, tmp_path):
@@ -111,14 +108,17 @@ def test_sample_writes_a_field_as_it_is(command, description):
     assert written.stdout == b"\x1b[2J" + bytes(100)
 
 
+@pytest.mark.usefixtures("description")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("6",), "no sample 6"), (("0", "--cat", "jpg"), "the sample has __key__"), ((), None)],
+    ("words", "message"),
+    [
+        ("sample all.json 6", "no sample 6"),
+        ("sample all.json 0 --cat jpg", "the sample has __key__"),
+        ("update all.json -D -d x", "--dir names a folder"),
+    ],
 )
-def test_what_there_is_not_is_an_error(run, description, arguments, message):
-    result = run("index", "sample", description, *arguments)
-    assert (message or "") in result.stderr
-    assert bool(result.returncode) == bool(message)
+def test_arguments_that_make_no_sense_are_refused(refused, words, message):
+    assert message in refused("index", *words.split(), status=2)
 
 
 def test_errors_name_the_whole_command(run, tmp_path):
@@ -126,16 +126,10 @@ def test_errors_name_the_whole_command(run, tmp_path):
     assert "No such command" in run("index", "creat").stderr
 
 
-def test_a_sample_of_a_shard_elsewhere_is_shown(run, description, tmp_path):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        run("index", "update", description, "--base", f"http://127.0.0.1:{server.server_port}")
-        shown = run("index", "sample", description, 5, "--json")
-        server.shutdown()
-        serving.join()
-    assert json.loads(shown.stdout)["__key__"] == "5"
+def test_a_sample_of_a_shard_elsewhere_is_shown(run, web, description, tmp_path):
+    web.files = {f"/{path.name}": path.read_bytes() for path in tmp_path.glob("*.tar")}
+    run("index", "update", description, "--base", web.url(""))
+    assert json.loads(run("index", "sample", description, 5, "--json").stdout)["__key__"] == "5"
 
 
 def test_a_folder_stands_for_its_shards(run, shards, description, tmp_path):
@@ -175,13 +169,6 @@ def test_shards_are_named_from_the_folder_of_the_description_on(run, shards, tmp
     assert [shard["url"] for shard in found["shardlist"]] == ["../x-0.tar", "../x-1.tar"]
 
 
-@pytest.mark.parametrize("offsets", [False, True])
-def test_offsets_are_listed_if_asked(run, shards, tmp_path, offsets):
-    run("index", "create", shards, "-o", "all.json", *(["--offsets"] if offsets else []))
-    for shard in json.loads((tmp_path / "all.json").read_text())["shardlist"]:
-        assert ("offsets" in shard) == offsets
-
-
 def test_json_tells_what_was_described(run, shards):
     told = json.loads(run("index", "create", shards, "-o", "all.json", "--json").stdout)
     assert told == {"file": "all.json", "shards": 2, "samples": 6}
@@ -215,10 +202,6 @@ def test_update_takes_folders_from_the_names_of_shards(run, description, option,
     found = json.loads(description.read_text())
     assert [shard["url"] for shard in found["shardlist"]] == urls
     assert (found.get("base") or "").rstrip("/") == (base or "")
-
-
-def test_update_takes_one_way_to_change_folders(refused, description):
-    assert "--dir names a folder" in refused("index", "update", description, "-D", "-d", "x", status=2)
 
 
 def test_a_table_has_a_line_for_each_description(run, description, monkeypatch):

@@ -106,22 +106,6 @@ def test_whole_shards_are_joined(cat, shards, entries, tmp_path):
     assert [entry.blocks for entry in entries(tmp_path / "joined.tar")] == each
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--shards", "-k", "n1/*"),
-        ("--shards", "-f", "cls"),
-        ("--shards", "--limit", "1"),
-        ("--json", "--tar"),
-        ("--json", "--lines"),
-        ("--json", "--shards"),
-        ("--tar", "--lines"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(refused, shard, options):
-    refused("cat", shard, *options, status=2)
-
-
 def test_json_has_arrays_as_lists_and_what_json_cannot_hold_in_base64(run, write_shard, objects):
     shard = write_shard("x.tar", {"npy": np.arange(6).reshape(2, 3), "json": b'{"a": NaN}'})
     (found,) = objects(run("cat", shard, "--json").stdout)

@@ -118,19 +118,6 @@ def test_damage_is_a_status(run, shard, flipped, entries):
     assert run("show", shard).returncode == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("x.tar", "--web"),
-        ("x.tar", "--port", "80"),
-        ("tcp://localhost:1", "-f", "jpg"),
-        ("zsub://localhost:1", "-n", "3"),
-    ],
-)
-def test_what_is_for_feeds_or_for_shards_alone_is_refused(run, arguments):
-    assert run("show", *arguments).returncode == 2
-
-
 def test_a_shard_without_anything_to_show_still_has_sizes(run, write_shard):
     assert "bytes of bin" in run("show", write_shard("x.tar", {"bin": bytes(100)})).stdout
 

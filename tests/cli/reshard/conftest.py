@@ -6,11 +6,6 @@ import tarfile
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _in_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def make_shard(tmp_path):
     """Writes a shard of samples, ``{key: {extension: bytes}}``, with times, modes and owners; returns its

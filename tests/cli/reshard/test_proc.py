@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mpwds.storage.caches.locks import lock, release
-from tests.storage.conftest import Web
 
 PIPELINE = """
 import random
@@ -60,14 +59,6 @@ def _pipeline(two_shards, monkeypatch):
 
 
 @pytest.fixture
-def web():
-    """A web server that takes uploads."""
-    server = Web()
-    yield server
-    server.close()
-
-
-@pytest.fixture
 def proc(run):
     """Runs ``proc`` on both shards."""
 
@@ -90,11 +81,6 @@ def test_stages_may_be_given_as_a_list_or_a_composition(proc, name):
     proc("stages", "expected-%d.tar")
     proc(name)
     assert Path("out-1.tar").read_bytes() == Path("expected-1.tar").read_bytes()
-
-
-def test_a_generator_function_is_a_stage(proc, keys):
-    proc("doubled")
-    assert keys("out-0.tar")[:3] == ["0000", "0000-again", "0001"]
 
 
 @pytest.mark.parametrize("name", ["stages", "shuffled"])

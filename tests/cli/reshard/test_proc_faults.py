@@ -27,21 +27,29 @@ stages = [mpwds.map(logged)]
 SHARDS = 8
 
 
-@pytest.fixture
-def words(command, make_shard):
-    Path("pipeline.py").write_text(PIPELINE)
+@pytest.fixture(scope="module")
+def folder(command, tmp_path_factory):
+    """A folder with the pipeline, shards, and those that an undisturbed run makes of them."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "pipeline.py").write_text(PIPELINE)
     for shard in range(SHARDS):
-        make_shard(f"in-{shard:02}.tar", {f"{shard:02}{n}": {"txt": b"x" * 9000} for n in range(5)})
-    return [*command, "proc", "pipeline.py:stages", "in-{00..07}.tar", "out-%02d.tar", "-j", "2"]
+        with mpwds.TarWriter(folder / f"in-{shard:02}.tar") as sink:
+            for number in range(5):
+                sink.write({"__key__": f"{shard:02}{number}", "txt": b"x" * 9000})
+    words = [*command, "proc", "pipeline.py:stages", "in-{00..07}.tar", "expected-%02d.tar", "-j", "2"]
+    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture
-def expected(words):
-    """The shards that an undisturbed run writes."""
-    undisturbed = [word.replace("out-", "expected-") for word in words]
-    subprocess.run(undisturbed, check=True, capture_output=True)
-    os.unlink("log")
-    return [Path(f"expected-{shard:02}.tar").read_bytes() for shard in range(SHARDS)]
+def words(command, folder):
+    stages, shards = f"{folder}/pipeline.py:stages", f"{folder}/in-{{00..07}}.tar"
+    return [*command, "proc", stages, shards, "out-%02d.tar", "-j", "2"]
+
+
+@pytest.fixture
+def expected(folder):
+    return [(folder / f"expected-{shard:02}.tar").read_bytes() for shard in range(SHARDS)]
 
 
 def written():

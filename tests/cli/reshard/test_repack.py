@@ -26,8 +26,7 @@ def opened(data):
 
 
 @pytest.fixture(name="samples")
-def _samples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _samples():
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     modes = {"grey": "L", "cmyk": "CMYK"}

@@ -191,18 +191,6 @@ class TestNothingIsOverwritten:
     def test_not_a_file(self, refused, two_shards):
         assert "in-1.tar exists already" in refused("merge", "in-0.tar", "in-1.tar")
 
-    def test_not_one_of_a_series(self, refused, two_shards):
-        Path("out-07.tar").touch()
-        assert "out-07.tar exists already" in refused("split", "in-0.tar", "out-%02d.tar", "--maxcount", 5)
-
-    def test_unless_forced(self, run, two_shards, members):
-        for name in ("out-0.tar", "out-7.tar"):
-            Path(name).touch()
-        done = run("split", "in-0.tar", "out-%d.tar", "--maxcount", 5, "--force")
-        assert members("out-0.tar", "out-1.tar") == two_shards[:20]
-        assert "out-7.tar" in done.stderr
-        assert Path("out-7.tar").exists()
-
     def test_never_what_is_read(self, refused, two_shards):
         assert "cannot be written" in refused("merge", "in-0.tar", "in-1.tar", "in-0.tar", "--force")
         assert "cannot be written" in refused("merge", "in-1.tar", "in-%d.tar", "--force")  # of its series

@@ -1,4 +1,4 @@
-"""Two network namespaces and a bad network between them. Needs root and iproute2."""
+"""Two network namespaces and a bad network between them. Needs root, iproute2 and tun devices."""
 
 import contextlib
 import fcntl
@@ -19,83 +19,45 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 9000
 
 
-class Namespaces:
-    """``within[0]`` runs a command at the server's end, ``within[1]`` at the trainer's."""
+class BadNetwork:
+    """Two network namespaces with a tun device each, and a thread that passes packets on between them.
+
+    It drops, delays and reorders them. ``within[0]`` runs a command at the server's end, ``within[1]`` at the
+    trainer's.
+    """
 
     def __init__(self):
         if os.geteuid() != 0:
             pytest.skip("network namespaces need root")
         if shutil.which("ip") is None:
             pytest.skip("network namespaces need the command ip (iproute2)")
-        self.names = [f"mpwds-{os.getpid()}-{end}" for end in ("server", "trainer")]
-        self.within = [["ip", "netns", "exec", name] for name in self.names]
-        try:
-            for name in self.names:
-                run("ip", "netns", "add", name)
-                run("ip", "-n", name, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as error:
-            self.close()
-            pytest.skip(f"no network namespace can be made here: {error.stderr}")
-
-    def configure(self, end, device):
-        name, address = self.names[end], (SERVER, TRAINER)[end]
-        run("ip", "link", "set", device, "netns", name)
-        run("ip", "-n", name, "address", "add", f"{address}/24", "dev", device)
-        run("ip", "-n", name, "link", "set", device, "mtu", str(_MTU), "up")
-
-    def close(self):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-class Netem(Namespaces):
-    """A pair of veth devices that ``tc netem`` disturbs, where the kernel has it."""
-
-    def __init__(self):
-        super().__init__()
-        self.devices = [f"mpwds{end}{os.getpid() % 100_000}" for end in "st"]
-        try:
-            run("ip", "link", "add", self.devices[0], "type", "veth", "peer", "name", self.devices[1])
-            for end in (0, 1):
-                self.configure(end, self.devices[end])
-            self.disturb()
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            self.close()
-            pytest.skip(f"no netem here: {getattr(error, 'stderr', error)}")
-
-    def disturb(self, delay_ms=0, jitter_ms=0, loss=0.0):
-        for name, device in zip(self.names, self.devices, strict=True):
-            rules = f"delay {delay_ms}ms {jitter_ms}ms loss {100 * loss}%"
-            run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "netem", *rules.split())
-
-    def partition(self):
-        self.disturb(loss=1.0)
-
-
-class Relay(Namespaces):
-    """A pair of tun devices with a thread between them, which drops, delays and reorders packets.
-
-    For kernels without netem.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.disturb()
-        self._dice = random.Random(1)
+        self._names = [f"mpwds-{os.getpid()}-{end}" for end in ("server", "trainer")]
+        self.within = [["ip", "netns", "exec", name] for name in self._names]
         self._ends = []
-        try:
-            for end in (0, 1):
-                self._ends.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
-                device = f"mpwds{end}t{os.getpid() % 100_000}"
-                request = struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI)
-                fcntl.ioctl(self._ends[end], _TUNSETIFF, request)
-                self.configure(end, device)
-        except OSError as error:
-            self.close()
-            pytest.skip(f"no tun device can be made here: {error}")
+        self._dice = random.Random(1)
         self._closing = False
         self._thread = threading.Thread(target=self._run)
+        self.disturb()
+        try:
+            for end in (0, 1):
+                self._add(end)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.close()
+            pytest.skip(f"no network can be made here: {getattr(error, 'stderr', error)}")
         self._thread.start()
+
+    def _add(self, end):
+        """Makes a namespace, and a device in it."""
+        name, device = self._names[end], f"mpwds{end}t{os.getpid() % 100_000}"
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        self._ends.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
+        fcntl.ioctl(
+            self._ends[end], _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI)
+        )
+        run("ip", "link", "set", device, "netns", name)
+        run("ip", "-n", name, "address", "add", f"{(SERVER, TRAINER)[end]}/24", "dev", device)
+        run("ip", "-n", name, "link", "set", device, "mtu", str(_MTU), "up")
 
     def disturb(self, delay_ms=0, jitter_ms=0, loss=0.0):
         self._rules = delay_ms / 1000, jitter_ms / 1000, loss
@@ -124,12 +86,13 @@ class Relay(Namespaces):
                     os.write(end, packet)
 
     def close(self):
-        if hasattr(self, "_thread"):
-            self._closing = True
+        self._closing = True
+        if self._thread.is_alive():
             self._thread.join()
-        for end in getattr(self, "_ends", []):
+        for end in self._ends:
             os.close(end)
-        super().close()
+        for name in self._names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 def run(*command):

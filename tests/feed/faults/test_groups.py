@@ -229,38 +229,31 @@ def test_members_with_different_places_are_refused():
             del batches
 
 
+def once(action):
+    """Calls a function when the first member has twenty batches."""
+    lock, done = threading.Lock(), []
+
+    def happen(number, batch):
+        with lock:
+            if batch >= 20 and not done:
+                done.append(batch)
+                action()
+
+    return happen
+
+
 @pytest.mark.slow
 def test_a_server_that_is_started_again_goes_on_with_its_group():
-    lock = threading.Lock()
-    killed = []
-
-    with ServerProcess(rows(), workers=2) as server:
-
-        def kill(number, batch):
-            with lock:
-                if batch >= 20 and not killed:
-                    killed.append(batch)
-                    server.start_again()
-
-        with warned():
-            assert Members(server, 2, happen=kill).join() == [undisturbed(2)] * 2
+    with ServerProcess(rows(), workers=2) as server, warned():
+        assert Members(server, 2, happen=once(server.start_again)).join() == [undisturbed(2)] * 2
 
 
 @pytest.mark.slow
 def test_the_part_of_a_lost_server_moves_for_all_members():
     dataset = rows()
-    lock = threading.Lock()
-    killed = []
     with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
-
-        def kill(number, batch):
-            with lock:
-                if batch >= 20 and not killed:
-                    killed.append(batch)
-                    one.kill()
-
         both = type("Both", (), {"url": [one.url, other.url]})
         with warned():
-            members = Members(both, 2, epochs=2, happen=kill, on_server_loss="move")
+            members = Members(both, 2, epochs=2, happen=once(one.kill), on_server_loss="move")
             assert members.join() == [undisturbed(2, epochs=2)] * 2
         wait_until(lambda: not status(other)["clients"], "all to leave")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.feed.faults.checking import rows, undisturbed
-from tests.feed.faults.networks import SERVER, Netem, Relay
+from tests.feed.faults.networks import SERVER, BadNetwork
 from tests.feed.faults.trainers import Trainer
 from tests.feed.serving import ServerProcess
 from tests.loader.faults.processes import wait_until
@@ -17,9 +17,9 @@ SMALL = {"batches": 120, "size": 6000}
 SILENCE_S = 3.0
 
 
-@pytest.fixture(params=[Netem, Relay])
-def network(request):
-    network = request.param()
+@pytest.fixture
+def network():
+    network = BadNetwork()
     yield network
     network.close()
 

@@ -74,11 +74,6 @@ def test_a_trainer_that_waits_gets_the_workers_of_one_that_leaves():
         assert waiting == undisturbed(2)
 
 
-def test_a_server_that_was_given_no_limit_of_trainers_names_its_workers():
-    with ServerProcess(rows(), workers=1) as server, mpwds.RemoteLoader(server.url):
-        turned_away(server.url, "it has 0 of 1 workers free")
-
-
 def test_a_trainer_that_ends_after_its_server_has_restarted_says_nothing_wrong():
     with ServerProcess(rows(), workers=2) as server:
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:

@@ -25,11 +25,14 @@ def monitored(*statuses, most_workers=None, width=120):
 WORKERS = [worker(number, reading(100, batches=1000)) for number in range(8)]
 
 
-def test_figures_of_a_feed_fit_into_eighty_columns():
-    text = monitored(status(100, WORKERS), width=80)
+def test_a_report_on_a_feed_is_whole_in_eighty_columns():
+    stages = {**WORKERS[0]["counters"]["stages"], "to_tuple()": [10**7, 9, False, 0]}
+    first = worker(0, reading(100, batches=1000, stages=stages, skipped={"decode: DecodeError": 1234}))
+    text = monitored(status(100, [first, *WORKERS[1:]], dropped={"replayed": 3}), width=80)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     for what in (
+        "on cpu1 (pid 7), mpwds 0.1.0, 2 workers, up 1 min 40 s",
         "80.0 batches/s",
         "80.0 MB/s",
         "decode('rgb8')",
@@ -38,8 +41,12 @@ def test_figures_of_a_feed_fit_into_eighty_columns():
         "10.0.0.7",
         "running",
         "25%",
+        "left out: 1,234 in decode: DecodeError",
+        "dropped messages: 3, replayed",
     ):
         assert what in text
+    assert "to_tuple" not in text  # it takes next to nothing
+    assert "servers" not in text  # there is one
 
 
 def test_the_largest_share_is_bold_and_a_bar_in_eighths_and_a_lost_servers_verdict_is_red():
@@ -61,28 +68,14 @@ def test_the_largest_share_is_bold_and_a_bar_in_eighths_and_a_lost_servers_verdi
     assert "m" + "·" * 5 + "\x1b" in largest
 
 
-def test_a_single_server_is_described_and_several_are_a_table():
-    one = monitored(status(100, WORKERS))
-    assert "on cpu1 (pid 7), mpwds 0.1.0, 2 workers, up 1 min 40 s" in one
-    assert "servers" not in one
+def test_several_servers_are_a_table_and_one_that_is_lost_is_no_longer_draining():
     draining = status(100, WORKERS, url="tcp://cpu2:7880", server="b2", draining=True)
     several = monitored(status(100, WORKERS), draining)
     assert several.count("cpu2:7880") == 1 + len(WORKERS) + 1
     assert "draining" in several
-
-
-def test_a_server_that_is_lost_is_no_longer_draining():
-    last = status(100, WORKERS[:1], url="tcp://cpu2:7880", server="b2", draining=True)
-    text = monitored(status(100, WORKERS), lost("tcp://cpu2:7880", last, 75))
+    text = monitored(status(100, WORKERS), lost("tcp://cpu2:7880", draining, 75))
     assert "lost for 1 min 15 s" in text
     assert "draining" not in text
-
-
-def test_stages_that_take_next_to_nothing_are_left_out():
-    stages = {"decode('rgb8')": [99 * 10**9, 9, False, 0], "to_tuple()": [10**8, 9, False, 0]}
-    text = monitored(status(100, [worker(0, reading(100, batches=9, stages=stages))]))
-    assert "decode" in text
-    assert "to_tuple" not in text
 
 
 def test_workers_that_do_not_fit_are_counted():
@@ -99,13 +92,6 @@ def test_workers_are_left_out_until_a_terminal_shows_the_rest():
         assert len(drawn) <= lines
         assert "10.0.0.7" in "".join(segment.text for line in drawn for segment in line)  # the client
     assert len(drawn) == len(place.render_lines(tables.monitor(found, "the feed")))
-
-
-def test_what_was_left_out_or_dropped_is_said():
-    counters = reading(100, batches=1000, skipped={"decode: DecodeError": 1234})
-    text = monitored(status(100, [worker(0, counters)], dropped={"replayed": 3}))
-    assert "left out: 1,234 in decode: DecodeError" in text
-    assert "dropped messages: 3, replayed" in text
 
 
 def test_nothing_that_a_peer_says_controls_the_terminal():
