@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError, WrongArgument
+from mpwds.interrupts import interrupts_deferred
 from mpwds.storage.caches.locks import lock, lock_open, release, same_file
 from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
@@ -212,17 +213,18 @@ class PendingFile:
         self._name = os.path.join(inside, name)
         with contextlib.suppress(FileNotFoundError):  # a name that is too long fails here, not in the end
             os.lstat(self._name)
-        try:
-            descriptor, temporary = _create_locked(os.path.join(inside, f".{name[:_NAME_LETTERS]}"))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                error.errno, "cannot write here, the directory does not exist", folder
-            ) from None
-        # Unbuffered: a fork of this process would write the buffered bytes a second time when it exits.
-        self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
-        self._temporary = temporary
-        self._owner_pid = os.getpid()
-        self._remove = weakref.finalize(self, _abandoned, path, self.stream, temporary, os.getpid())
+        with interrupts_deferred():  # or Ctrl-C would leave a file that nobody removes
+            try:
+                descriptor, temporary = _create_locked(os.path.join(inside, f".{name[:_NAME_LETTERS]}"))
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    error.errno, "cannot write here, the directory does not exist", folder
+                ) from None
+            # Unbuffered: a fork of this process would write the buffered bytes a second time when it exits.
+            self.stream = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by both ends
+            self._temporary = temporary
+            self._owner_pid = os.getpid()
+            self._remove = weakref.finalize(self, _abandoned, path, self.stream, temporary, os.getpid())
 
     def publish(self) -> None:
         """Gives the file its name, once it is on disk if that is wanted. On an error the file is discarded.

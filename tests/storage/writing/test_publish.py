@@ -5,6 +5,7 @@ import fcntl
 import gc
 import io
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from mpwds.storage.streams.gopen import gopen_schemes
 from mpwds.storage.streams.resuming import Retries
+from mpwds.storage.writing import destinations
 from mpwds.storage.writing.destinations import (
     OwnedStream,
     PendingFile,
@@ -214,6 +216,21 @@ def test_an_opener_gets_the_policy_of_retries_if_it_has_such_a_parameter(monkeyp
     for url in ("mine://x", "other://x"):
         write_whole(open_destination(url, retries=Retries(tries=3)), b"data")
     assert got == [Retries(tries=3), "other://x"]
+
+
+def test_an_interrupt_while_the_file_is_made_leaves_none(tmp_path, monkeypatch):
+    made = destinations._create_locked
+
+    def interrupted(prefix):
+        descriptor = made(prefix)
+        os.kill(os.getpid(), signal.SIGINT)
+        return descriptor
+
+    monkeypatch.setattr(destinations, "_create_locked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        PendingFile(str(tmp_path / "x"))
+    gc.collect()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
