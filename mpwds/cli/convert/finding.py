@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -145,7 +146,8 @@ def _files(urls: Sequence[str], root: str | None) -> FoundSource:
 
 
 def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
-    """Tells of files that are left out, and of those that are empty. The keys are splits."""
+    """Tells of files that are left out, of those that are empty, and of pictures of classes that are not of
+    one kind. The keys are splits."""
     skipped = [os.path.join(split, name) for split, tree in trees.items() for name in tree.skipped]
     empty = [os.path.join(split, name) for split, tree in trees.items() for name in tree.empty]
     notes = []
@@ -154,6 +156,12 @@ def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
     if empty:
         how = "mpwds verify --decode lists what cannot be decoded in shards"
         notes.append(f"took {counted(len(empty), 'empty file')}, such as {empty[0]}: {how}")
+    groups = [group for tree in trees.values() if tree.classes for group in tree.groups]
+    kinds = Counter("+".join(sorted(field for _, field in group.files)) for group in groups)
+    if len(kinds) > 1:
+        each = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.most_common(5))
+        more = ", ..." if len(kinds) > 5 else ""
+        notes.append(f"samples have different fields: {each}{more}")
     return notes
 
 

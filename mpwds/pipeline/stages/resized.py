@@ -254,7 +254,7 @@ def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]
 
 def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:
     if name not in sample:
-        raise ValueError(missing(sample, names))
+        raise ValueError(f"{missing(sample, names)} (give all kinds of pictures, such as 'jpg;jpeg;png')")
     data = sample[name]
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"it is {type(data).__name__}, expected bytes; this stage decodes by itself")

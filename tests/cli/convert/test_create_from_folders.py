@@ -56,6 +56,7 @@ def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp
 
 NO_FIELDS = dict.fromkeys(["1.txt", "README", ".DS_Store", ".hidden.txt", ".git/x.txt"], b"")
 EMPTY = {"train/a/1.jpg": b"", "train/b/1.jpg": b"1", "val/a/1.jpg": b"2", "val/b/1.jpg": b""}
+KINDS = dict.fromkeys(["a/1.jpg", "a/2.jpg", "a/x.v1.jpg", "b/3.jpg", "b/notes.txt"], b"x")
 BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
 
 
@@ -64,9 +65,10 @@ BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
     [
         (NO_FIELDS, ["1"], "left out 1 file without an extension, such as README"),
         (EMPTY, ["a/1", "b/1"] * 2, "took 2 empty files, such as train/a/1.jpg: mpwds verify --decode"),
+        (KINDS, ["a/1", "a/2", "a/x", "b/3", "b/notes"], "fields: jpg (3), v1.jpg (1), txt (1)"),
         (BESIDE, ["1"] * 2, "left out 1 file beside the splits, such as labels.csv"),
     ],
-    ids=["no fields", "empty", "beside splits"],
+    ids=["no fields", "empty", "kinds", "beside splits"],
 )
 def test_files_that_are_left_out_or_empty_are_named(run, write_files, tmp_path, files, names, told):
     result = run("create", write_files(files), tmp_path / "out", "-j", 1)
