@@ -248,8 +248,7 @@ def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]
     except ImportError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise decode_error(name, sample, sample.get("__url__"), reason) from error
+        raise decode_error(name, sample, sample.get("__url__"), error) from error
 
 
 def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:
