@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -116,7 +116,7 @@ def _comparable_states() -> dict[Callable[[Any], object], Any]:
 def _comparable(state: Any) -> Any:
     if isinstance(state, tuple):
         return tuple(map(_comparable, state))
-    return state.tolist() if hasattr(state, "tolist") else state
+    return state if isinstance(state, (int, float, str, NoneType)) else state.tolist()
 
 
 def seed_generators(seed: int) -> None:
