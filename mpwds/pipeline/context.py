@@ -133,7 +133,7 @@ def pytorch_worker_seed(group: Any = None) -> int:
     return rank * 1000 + worker
 
 
-def _rank(group: Any = None) -> tuple[int, int]:
+def _rank(group: Any) -> tuple[int, int]:
     if group is None and os.environ.get("RANK") and os.environ.get("WORLD_SIZE"):
         return integer_variable("RANK"), integer_variable("WORLD_SIZE")
     distributed = sys.modules.get("torch.distributed")

@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from mpwds.pipeline.collation import Stack
 from mpwds.storage.streams.http import pools
 from tests.storage.conftest import Web
 
@@ -26,6 +27,16 @@ def plain(value):
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value
+
+
+def written(column):
+    """A column, written where it is deferred."""
+    if not isinstance(column, Stack):
+        return column
+    assert column.dtype.isnative
+    out = np.empty(column.shape, column.dtype)
+    column.write_into(out)
+    return out
 
 
 def assert_continues(make, stop):

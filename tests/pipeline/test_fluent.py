@@ -38,10 +38,6 @@ def test_a_method_takes_what_its_function_takes_and_has_its_documentation(name):
     assert inspect.signature(method).return_annotation == "Self"
 
 
-def test_the_method_that_needs_a_size_takes_all_else_as_its_function_does():
-    assert parameters(mpwds.WebDataset.shuffle)[2:] == parameters(mpwds.shuffle)[1:]
-
-
 def test_help_lists_the_methods():
     shown = pydoc.plain(pydoc.render_doc(mpwds.WebDataset))
     signatures = "".join(shown.replace("|", "").split())  # Python 3.13 breaks long ones into lines
@@ -62,12 +58,10 @@ def test_wrong_arguments_are_an_error_of_the_function():
         DataPipeline([]).rsample(q=1)
 
 
-def test_shuffle_names_its_buffer_size_and_needs_it():
+def test_shuffle_names_its_buffer_size_and_takes_all_else_as_its_function_does():
     (_, (size, _, _), *others) = parameters(Fluent.shuffle)
     assert size == "size"
     assert others == parameters(function("shuffle"))[1:]
-    with pytest.raises(TypeError, match="needs size, .* or total"):
-        DataPipeline([1]).shuffle()
 
 
 def test_a_dataset_imports_no_stage_that_it_does_not_use():

@@ -238,7 +238,7 @@ def test_workers_share_a_budget_of_samples(path):
 
     dataset = DataPipeline(range(40)).map(bad, handler=quarantine(path, budget=9)).batched(1)
     with (
-        mpwds.MultiLoader(dataset, workers=2) as loader,
+        mpwds.MultiLoader(dataset, workers=2, start_method="fork") as loader,
         pytest.raises(QuarantineFull, match="budget of 9") as caught,
     ):
         list(loader)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.shards import SimpleShardList
 from mpwds.pipeline.splitting import Splitter, non_empty, single_node_only, split_by_node, split_by_worker
 from mpwds.pipeline.stream import Source, WrappedStream
 from tests.pipeline.places import read_everywhere
@@ -104,21 +104,6 @@ def test_a_restored_stream_knows_that_it_was_not_empty():
     assert list(second) == []
 
 
-def test_webdatasets_pipeline_of_splitters_runs():
-    dataset = DataPipeline(
-        SimpleShardList(list(map(str, range(10)))), split_by_node, split_by_worker, non_empty
-    )
-    assert [shard["url"] for shard in dataset] == list(map(str, range(10)))
-    context = Context(rank=1, world_size=2, worker=1, workers=2)
-    assert [shard["url"] for _, shard in dataset.stream(context)] == ["3", "7"]
-
-
-def test_webdatasets_test_of_an_empty_pipeline_raises():
-    dataset = DataPipeline(SimpleShardList(list(map(str, range(10)))), lambda source: iter([]), non_empty)
-    with pytest.raises(ValueError, match="non_empty"):
-        list(dataset)
-
-
 @pytest.mark.parametrize("stage", ALL, ids=str)
 def test_there_is_one_of_each_in_every_process(stage):
     assert pickle.loads(pickle.dumps(stage)) is stage
@@ -198,15 +183,6 @@ def test_a_command_that_only_a_state_names_is_refused():
     assert other.fetch(address) == shard
     with pytest.raises(mpwds.SecurityError, match="a state names the shard 'pipe:rm x', which"):
         other.fetch("pipe:rm x")
-
-
-def test_with_an_unknown_epoch_a_node_reads_its_shards_in_another_order_in_each_run():
-    shards = ShardList("{0..39}", shuffle=True)
-    runs = [
-        [shard["url"] for _, shard in shards.stream(Context(rank=1, world_size=2, run=run))] for run in (5, 6)
-    ]
-    assert runs[0] != runs[1]
-    assert set(runs[0]) == set(runs[1])
 
 
 def test_a_stream_goes_back_to_an_earlier_state_of_its_own():

@@ -18,12 +18,6 @@ def test_dataloader_reads_each_sample_once(shards, workers):
     assert sorted(int(label) for (labels,) in loader for label in labels) == list(range(20))
 
 
-def test_dataloader_passes_finished_batches_on(shards):
-    dataset = WebDataset(shards).decode().to_tuple("cls", "txt").batched(8)
-    batches = list(torch.utils.data.DataLoader(dataset, batch_size=None))
-    assert [len(labels) for labels, _ in batches] == [8, 8, 4]
-
-
 def test_dataloaders_fresh_workers_read_the_epoch_that_was_set():
     dataset = DataPipeline(range(20)).shuffle(20)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)

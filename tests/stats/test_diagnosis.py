@@ -16,20 +16,9 @@ def worker(index=0, waiting_s=0.0, batches=MANY, cpu_s=10.0, queued_s=0.0, activ
         StageStats(name, share * working_s, share, batches, name == "tarfile_to_samples()")
         for name, share in (shares or {"map(crop)": 0.7, "writing batches": 0.3}).items()
     ]
-    return WorkerStats(
-        index,
-        100 + index,
-        batches,
-        64 * batches,
-        10**6 * batches,
-        active_s,
-        waiting_s,
-        cpu_s,
-        queued_s,
-        {},
-        0,
-        tuple(stages),
-    )
+    counts = (batches, 64 * batches, 10**6 * batches)
+    times = (active_s, waiting_s, cpu_s, queued_s)
+    return WorkerStats(index, 100 + index, *counts, *times, {}, 0, tuple(stages))
 
 
 def stats(*workers, waited_s=6.2, received_s=0.1, stages_s=0.0, batches=MANY, **more):
@@ -201,10 +190,6 @@ def test_the_verdict_names_what_bounds_the_training(figures, verdict):
 
 OF_STORAGE = StageStats("tarfile_to_samples()", 9.0, 1.0, 100, storage=True, nbytes=180_000_000)
 ADVICE = {
-    "a stage": (
-        of_stages({"decode('rgb8')": 0.8, "map(f)": 0.2}),
-        "stage decode('rgb8') takes 80% of worker time: add workers or make it faster",
-    ),
     "storage and its rate": (
         stats(replace(worker(0, active_s=9.0), stages=(OF_STORAGE,))),
         "storage: tarfile_to_samples() takes 100% of worker time at 20 MB/s each",
@@ -216,10 +201,6 @@ ADVICE = {
     "batches that are too small": (
         of_stages({"writing batches": 0.8, "map(f)": 0.2}, nbytes=200 * MANY, samples=2 * MANY),
         "batches have 2 samples and 0.2 kB, and take longer to send than to make: make them larger",
-    ),
-    "batches that are kept": (
-        stats(waited_s=0.5, received_s=5.0, private_copies=900),
-        "900 batches were copied out of shared memory, as many are kept",
     ),
     "no workers": (
         stats(worker(0), in_process=True),
@@ -233,6 +214,10 @@ ADVICE = {
         stats(cores=2),
         "add workers (on more than 2 processors, which are all busy)",
     ),
+    "workers that wait in any order": (
+        stats(*several(2, waiting_s=5.0), in_order=False),
+        "raise prefetch$",
+    ),
     "stages behind the loader that take less than the training step": (
         stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=4.0),
         "the training step is the bound",
@@ -242,11 +227,8 @@ ADVICE = {
 
 @pytest.mark.parametrize(("figures", "said"), ADVICE.values(), ids=ADVICE)
 def test_the_verdict_advises_for_what_takes_the_time(figures, said):
-    """``^`` and ``$`` stand for its beginning and end."""
-    begins, ends = said[:1] == "^", said[-1:] == "$"
-    assert said.strip("^$") in figures.verdict
-    assert not begins or figures.verdict.startswith(said[1:])
-    assert not ends or figures.verdict.endswith(said[:-1])
+    """``$`` stands for its end."""
+    assert said in f"{figures.verdict}$"
 
 
 def test_nothing_stands_in_place_of_stages_that_are_not_known():
@@ -295,11 +277,8 @@ def test_a_few_private_copies_are_not_what_receiving_takes():
     assert "copied out" not in stats(received_s=4.0, waited_s=1.0, private_copies=50).verdict
 
 
-def test_a_slow_worker_holds_the_others_back_where_they_take_turns():
-    slow, fast = worker(3, batches=100), [worker(index, waiting_s=8.0, batches=100) for index in range(3)]
-    verdict = stats(*fast, slow).verdict
-    assert "worker 3 (pid 103) takes 100 ms a batch, the others 20" in verdict
-    assert "in_order=False" in verdict
+def test_a_slow_worker_holds_nobody_back_where_others_take_no_turns():
+    slow, fast = worker(3, batches=100), several(3, waiting_s=8.0, batches=100)
     assert "worker 3" not in stats(*fast, slow, in_order=False).verdict
 
 
@@ -322,9 +301,3 @@ def test_that_a_slow_worker_was_started_again_is_said():
 def test_a_worker_that_has_more_to_do_is_not_slow():
     busy, done = worker(0, batches=1000), worker(1, batches=100, active_s=1.0)
     assert "worker 0" not in stats(busy, done).verdict
-
-
-def test_workers_that_wait_in_turn():
-    waiting = [worker(index, waiting_s=5.0) for index in range(2)]
-    assert stats(*waiting).verdict.endswith("raise prefetch, or take in_order=False")
-    assert stats(*waiting, in_order=False).verdict.endswith("raise prefetch")

@@ -61,11 +61,6 @@ def test_nan_stands_out():
     assert pictures((images, LABELS)).samples[0].pixels[2, 3].tolist() == [255, 0, 255]
 
 
-def test_a_note_says_how_unusual_values_became_colours():
-    assert pictures((red((5, 3, 8, 8), 1, "float32", -2, 3),)).note == "-2 is black, 3 is white"
-    assert pictures((red((5, 3, 8, 8), 1, "float32", 0, 1),)).note == ""
-
-
 def test_one_sample_is_one_picture():
     for image in (np.zeros((32, 48, 3), "uint8"), np.zeros((3, 32, 48), "uint8")):
         for sample in (image, (image, 7), {"png": image, "cls": 7, "__key__": "a"}):
@@ -84,11 +79,6 @@ def test_labels_are_classes_before_long_keys():
 def test_only_as_many_are_shown_as_asked_for():
     shown = pictures(np.zeros((50, 8, 8, 3), "uint8"), most=3)
     assert (len(shown.samples), shown.total) == (3, 50)
-
-
-def test_sounds_are_waveforms():
-    shown = pictures((np.zeros((5, 2, 16000), "float32"), LABELS))
-    assert (shown.kind, shown.samples[0].wave.shape) == ("waveform", (16000,))
 
 
 def test_texts_are_cut_short():

@@ -37,8 +37,7 @@ class Repack:
         try:
             return self._repacked(sample[name])
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise decode_error(name, sample, sample.get("__url__"), reason) from error
+            raise decode_error(name, sample, sample.get("__url__"), error) from error
 
     def _repacked(self, data: bytes) -> bytes:
         image = Image.open(io.BytesIO(data), formats=["JPEG"])

@@ -29,7 +29,7 @@ HandlerSpec: TypeAlias = str | Handler | tuple[str, Callable[[Any], Any]]
 DecodingError = DecodeError
 """``DecodeError`` under webdataset's name."""
 
-_NAMES_KEPT = 1000  # field names are data: a key with a dot in it makes a new one for each sample
+NAMES_KEPT = 1000  # field names are data: a key with a dot in it makes a new one for each sample
 
 
 class Decoder:
@@ -105,11 +105,8 @@ class Decoder:
                     result[field] = self._other(load, value)
         except ImportError:  # concerns every sample, so no error handler may skip it
             raise
-        except DecodeError as error:
-            raise decode_error(field, sample, sample.get("__url__"), str(error)) from error
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise decode_error(field, sample, sample.get("__url__"), reason) from error
+            raise decode_error(field, sample, sample.get("__url__"), error) from error
         return result
 
     __call__ = decode
@@ -252,7 +249,7 @@ class _FieldLoads(dict[str, Load]):
 
     def __missing__(self, field: str) -> Load:
         handlers, only, _ = self._given
-        if len(self) >= _NAMES_KEPT:
+        if len(self) >= NAMES_KEPT:
             self.clear()
         if field[:2] == "__":
             load: Load = _metadata

@@ -78,8 +78,10 @@ def extension_set(extensions: Iterable[str]) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def decode_error(field: str, sample: Mapping[str, Any], url: Any, reason: str) -> DecodeError:
+def decode_error(field: str, sample: Mapping[str, Any], url: Any, reason: str | Exception) -> DecodeError:
     """The error about a field of a sample of the shard ``url``, if it is of any."""
+    if isinstance(reason, Exception) and not isinstance(reason, DecodeError):
+        reason = f"{type(reason).__name__}: {reason}"
     key = sample.get("__key__")
     where = "" if key is None else f' of sample "{key}"'
     where += "" if url is None else f" in {without_credentials(str(url))}"

@@ -279,7 +279,7 @@ def _aligned(crop: Crop, image: tuple[int, int]) -> tuple[Crop, int]:
                 _multiples(start, extent, factor, whole)
                 for start, extent, whole in zip(crop[:2], crop[2:4], image, strict=True)
             )
-            return crop._replace(top=top, left=left, height=height, width=width), factor
+            return Crop(top, left, height, width, *crop[4:]), factor
     return crop, 1
 
 

@@ -222,7 +222,7 @@ def _without_its_batch(row: Any) -> Any:
 class RowBuffers:
     """Makes room for batches of ``rows`` rows, in memory that is reused when nothing refers to a batch."""
 
-    def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None = None) -> None:
+    def __init__(self, specs: list[Column], rows: int, pin_memory: bool | None) -> None:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory

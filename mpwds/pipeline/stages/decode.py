@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.decoding.decoders import Decoder, HandlerSpec
-from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, unpickle_loads
+from mpwds.pipeline.decoding.decoders import NAMES_KEPT, Decoder, HandlerSpec
+from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, decode_error, unpickle_loads
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
@@ -123,8 +123,6 @@ def as_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
 StreamDecoder = Callable[[Any], Any] | Literal[False]
 """Function of a file object that holds the field's bytes; ``False`` leaves the field as it is."""
 
-_CACHED_NAMES = 1000  # a limit, because each sample may have new field names
-
 
 def decode_bin(stream: Any) -> Any:
     return stream.read()
@@ -198,7 +196,7 @@ class XDecode(OneToOneStage, called="xdecode"):
             _check(pair)
 
     def prepared(self) -> Callable[[Any], dict[str, Any]]:
-        decoder_of = functools.lru_cache(_CACHED_NAMES)(self._decoder_of)
+        decoder_of = functools.lru_cache(NAMES_KEPT)(self._decoder_of)
 
         def decoded(sample: Any) -> dict[str, Any]:
             result = {}
@@ -208,7 +206,7 @@ class XDecode(OneToOneStage, called="xdecode"):
                 except ImportError:  # every sample would fail, so a handler must not skip it
                     raise
                 except Exception as error:
-                    raise _decode_error(field, sample, error) from error
+                    raise decode_error(field, sample, sample.get("__url__"), error) from error
             return result
 
         return decoded
@@ -237,10 +235,3 @@ def _check(pair: Any) -> None:
         raise TypeError(f"xdecode: expected a pair of a pattern and a function, got {shown(pair)}")
     if pair[1] is not False and not callable(pair[1]):
         raise TypeError(f"xdecode: expected a function or False for {pair[0]!r}, got {shown(pair[1])}")
-
-
-def _decode_error(field: str, sample: dict[str, Any], error: Exception) -> DecodeError:
-    reason = str(error) if isinstance(error, DecodeError) else f"{type(error).__name__}: {error}"
-    return DecodeError(
-        f"field {field!r} cannot be decoded: {reason}", sample.get("__key__"), sample.get("__url__"), field
-    )

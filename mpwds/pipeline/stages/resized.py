@@ -23,7 +23,7 @@ from mpwds.pipeline.decoding.resizing import (
     Resizer,
     Size,
 )
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, changed
 from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
@@ -178,7 +178,10 @@ class ResizeStage(OneToOneStage, called="resized"):
             _warn_without_simplejpeg()
 
     def __str__(self) -> str:
-        return f"{self.resizer.called}({arguments(self.field, self.resizer.size, **self._options())})"
+        resizer = self.resizer
+        options = changed(resizer, *(name for name in vars(resizer) if name != "size"))
+        options.update(changed(self, "box_field", "handler"))
+        return f"{resizer.called}({arguments(self.field, resizer.size, **options)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _ResizedStream(self, source, context)
@@ -186,14 +189,6 @@ class ResizeStage(OneToOneStage, called="resized"):
     def fields(self) -> list[tuple[str, ...]]:
         specs = self.field.split() if isinstance(self.field, str) else list(self.field)
         return [alternatives(spec) for spec in specs] or [alternatives("")]
-
-    def _options(self) -> dict[str, object]:
-        resizer = self.resizer
-        fields = type(resizer).__dataclass_fields__
-        changed = {
-            name: (value, fields[name].default) for name, value in vars(resizer).items() if name != "size"
-        }
-        return options(**changed, box_field=(self.box_field, None), handler=(self.handler, reraise_exception))
 
 
 @cache
@@ -248,8 +243,7 @@ def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]
     except ImportError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise decode_error(name, sample, sample.get("__url__"), reason) from error
+        raise decode_error(name, sample, sample.get("__url__"), error) from error
 
 
 def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:

@@ -6,10 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import Stack, default_collation_fn, padded
-from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.batched import batched
-from mpwds.pipeline.stream import Source, collect
+from mpwds.pipeline.collation import default_collation_fn, padded
+from tests.pipeline.conftest import written
 
 
 @st.composite
@@ -21,14 +19,6 @@ def ragged(draw):
     return [
         (np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape) + 0).astype(dtype) for shape in shapes
     ]
-
-
-def written(column):
-    if not isinstance(column, Stack):
-        return column
-    out = np.empty(column.shape, column.dtype)
-    column.write_into(out)
-    return out
 
 
 @settings(max_examples=100, deadline=None)
@@ -48,12 +38,6 @@ def test_deferred_batches_are_the_same_once_written(rows):
     column, lengths = stage.deferred(rows)
     np.testing.assert_array_equal(written(column), stage(rows)[0])
     np.testing.assert_array_equal(lengths, stage(rows)[1])
-
-
-@pytest.mark.parametrize("stop", range(4))
-def test_a_pipeline_with_it_continues_exactly(stop, continues):
-    samples = [np.arange(n) for n in (3, 1, 4, 1, 5)]
-    continues(lambda: batched(2, padded(-1, lengths=True)).stream(Source(samples)), stop)
 
 
 def test_everything_else_is_collated_as_by_default():
@@ -149,12 +133,6 @@ def test_what_cannot_be_padded_is_an_error(collate, samples, message):
 def test_paddings_of_floating_point_need_not_be_exact(value):
     batch = padded(value)([np.zeros(2, "f4"), np.zeros(1, "f4")])
     np.testing.assert_array_equal(batch[1, 1], np.float32(value))
-
-
-def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
-    (batch,) = collect(batched(2, padded()), [np.zeros(3), np.zeros(2)], Context(deferred=True))
-    assert isinstance(batch, Stack)
-    assert batch.padded_shape == (3,)
 
 
 def test_survives_a_pickle():

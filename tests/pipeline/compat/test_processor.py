@@ -120,7 +120,7 @@ def test_its_datasets_work_in_loaders():
             yield from (element, *gaps, element)
 
     dataset = Processor(twice, 0)(Processor(map, lambda n: n + 1)(range(6)))
-    with MultiLoader(dataset, workers=2) as loader:
+    with MultiLoader(dataset, workers=2, start_method="fork") as loader:
         assert sorted(int(n) for n in loader) == [0] * 6 + sorted([1, 2, 3, 4, 5, 6] * 2)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
     assert sorted(int(n) for n in loader) == [0] * 6 + sorted([1, 2, 3, 4, 5, 6] * 2)

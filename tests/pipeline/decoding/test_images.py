@@ -62,22 +62,6 @@ def test_values_layout_and_type_are_those_of_webdataset(spec, name):
     assert np.array_equal(as_array(ours), as_array(theirs))
 
 
-@pytest.mark.parametrize(
-    ("spec", "dtype", "shape"),
-    [
-        ("l8", np.uint8, (5, 7)),
-        ("rgb8", np.uint8, (5, 7, 3)),
-        ("rgba", np.float32, (5, 7, 4)),
-        ("torchl", np.float32, (5, 7)),
-        ("torchrgb8", np.uint8, (3, 5, 7)),
-        ("torch", np.float32, (3, 5, 7)),
-    ],
-)
-def test_the_layouts_are_as_documented(spec, dtype, shape):
-    result = as_array(ImageDecoder(spec)(".png", IMAGES["RGBA"]))
-    assert (result.dtype, result.shape) == (dtype, shape)
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_results_are_writable_and_contiguous(spec):
     with warnings.catch_warnings():

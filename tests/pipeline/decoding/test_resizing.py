@@ -220,30 +220,6 @@ def test_images_that_are_damaged_cut_off_or_too_large_are_errors(monkeypatch):
         Resized((8, 8))(data)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Resized(0), "resized: sizes must be integers of at least 1, got 0"),
-        (lambda: Resized((8, 2.5)), "resized: sizes"),
-        (lambda: Resized(8, dtype="float64"), "dtype must be 'uint8' or 'float32', got 'float64'"),
-        (lambda: Resized(8, layout="NCHW"), "layout must be 'HWC' or 'CHW', got 'NCHW'"),
-        (lambda: Resized(8, mean=MEAN), "mean needs dtype='float32'"),
-        (lambda: Resized(8, "float32", std=(1, 2)), "std must be three numbers"),
-        (lambda: Resized(8, "float32", std=(1, 2, 0)), "std must be three numbers"),
-        (
-            lambda: RandomResizedCrop(8, scale=(0, 1)),
-            "random_resized_crop: scale must be two numbers above 0",
-        ),
-        (lambda: RandomResizedCrop(8, ratio=(2, 1)), "ratio must be"),
-        (lambda: RandomResizedCrop(8, flip=1.5), "flip is a probability, got 1.5"),
-        (lambda: ResizeCenterCrop(size=257), "resize_center_crop: the crop, 257, must not be larger"),
-    ],
-)
-def test_what_cannot_be_made_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_an_image_that_waits_for_its_batch_holds_no_pixels_of_the_whole(kind):

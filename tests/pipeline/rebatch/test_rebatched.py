@@ -59,7 +59,7 @@ def test_addresses_of_batches_whose_rows_are_gone_are_forgotten():
 
 
 def test_addresses_of_batches_whose_rows_are_held_are_kept():
-    for steps in range(1000, 1030):  # at some of them addresses are forgotten
+    for steps in range(1000, 1030, 3):  # at some of them addresses are forgotten
         stream = Rebatched(2, shuffle=20).stream(Endless())
         for _ in range(steps):
             next(stream)
@@ -369,22 +369,6 @@ def test_pinned_batches_are_not_overwritten_while_a_copy_to_the_device_runs():
         on_device.append(batch.to("cuda", non_blocking=True))
         del batch
     assert torch.cat(on_device)[:, -1].tolist() == list(range(6400))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"batchsize": 0}, ValueError, "batchsize must be at least 1, got 0"),
-        ({"batchsize": 2.5}, TypeError, "batchsize must be a whole number, got 2.5"),
-        ({"batchsize": 4, "drop_last": "no"}, ValueError, "drop_last must be True or False, got 'no'"),
-        ({"batchsize": 4, "shuffle": -1}, ValueError, "shuffle must be at least 0, got -1"),
-        ({"batchsize": 4, "shuffle": True}, TypeError, "shuffle must be a whole number, got True"),
-        ({"batchsize": 4, "shuffle": 5, "initial": 0}, ValueError, "initial must be at least 1, got 0"),
-    ],
-)
-def test_a_number_out_of_range_is_an_error(options, error, message):
-    with pytest.raises(error, match=f"rebatched: {message}"):
-        Rebatched(**options)
 
 
 def test_it_prints_as_it_was_written_and_can_be_pickled():

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import Stack
+from mpwds.pipeline.collation import Stack, padded
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
-from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.batched import Batched, batched
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
@@ -17,14 +17,6 @@ from mpwds.pipeline.stream import Source, collect
 @given(n=st.integers(0, 30), size=st.integers(1, 9), partial=st.booleans(), stop=st.integers(0, 31))
 def test_continues_from_its_state_exactly(continues, n, size, partial, stop):
     continues(lambda: Batched(size, partial=partial).stream(Source((k, str(k)) for k in range(n))), stop)
-
-
-@settings(max_examples=60, deadline=None)
-@given(n=st.integers(0, 30), size=st.integers(1, 9))
-def test_each_element_once_in_order(n, size):
-    batches = collect(Batched(size, collation_fn=None), range(n))
-    assert [element for batch in batches for element in batch] == list(range(n))
-    assert all(len(batch) == size for batch in batches[:-1])
 
 
 def test_the_address_of_a_batch_is_its_parts_addresses():
@@ -61,9 +53,10 @@ def test_a_batch_that_cannot_be_made_is_left_out_whole_or_ends_the_stream():
         assert [numbers.tolist() for (numbers,) in collect(Batched(2, handler=handler), samples)] == made
 
 
-def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
+@pytest.mark.parametrize("stage", [Batched(2), batched(max_bytes=999), Batched(2, padded())], ids=str)
+def test_arrays_are_left_to_the_transport_when_it_asks_for_that(stage):
     samples = [(np.full(3, k), k) for k in range(2)]
-    ((images, labels),) = collect(Batched(2), samples, Context(deferred=True))
+    ((images, labels),) = collect(stage, samples, Context(deferred=True))
     assert isinstance(images, Stack)
     assert labels.tolist() == [0, 1]
 

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import Stack
-from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_stop
 from mpwds.pipeline.stages.batched import batched, size_in_bytes
 from mpwds.pipeline.stream import Source, collect
@@ -59,12 +57,6 @@ def test_a_batch_ends_only_where_the_next_element_does_not_fit(sizes, stage):
         assert full or cost([*batch, following[0]], stage) > stage.max_total
 
 
-@settings(max_examples=100, deadline=None)
-@given(sizes=sizes, stage=stages(), stop=st.integers(0, 21))
-def test_continues_from_its_state_exactly(continues, sizes, stage, stop):
-    continues(lambda: stage.stream(Source(sizes)), stop)
-
-
 def test_a_measure_that_draws_numbers_draws_the_same_again(continues):
     stage = batched(by=lambda element: random.random(), max_total=1.5, collation_fn=None)
     for stop in range(5):
@@ -113,22 +105,9 @@ def test_bytes_are_those_of_the_data(element, size):
     assert size_in_bytes(element) == size
 
 
-def test_arrays_are_left_to_the_transport_when_it_asks_for_that():
-    (batch,) = collect(batched(max_bytes=100), [np.zeros(3)] * 2, Context(deferred=True))
-    assert isinstance(batch, Stack)
-
-
 def test_what_is_held_follows_when_a_bad_element_ends_the_stream():
     stage = batched(by=lambda n: 1 / n, max_total=9, collation_fn=None, handler=ignore_and_stop)
     assert collect(stage, [1, 1, 0, 1]) == [[1, 1]]
-
-
-def test_nothing_follows_when_a_bad_batch_ends_the_stream():
-    def collate(elements):
-        return [6 // element for element in elements]
-
-    stage = batched(by=itself, max_total=5, collation_fn=collate, handler=ignore_and_stop)
-    assert collect(stage, [5, 0, 4, 2, 3]) == [[1]]
 
 
 @pytest.mark.parametrize("size", [None, -1, float("nan"), "3"])

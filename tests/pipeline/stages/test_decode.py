@@ -84,12 +84,3 @@ def test_pickles_need_permission():
         collect(decode(), [sample])
     assert collect(decode(allow_pickle=True), [sample]) == [{"__key__": "a", "pyd": {1}}]
     assert str(decode(allow_pickle=True)) == "decode(allow_pickle=True)"
-
-
-def test_a_stage_says_whether_it_takes_memoryviews():
-    assert decode("rgb8", only="jpg")._decoder().takes_views
-    assert not decode(lambda key, data: None)._decoder().takes_views
-
-
-def test_functions_for_extensions_may_draw_random_numbers(continues):
-    continues(lambda: decode(("cls", lambda data: random.random())).stream(samples()), 2)

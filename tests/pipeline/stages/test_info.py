@@ -30,11 +30,6 @@ def test_prints_what_webdataset_prints(n, every, width, name, fmt):
     assert printed[0] == printed[1]
 
 
-@pytest.mark.parametrize("stop", range(4))
-def test_continues_from_its_state_exactly(stop, continues):
-    continues(lambda: info(stream=io.StringIO()).stream(Source(SAMPLES[:3])), stop)
-
-
 def test_goes_on_counting_where_it_stopped():
     output = io.StringIO()
     stage = info("{__key__}", n=2, stream=output)

@@ -29,7 +29,7 @@ def test_each_byte_string_is_a_row_of_its_own_length():
 def test_workers_send_the_rows_as_aligned_views_of_one_block(repeats):
     rows = [row * repeats for row in IMAGES]
     pipeline = mpwds.DataPipeline([(row, n) for n, row in enumerate(rows)]).batched(4, ragged=[0])
-    with mpwds.MultiLoader(pipeline, workers=1) as loader:
+    with mpwds.MultiLoader(pipeline, workers=1, start_method="fork") as loader:
         ((images, labels),) = loader
     assert [bytes(image.numpy()) for image in images] == rows
     assert labels.tolist() == [0, 1, 2, 3]

@@ -19,10 +19,6 @@ def test_continues_from_its_state_exactly_even_when_it_draws_lots(continues, n, 
     continues(lambda: stage.stream(Source(range(n))), stop)
 
 
-def test_dropping_everything_ends_the_stream():
-    assert collect(Select(lambda n: False), range(6)) == []
-
-
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 30), p=st.floats(0, 1), stop=st.integers(0, 31))
 def test_rsample_continues_from_its_state_exactly(continues, n, p, stop):

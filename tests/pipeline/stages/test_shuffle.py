@@ -105,16 +105,3 @@ def test_a_total_is_shared_by_all_streams(ranks, workers, held):
     stream = shuffle(total=60, initial=60).stream(source, context)
     next(stream)
     assert source.state_dict()["cursor"] == held
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"bufsize": 10, "total": 60}, "bufsize and total both give the size"),
-        ({"total": 0}, "size must be at least 1|total must be at least 1"),
-        ({"total": "many"}, "total must be a whole number"),
-    ],
-)
-def test_a_total_that_makes_no_sense_is_refused(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        shuffle(**arguments)

@@ -93,6 +93,8 @@ OTHERS = {
     "info(n=0)": (info(n=0), range(9)),
     "log_keys()": (log_keys(), range(9)),
     "batched(2, collation_fn=None)": (listed(2), range(9)),
+    "map(str, threads=3, in_order=False)": (map(str, threads=3, in_order=False), range(1)),
+    "map_tuple(str, threads=2)": (map_tuple(str, threads=2), [(1,), (2,)]),
 }
 
 

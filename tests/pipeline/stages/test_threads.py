@@ -264,10 +264,3 @@ def test_a_fork_is_told_to_begin_again():
     assert [next(elements), next(elements)] == ["0", "1"]
     assert "threads do not survive a fork" in raised_in_fork(lambda: next(elements))
     assert list(elements) == list("2345678")
-
-
-@pytest.mark.parametrize("stage", [mpwds.map, mpwds.decode, mpwds.map_tuple])
-def test_a_number_of_threads_below_1_is_refused(stage):
-    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        stage(str, threads=0)
-    assert "threads=3, in_order=False" in str(stage(str, threads=3, in_order=False))

@@ -4,8 +4,7 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.batched import Batched, listed
-from mpwds.pipeline.stages.shuffle import Shuffle
+from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.unbatched import Unbatched, unlisted
 from mpwds.pipeline.stream import Source, collect
 
@@ -15,22 +14,6 @@ from mpwds.pipeline.stream import Source, collect
 def test_continues_in_the_middle_of_a_batch_exactly(continues, sizes, stop):
     batches = [([f"{b}/{row}" for row in range(size)], list(range(size))) for b, size in enumerate(sizes)]
     continues(lambda: Unbatched().stream(Source(batches)), stop)
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(0, 30), stop=st.integers(0, 31))
-def test_its_addresses_can_be_held_and_batched_again(continues, n, stop):
-    def make():
-        stream = Unbatched().stream(Batched(4).stream(Source((k, str(k)) for k in range(n))))
-        return Batched(3).stream(Shuffle(5).stream(stream))
-
-    continues(make, stop)
-
-
-def test_undoes_batched():
-    samples = [(k, str(k)) for k in range(7)]
-    stream = Unbatched().stream(Batched(3).stream(Source(samples)))
-    assert [element for _, element in stream] == samples
 
 
 def test_takes_dicts_and_arrays_apart():
@@ -77,23 +60,7 @@ def test_takes_batches_apart_as_webdataset_does(sizes, kind):
     assert collect(Unbatched(), batches) == list(webdataset.filters.unbatched()(batches))
 
 
-lists = st.lists(st.lists(st.integers(), max_size=4), max_size=5)
-
-
 @settings(max_examples=60, deadline=None)
-@given(lists=lists)
+@given(lists=st.lists(st.lists(st.integers(), max_size=4), max_size=5))
 def test_takes_lists_apart_as_webdataset_does(lists):
     assert collect(unlisted(), lists) == list(webdataset.filters.unlisted()(lists))
-
-
-@settings(max_examples=60, deadline=None)
-@given(lists=lists, stop=st.integers(0, 21))
-def test_continues_in_the_middle_of_a_list_exactly(continues, lists, stop):
-    continues(lambda: unlisted().stream(Source(lists)), stop)
-
-
-@settings(max_examples=30, deadline=None)
-@given(n=st.integers(0, 20), size=st.integers(1, 6))
-def test_undoes_listed(n, size):
-    stream = unlisted().stream(listed(size).stream(Source(range(n))))
-    assert [element for _, element in stream] == list(range(n))
