@@ -42,6 +42,7 @@ BENCHMARKS = {
     "feed": "Servers",
     "streams": "Logical streams",
     "resume": "Resuming",
+    "faults": "Faults",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
     "growth": "How costs grow",
