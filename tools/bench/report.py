@@ -58,6 +58,7 @@ BENCHMARKS = {
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "webdataset", "mosaicml-streaming", "litdata", "spdl-core", "grain"),
     *("torchdata", "megatron-energon", "nvidia-dali-cuda120", "simplejpeg", "obstore", "urllib3"),
+    *("ray", "tensorflow", "tensorflow-cpu"),
 )
 
 
