@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
-BENCH ?= transport pipeline rebatch loader images feed startup large device mds shuffles shard_tools indexed shard_lists descriptions growth
+BENCH ?= transport pipeline rebatch loader images feed faults startup large device mds shuffles shard_tools indexed shard_lists descriptions growth
 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =

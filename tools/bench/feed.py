@@ -1,7 +1,7 @@
 """Measures what a RemoteLoader takes the place of: getting ready batches from another process over a socket.
 
-    python tools/bench/feed.py                       # all, about five minutes
-    python tools/bench/feed.py --quick               # a minute, less exact
+    python tools/bench/feed.py                       # all, about ten minutes
+    python tools/bench/feed.py --quick               # some minutes, less exact
     python tools/bench/feed.py --only 77 --workers 2 --json feed.json
 
 One process makes batches: the same array again and again, one element of it changed each time. In turn they
@@ -11,6 +11,12 @@ a RemoteLoader: over TCP on the loopback address and over ``ipc``, which leave b
 TCP with ``shared_memory=False``, as between machines; and so with CURVE keys. A figure is the median over the
 rounds; ratios are to plain pyzmq, or to MultiLoader, in this run. Then a consumer stalls, and memory is read
 on both sides.
+
+Two services are measured where they are installed. Ray Data: ``map_batches`` makes the batches, and
+``streaming_split(1)`` feeds ``iter_batches`` (NumPy, four ahead) through Ray's object store, which is shared
+memory here; a block is one batch, or 1 MB of small ones. tf.data service: a dispatcher and a worker,
+``distribute`` without compression, ``prefetch(AUTOTUNE)``, ``as_numpy_iterator``; the worker cannot run
+Python, so TensorFlow changes the element, which copies the array.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,16 +185,86 @@ def remote_loader(
             yield iter(loader)
 
 
+@contextlib.contextmanager
+def ray_data(case: Case, workers: int) -> Iterator[Iterator[Any]]:
+    import ray.data
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 31)
+    try:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.target_max_block_size = max(case.nbytes, 1 << 20)  # large batches are not cut
+        batches = numpy_batches(case.shape, case.dtype)
+        dataset = ray.data.range(workers, override_num_blocks=workers).map_batches(
+            lambda _: ({"x": batch} for batch in batches()), batch_size=1
+        )
+        (shard,) = dataset.streaming_split(1)
+        rows = {"batch_size": case.shape[0], "batch_format": "numpy", "prefetch_batches": 4}
+        with contextlib.closing(iter(shard.iter_batches(**rows))) as received:  # or it starts Ray again
+            yield (batch["x"] for batch in received)
+    finally:
+        ray.shutdown()
+
+
+def serve_tf_data(port: int, dispatcher: str | None) -> None:
+    from tensorflow.data.experimental import service
+
+    if dispatcher is None:
+        service.DispatchServer(service.DispatcherConfig(port=port)).join()
+    else:
+        service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher, port=port)).join()
+
+
+@contextlib.contextmanager
+def tf_data_service(case: Case, workers: int) -> Iterator[Iterator[Any]]:
+    import tensorflow as tf
+
+    size, port = int(np.prod(case.shape)), free_port()
+
+    def changed(array: Any, number: Any) -> Any:
+        flat = tf.tensor_scatter_nd_update(array, [[number % size]], [tf.cast(number % 100, case.dtype)])
+        return tf.reshape(flat, case.shape)
+
+    arrays = tf.data.Dataset.range(1).map(lambda _: tf.ones([size], case.dtype)).cache().repeat()
+    dataset = tf.data.Dataset.zip(arrays, tf.data.Dataset.counter()).map(changed, tf.data.AUTOTUNE)
+    service = tf.data.experimental.service
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(serve_tf_data, port, None))
+        for _ in range(workers):
+            stack.enter_context(running(serve_tf_data, free_port(), f"127.0.0.1:{port}"))
+        sent = service.distribute(service.ShardingPolicy.OFF, f"grpc://127.0.0.1:{port}", compression=None)
+        yield dataset.apply(sent).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+
 CONTENDERS: dict[str, Callable[..., Any]] = {
     "pyzmq": raw_zmq,
     "bare sockets": bare_sockets,
     "tensorcom": tensorcom_feed,
+    "Ray Data": ray_data,
+    "tf.data service": tf_data_service,
     "MultiLoader": multi_loader,
     "ipc": lambda case, workers: remote_loader(case, workers, ipc=True),
     "tcp": lambda case, workers: remote_loader(case, workers),
     "tcp, sent": lambda case, workers: remote_loader(case, workers, sent=True),
     "tcp, sent, CURVE": lambda case, workers: remote_loader(case, workers, sent=True, curve=True),
 }
+APART = "Ray Data", "tf.data service"  # these start threads, and log much: each has a process of its own
+
+
+def measured(name: str, case: Case, seconds: float, workers: int) -> float:
+    with CONTENDERS[name](case, workers) as feed:
+        return batches_per_second(feed, case, seconds)
+
+
+def measured_apart(name: str, case: Case, seconds: float, workers: int) -> float:
+    with futures.ProcessPoolExecutor(1, _SPAWN, initializer=be_silent) as pool:
+        return pool.submit(measured, name, case, seconds, workers).result()
+
+
+def be_silent() -> None:
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
 
 
 def batches_per_second(feed: Iterator[Any], case: Case, seconds: float) -> float:
@@ -209,10 +286,10 @@ def check(batch: Any, case: Case) -> None:
 def contest(case: Case, rounds: int, seconds: float, workers: int) -> dict[str, float]:
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for _ in range(rounds):
-        for name, contender in CONTENDERS.items():
+        for name in CONTENDERS:
             try:
-                with contender(case, workers) as feed:
-                    rates[name].append(batches_per_second(feed, case, seconds))
+                measure = measured_apart if name in APART else measured
+                rates[name].append(measure(name, case, seconds, workers))
             except ImportError as error:
                 print(f"{name} is left out: {error}")
     return {name: statistics.median(values) for name, values in rates.items() if values}

@@ -42,6 +42,7 @@ BENCHMARKS = {
     "feed": "Servers",
     "streams": "Logical streams",
     "resume": "Resuming",
+    "faults": "Faults",
     "object_store": "Object storage",
     "shard_lists": "Long lists of shards",
     "growth": "How costs grow",
@@ -57,6 +58,7 @@ BENCHMARKS = {
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "webdataset", "mosaicml-streaming", "litdata", "spdl-core", "grain"),
     *("torchdata", "megatron-energon", "nvidia-dali-cuda120", "simplejpeg", "obstore", "urllib3"),
+    *("ray", "tensorflow", "tensorflow-cpu"),
 )
 
 
