@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
-BENCH ?= transport pipeline rebatch loader images feed faults startup large device mds shuffles shard_tools indexed shard_lists descriptions growth
+BENCH ?= transport loader images pipeline overlap rebatch startup large feed streams resume faults object_store shard_lists growth \
+	descriptions indexed mds shuffles shard_tools cache stages programs device
 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -68,9 +69,9 @@ bench: $(VENV)/has-test $(VENV)/has-peers
 	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
 	for bench in $(BENCH); do $(BIN)/python tools/bench/$$bench.py $(ARGS) || exit 1; done
 
-# The same as a page of the site, docs/proof/report.md. `make bench-report ARGS="--only loader resume"`
+# The same as a page of the site, docs/proof/report.md, beside all peers. `make bench-report ARGS="--only loader resume"`
 bench-report: $(VENV)/has-test $(VENV)/has-peers
-	@$(MAKE) --no-print-directory $(VENV)/has-bench || true
+	@$(MAKE) --no-print-directory $(VENV)/has-report || $(MAKE) --no-print-directory $(VENV)/has-bench || true
 	$(BIN)/python tools/bench/report.py $(ARGS)
 
 # `make soak ARGS="--minutes 1"`; then trainings that go on after faults with other numbers of ranks; then

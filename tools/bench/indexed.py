@@ -1,6 +1,6 @@
 """Measures indexed access to tar shards beside wids, from the same local shards.
 
-    python tools/bench/indexed.py                   # all, about two minutes
+    python tools/bench/indexed.py                   # all, about three minutes
     python tools/bench/indexed.py --quick           # fewer samples
     python tools/bench/indexed.py --directory /data # where to put the shards, a gigabyte
 
@@ -20,6 +20,9 @@ time to find those of a shard, which one process does once.
 wids and mpwds take turns, each measurement in a process of its own; figures are medians of the rounds. Times
 are of the wall clock for DataLoader, and otherwise of the processor, as the shards are in the page cache.
 wids comes from the folder for packages to compare with, ``peers`` in the virtual environment.
+
+The last table has ``dataset[i]`` of other packages, too: each reads all fields of the same samples, at random
+places in 8 shards (or files) of its own format. Here the time of ours includes reading the fields.
 """
 
 from __future__ import annotations
@@ -27,17 +30,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from loading import formats
+from loading.contest import is_installed
 
 import mpwds
 from mpwds.storage.indexed.describing import write_description
@@ -45,6 +51,7 @@ from mpwds.storage.indexed.tar_shards import TarShards
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _OPENINGS = 10
+SHARDS = 8
 PEERS = str(Path(sys.prefix) / "peers")
 
 
@@ -67,6 +74,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         package, case = arguments.child
+        if package == "write":
+            place, size, samples = case.split()
+            write_formats(Path(place), int(size), int(samples))
+            return
         print(json.dumps(measure(package, Case(**json.loads(case)))))
         return
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
@@ -105,6 +116,89 @@ def compare(folder: str, scale: int, rounds: int) -> None:
             f"   {their_memory:>6.1f} MB {our_memory:>6.1f} MB",
             flush=True,
         )
+    compare_formats(folder, scale, rounds)
+
+
+def compare_formats(folder: str, scale: int, rounds: int) -> None:
+    print(f"\n{'dataset[i], all fields':<32}{'300 B':>14}{'':8}{'100 kB':>14}")
+    cases = {}
+    for size, samples in ((300, 400 * scale), (100_000, 10 * scale)):
+        place = Path(folder, f"formats-{size}")
+        command = [sys.executable, __file__, "--child", "write", f"{place} {size} {samples}"]
+        subprocess.run(command, check=True)
+        cases[size] = place, 4000 * scale if size == 300 else 1000 * scale
+    for name, (package, _) in OPENERS.items():
+        if not is_installed(package):
+            print(f"{name:<32}left out: {package} is not installed")
+            continue
+        times = []
+        for place, reads in cases.values():
+            case = Case("format", str(place), reads)
+            times.append(statistics.median(run(name, case)[0] for _ in range(rounds)))
+        print(f"{name:<32}{times[0] * 1e6:>11,.1f} us{'':8}{times[1] * 1e6:>11,.1f} us", flush=True)
+
+
+def write_formats(place: Path, size: int, samples: int) -> None:
+    """Writes the same samples in all formats, 8 shards each."""
+    place.mkdir()
+    made = [{"bin": os.urandom(size), "cls": number % 10} for number in range(samples)]
+    formats.write_tar(place / "tar", made, SHARDS)
+    formats.write_mds(place / "mds", {"bin": "bytes", "cls": "int"}, made, SHARDS)
+    if is_installed("litdata"):
+        formats.write_litdata(place / "litdata", made, SHARDS)
+    if is_installed("datasets"):
+        formats.write_arrow(place / "arrow", made * SHARDS)
+    if is_installed("array_record"):
+        formats.write_array_record(place / "x.arrayrecord", made * SHARDS)
+
+
+def _wids(place: str) -> Any:
+    sys.path.append(PEERS)
+    import wids
+
+    urls = [f"{place}/tar/x-{shard:04}.tar" for shard in range(SHARDS)]
+    shards = [{"url": url, "nsamples": len(mpwds.IndexedDataset(url))} for url in urls]
+    return wids.ShardListDataset(shards, transformations=[], localname=str)
+
+
+def _litdata(place: str) -> Any:
+    import litdata
+
+    return litdata.StreamingDataset(f"{place}/litdata")
+
+
+def _arrow(place: str) -> Any:
+    import datasets
+
+    return datasets.load_from_disk(f"{place}/arrow")
+
+
+def _grain(place: str) -> Any:
+    return formats.import_grain().sources.ArrayRecordDataSource([f"{place}/x.arrayrecord"])
+
+
+def _tar(place: str) -> Any:
+    return mpwds.IndexedDataset(f"{place}/tar/x-{{0000..{SHARDS - 1:04}}}.tar")
+
+
+def _mds(place: str) -> Any:
+    return mpwds.MDSDataset(f"{place}/mds")
+
+
+def _streaming(place: str) -> Any:
+    return formats.import_streaming().LocalDataset(f"{place}/mds")
+
+
+OPENERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "mpwds, tar": ("mpwds", _tar),
+    "mpwds, MDS": ("mpwds", _mds),
+    "wids, tar": ("torch", _wids),
+    "MosaicML Streaming, MDS": ("torch", _streaming),
+    "litdata": ("litdata", _litdata),
+    "datasets, Arrow": ("datasets", _arrow),
+    "grain, ArrayRecord": ("array_record", _grain),
+}
+"""Datasets by name: the package that each needs, and a function of the folder."""
 
 
 def medians(figures: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -121,10 +215,10 @@ def run(package: str, case: Case) -> tuple[float, float]:
 
 
 def measure(package: str, case: Case) -> tuple[float, float]:
-    import random
-
     import torch.utils.data
 
+    if case.what == "format":
+        return measure_format(OPENERS[package][1](case.shards), case.reads), 0.0
     if package == "wids":
         sys.path.append(PEERS)
         import wids
@@ -169,6 +263,21 @@ def measure(package: str, case: Case) -> tuple[float, float]:
         count = sum(len(classes) for _, classes in loader)
     seconds = (time.perf_counter() - start) / count
     return seconds, max(map(memory, psutil.Process().children(recursive=True)))
+
+
+def measure_format(dataset: Any, reads: int) -> float:
+    """Processor seconds for a sample with all of its fields."""
+    rng = random.Random(1)
+    numbers = [rng.randrange(len(dataset)) for _ in range(reads)]
+    for number in numbers[: reads // 4]:
+        dataset[number]
+    start = time.process_time()
+    for number in numbers:
+        sample = dataset[number]
+        for value in sample.values() if isinstance(sample, dict) else ():
+            if hasattr(value, "read"):
+                value.read()
+    return (time.process_time() - start) / reads
 
 
 def rows(samples: list[dict[str, Any]]) -> tuple[Any, Any]:

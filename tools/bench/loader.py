@@ -1,6 +1,6 @@
 """Measures loaders beside their peers, from what is stored to the training loop.
 
-    python tools/bench/loader.py                  # all, about six minutes
+    python tools/bench/loader.py                  # all, about ten minutes
     python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
     python tools/bench/loader.py --json figures.json    # as tools/bench/report.py does
@@ -15,9 +15,11 @@ Ratios are of the first contestant to each, by time and by processor time; a goa
 ``images``: JPEG to float32, and ``uint8`` to uint8, 224x224, batches of 64, one decode function for all
 (Pillow), and our reader for those who have none. SPDL and the bare processes, which have no transport at
 all, make their batches in the same memory again and again; grain and the map-style datasets have the images
-in memory. ``samples``: map-style datasets that do nothing, so only fetching, collating and transport are
-measured. ``ready``: transport alone, of one array that is changed a little each time. ``slow``: one worker
-is 20 times slower than the other three.
+in memory. ``stored``: small samples, each from the format of its own package, in the order in which they are
+stored, and shuffled (globally, or by shards and a buffer of 1,000 samples where a package has no other way,
+as webdataset and Energon). ``samples``: map-style datasets that do nothing, so only fetching, collating and
+transport are measured. ``ready``: transport alone, of one array that is changed a little each time.
+``slow``: one worker is 20 times slower than the other three.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from loading import contest, images, jpegs, ready_batches, samples, slow_worker
+from loading import contest, images, jpegs, ready_batches, samples, slow_worker, stored
 from loading.contest import Contest
 
 GOALS = {"webdataset + DataLoader": 1.5, "webdataset + DataLoader, default collate": 1.35}
@@ -39,7 +41,7 @@ FLOAT32_ONLY = frozenset(
     {"mpwds.WebLoader", "mpwds.DataLoader, map-style", "webdataset.WebLoader", "torch DataLoader, map-style"}
 )
 
-GROUPS = ["images", "uint8", "samples", "ready", "slow"]
+GROUPS = ["images", "uint8", "stored", "samples", "ready", "slow"]
 
 
 def contests(groups: list[str], folder: Path) -> Iterator[Contest]:
@@ -49,6 +51,10 @@ def contests(groups: list[str], folder: Path) -> Iterator[Contest]:
             yield images.contest(images.float32(shards), GOALS | GOALS_OF_BOTH)
         if "uint8" in groups:
             yield images.contest(images.uint8(shards), GOALS_UINT8 | GOALS_OF_BOTH, FLOAT32_ONLY)
+    if "stored" in groups:
+        stored.write_apart(folder / "stored")
+        yield stored.contest(folder / "stored", shuffled=False)
+        yield stored.contest(folder / "stored", shuffled=True)
     if "samples" in groups:
         yield from samples.contests()
     if "ready" in groups:
@@ -72,7 +78,9 @@ def main() -> None:
     import torch.utils.data  # noqa: F401  # for contestants
     import webdataset  # noqa: F401
 
-    machine = contest.machine("torch", "webdataset", "spdl", "grain")
+    machine = contest.machine(
+        "torch", "webdataset", "mosaicml-streaming", "litdata", "megatron-energon", "spdl", "grain"
+    )
     print(f"{machine}\nbest of {rounds} alternating runs of {seconds:g} s")
     samples_per_s = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,13 @@
 """Runs the benchmarks one after the other, and writes a page of what they print, on which machine.
 
-    python tools/bench/report.py                         # all, more than an hour and a half
+    python tools/bench/report.py                         # all, about an hour
     python tools/bench/report.py --only loader resume    # these again; the others stay as they are
     python tools/bench/report.py --only transport -- --quick
 
 The page is ``docs/proof/report.md``. The same as JSON is beside it, and so are the pictures of the figures
 (``tools/plot.py``). What a package that is not installed would show is left out, and the benchmark says so.
-Words after ``--`` go to each benchmark.
+Words after ``--`` go to each benchmark. Without them, some have fewer rounds than by default, as their
+commands on the page say.
 """
 
 from __future__ import annotations
@@ -53,12 +54,28 @@ BENCHMARKS = {
     "shard_tools": "Commands from shards to shards",
     "cache": "The cache of shards",
     "stages": "What statistics cost",
+    "programs": "Programs with another import",
     "device": "The way to a GPU",
 }
+OPTIONS = {
+    "transport": "--rounds 3",
+    "images": "--photographs 107 --workers 2",
+    "pipeline": "--rounds 3",
+    "rebatch": "--rounds 2 --seconds 0.5",
+    "startup": "--rounds 3",
+    "feed": "--rounds 3 --seconds 1",
+    "streams": "--rounds 5 --seconds 2",
+    "resume": "--rounds 5",
+    "mds": "--rounds 3",
+    "shard_tools": "--quick",
+    "stages": "--rounds 3",
+    "programs": "--rounds 2 --epochs 3",
+}
+"""Words for a benchmark that would take too long without them."""
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "webdataset", "mosaicml-streaming", "litdata", "spdl-core", "grain"),
-    *("torchdata", "megatron-energon", "nvidia-dali-cuda120", "simplejpeg", "obstore", "urllib3"),
-    *("ray", "tensorflow", "tensorflow-cpu"),
+    *("torchdata", "torchvision", "megatron-energon", "nvidia-dali-cuda120", "datasets", "ray"),
+    *("tensorflow-cpu", "s3fs", "simplejpeg", "obstore", "urllib3"),
 )
 
 
@@ -92,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(name: str, options: list[str]) -> dict[str, Any]:
     """What a benchmark printed, and where and when. Raises ``CalledProcessError`` if it fails."""
-    words = [f"tools/bench/{name}.py", *options]
+    words = [f"tools/bench/{name}.py", *(options or OPTIONS.get(name, "").split())]
     began, load = time.time(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder, "figures.json")

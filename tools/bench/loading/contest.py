@@ -85,7 +85,7 @@ def hold(contest: Contest, rounds: int, seconds: float) -> dict[str, Result]:
     """Lets all contestants run in turn; prints and returns the best of each."""
     print(f"\n{contest.name}, {contest.workers} workers")
     print(f"{'':46}samples/s  CPU/sample  trainer/batch  first batch   ratio    CPU  goal")
-    present = [one for one in contest.contestants if _is_installed(one.package)]
+    present = [one for one in contest.contestants if is_installed(one.package)]
     best: dict[str, Result] = {}
     for _ in range(rounds):
         for contestant in present:
@@ -109,7 +109,7 @@ def machine(*packages: str) -> str:
     return ", ".join(found)
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # the package that it is in

@@ -12,6 +12,7 @@ import numpy as np
 
 import mpwds
 from loading.contest import Contest, Contestant
+from loading.formats import import_grain
 from loading.images import BATCH, FOR_EVER, Images, InMemory
 from loading.jpegs import SIZE
 
@@ -174,11 +175,7 @@ def spdl_filter(width: int, height: int) -> str:
 
 
 def grain_pillow(images: Images) -> Iterator[Any]:
-    import grain
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
+    grain = import_grain()
     samples = InMemory(images).samples
     dataset = grain.MapDataset.source(samples).repeat().map(GrainPair(images.dtype))
     batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(BATCH)

@@ -13,6 +13,7 @@ import mpwds
 from loading import jpegs
 from loading.bare import BareProcesses
 from loading.contest import Contest, Contestant
+from loading.formats import import_grain
 
 BATCH = 64
 FOR_EVER = 100_000
@@ -218,11 +219,7 @@ def spdl_pool(images: Images) -> Iterator[Any]:
 
 def grain_prefetch(images: Images) -> Iterator[Any]:
     """Samples in memory, so no reading threads, as grain advises; it stacks straight into shared memory."""
-    import grain
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # grain looks at flags that only a program of absl's would have parsed
+    grain = import_grain()
     samples = mpwds.WebDataset(images.shards, shardshuffle=False)
     dataset = grain.MapDataset.source(list(samples)).repeat().map(partial(_to_pair, images.decode))
     batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(BATCH)

@@ -1,0 +1,120 @@
+"""Writes the same samples in the formats of several packages.
+
+A dataset may have more shards than files: ``shards`` names the first one again and again, by hard links, so
+that an epoch is long and little is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpwds
+
+Sample = dict[str, Any]
+
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "storage" / "mds"))
+import peer  # noqa: E402
+
+
+def import_streaming() -> Any:
+    """mosaicml-streaming, with torch and without torchvision."""
+    return peer.import_streaming(unused=("torchvision", "transformers"))
+
+
+def import_grain() -> Any:
+    """grain looks at flags that only a program of absl's would have parsed."""
+    import grain
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    return grain
+
+
+def write_tar(folder: Path, samples: Sequence[Sample], shards: int) -> str:
+    """Returns a pattern of the shards."""
+    folder.mkdir()
+    with mpwds.TarWriter(folder / "x-0000.tar") as sink:
+        for number, sample in enumerate(samples):
+            sink.write({"__key__": f"{number:06}", **sample})
+    _link(folder, "x-{:04}.tar", shards)
+    return f"{folder}/x-{{0000..{shards - 1:04}}}.tar"
+
+
+def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[Sample], shards: int) -> str:
+    """By mosaicml-streaming, as a single shard; returns the folder."""
+    streaming = import_streaming()
+    with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=None) as sink:
+        for sample in samples:
+            sink.write(sample)
+    index = json.loads((folder / "index.json").read_text())
+    (shard,) = index["shards"]
+    name = shard["raw_data"]["basename"].replace("00000", "{:05}")
+    _link(folder, name, shards)
+    index["shards"] = [
+        {**shard, "raw_data": {**shard["raw_data"], "basename": name.format(number)}}
+        for number in range(shards)
+    ]
+    (folder / "index.json").write_text(json.dumps(index))
+    return str(folder)
+
+
+def write_litdata(folder: Path, samples: Sequence[Any], shards: int) -> str:
+    """As a single chunk; returns the folder."""
+    from litdata.streaming.writer import BinaryWriter
+
+    folder.mkdir()
+    writer = BinaryWriter(str(folder), chunk_size=len(samples))
+    for number, sample in enumerate(samples):
+        writer[number] = sample
+    writer.done()
+    writer.merge()
+    index = json.loads((folder / "index.json").read_text())
+    (chunk,) = index["chunks"]
+    index["chunks"] = [{**chunk, "filename": f"chunk-0-{number}.bin"} for number in range(shards)]
+    (folder / chunk["filename"]).rename(folder / "chunk-0-0.bin")
+    _link(folder, "chunk-0-{}.bin", shards)
+    (folder / "index.json").write_text(json.dumps(index))
+    return str(folder)
+
+
+def write_arrow(folder: Path, samples: Sequence[Sample]) -> str:
+    """By Hugging Face datasets; returns the folder."""
+    import datasets
+
+    columns = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(columns).save_to_disk(str(folder))
+    return str(folder)
+
+
+def write_array_record(path: Path, samples: Sequence[Sample]) -> str:
+    """The values of a sample one after the other, as bytes; returns the file's name."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for sample in samples:
+        writer.write(b"".join(np.asarray(value).tobytes() for value in sample.values()))
+    writer.close()
+    return str(path)
+
+
+def prepare_energon(folder: Path) -> str:
+    """Lets Energon index the tar shards of a folder; returns the folder."""
+    command = [str(Path(sys.executable).with_name("energon")), "prepare", "--non-interactive"]
+    command += ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return str(folder)
+
+
+def _link(folder: Path, name: str, shards: int) -> None:
+    for shard in range(1, shards):
+        os.link(folder / name.format(0), folder / name.format(shard))
