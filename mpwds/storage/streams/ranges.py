@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -89,7 +90,8 @@ class RangesAhead(Resource):
 
     def close(self) -> None:
         self._count = 0
-        if self._pid == os.getpid():
+        # When the interpreter ends, a thread that is started never runs, and another may have had the lock.
+        if self._pid == os.getpid() and not sys.is_finalizing():
             with _allowance.lock:
                 self._may_request = False
                 _allowance.remove(self)
