@@ -314,7 +314,13 @@ class _Resource(Resource):
         if response.status == 416 and (position or total is not None):
             if total != position:
                 raise too_short(self.name, total, position)
-        elif span is None or span[1] is None or int(span[1]) != position or total is None:
+        elif (
+            span is None
+            or span[1] is None
+            or int(span[1]) != position
+            or total is None
+            or (response.length_remaining or 0) > int(span[2]) + 1 - position
+        ):
             raise NoRanges(
                 f"{self.name}: bytes from {position} on were asked for, and the server sent {shown(said)}: "
                 "it does not do ranges properly",

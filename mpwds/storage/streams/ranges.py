@@ -30,8 +30,8 @@ class RangesAhead(Resource):
     pauses and requests the rest of that range itself; until then no further range is requested. So a failure
     costs no more tries than it does without threads, apart from the ranges that were under way.
 
-    A resource of a single range takes one request and no thread. If the server does not do ranges, or does
-    not say which version it sends, one answer is read from start to end.
+    A resource of a single range takes one request and no thread. If the server does not do ranges, sends more
+    than it is asked for, or does not say which version it sends, one answer is read from start to end.
     """
 
     def __init__(self, resource: Resource, count: int) -> None:
@@ -79,7 +79,7 @@ class RangesAhead(Resource):
         self._resource.put(file, size)
 
     def keep(self, position: int, body: Body) -> bool:
-        if body.stop is None:
+        if not self._count:
             return False
         kept: Future[FetchedBody] = Future()
         kept.set_result(FetchedBody(body))
@@ -128,7 +128,7 @@ class RangesAhead(Resource):
             self._count = 0
             return self._resource.get(position, None, None)
         self._version = body.version
-        if body.stop is None:
+        if body.stop is None or body.stop > stop:
             self._count = 0
         elif body.stop != body.version.size and not body.version.is_recognisable:
             self._count = 0
@@ -145,9 +145,9 @@ class RangesAhead(Resource):
         """Fetches a range; runs in a thread."""
         try:
             body = self._resource.get(position, self._version, position + RANGE_BYTES)
-            if body.stop is None:
+            if body.stop is None or body.stop > position + RANGE_BYTES:
                 body.close()
-                raise Interrupted("the server sends everything instead of a range")
+                raise Interrupted("the server sends more than a range")
             fetched = FetchedBody(body, lambda: self._count > 0)
         except Interrupted:
             _allowance.lower()

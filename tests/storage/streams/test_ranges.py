@@ -18,7 +18,7 @@ from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams import ranges
 from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import gopen, open_at, open_range, shards_ahead
-from mpwds.storage.streams.resuming import Retries
+from mpwds.storage.streams.resuming import Interrupted, Retries
 
 SIZE = 300_000
 RANGE = 20_000
@@ -93,6 +93,40 @@ def test_a_server_without_ranges_sends_everything_in_one_answer(web, url, conten
     with gopen(url, read_ahead=4) as stream:
         assert stream.read() == content
     assert len(web.requests) == (2 if url.startswith("s3") else 1)  # obstore raises at the first answer
+
+
+@SCHEMES
+def test_a_server_that_ignores_where_ranges_end_is_asked_for_everything(web, url):
+    web.to_end = True
+    with gopen(url, read_ahead=4) as stream:
+        assert stream.read() == CONTENT
+    assert len(web.requests) == (2 if url.startswith("s3") else 1)
+
+
+def test_a_range_that_goes_on_to_the_end_is_not_kept_in_memory(web):
+    web.plan = [{}, *[{"to_end": True}] * 5]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=4, retries=Retries(first_s=0.0)) as stream:
+        wait_for_ranges(stream)
+        assert [type(future.exception()) for _, future in ahead(stream)] == [Interrupted] * 4
+        assert stream.read() == CONTENT
+
+
+def test_an_answer_that_is_longer_than_its_range_is_an_error(web):
+    web.plan = [{}, {"to_end": True, "says": f"bytes {RANGE}-{2 * RANGE - 1}/{SIZE}"}]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=1) as stream:
+        assert stream.read(RANGE) == CONTENT[:RANGE]
+        with pytest.raises(StreamError, match="it does not do ranges properly"):
+            stream.read()
+
+
+@SCHEMES
+def test_ranges_that_were_read_make_tries_count_again(web, url, monkeypatch):
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 70_000)
+    web.files["/bucket/x.tar"] = CONTENT * 4
+    web.plan = [{}, *[{"cut": 0}, {}, {}] * 6]
+    with gopen(url, read_ahead=1, retries=Retries(tries=4, first_s=0.0)) as stream:
+        assert stream.read() == CONTENT * 4
+    assert not web.plan
 
 
 def test_an_empty_resource_is_read_from_servers_that_refuse_ranges_of_it(web):
