@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -244,6 +245,16 @@ def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
     streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
     assert ranges._allowance._held == most
     assert [stream.read() for stream in streams] == [CONTENT] * 6
+
+
+def test_connections_of_as_many_ranges_as_may_be_ahead_are_used_again(web, caplog):
+    all_under_way = threading.Barrier(ranges._MOST_RANGES)
+    ranges._allowance._most = ranges._MOST_RANGES
+    web.files["/bucket/x.tar"] = CONTENT * 5
+    web.plan = [{}, *[{"meets": all_under_way}] * ranges._MOST_RANGES]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=ranges._MOST_RANGES) as stream:
+        assert stream.read() == CONTENT * 5
+    assert "Connection pool is full" not in caplog.text
 
 
 def test_a_reader_that_never_waits_gets_no_more_ranges_ahead(web):
