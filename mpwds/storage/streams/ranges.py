@@ -95,11 +95,7 @@ class RangesAhead(Resource):
             with _allowance.lock:
                 self._may_request = False
                 _allowance.remove(self)
-                futures = [future for _, future in self.ahead]
-                self.ahead.clear()
-            for future in futures:
-                future.cancel()
-                future.add_done_callback(_allowance.give_back)  # at once, or when its thread has ended
+            self._drop_ahead()
             _allowance.request_ahead()
 
     def wants_range(self) -> bool:
@@ -114,6 +110,14 @@ class RangesAhead(Resource):
     def request_range(self, threads: Threads[Callable[[], FetchedBody], FetchedBody]) -> None:
         self.ahead.append((self._next, threads.submit(partial(self._fetch, self._next))))
         self._next += RANGE_BYTES
+        if not self._count:  # garbage collection has closed it meanwhile
+            self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        while self.ahead:
+            _, future = self.ahead.popleft()
+            future.cancel()
+            future.add_done_callback(_allowance.give_back)  # at once, or when its thread has ended
 
     def _request(self, position: int, version: Version | None) -> Body:
         """Requests the bytes up to the first range that is ahead, in the reader's own thread."""

@@ -240,6 +240,34 @@ def test_a_stream_that_is_dropped_gives_back_what_it_held(web):
     assert ranges._allowance._held == 0
 
 
+@pytest.mark.parametrize("line", range(20))
+def test_a_stream_that_is_closed_in_the_middle_of_a_request_gives_back_what_it_held(web, line):
+    """As garbage collection does, at any line of any thread."""
+    stream, lines = gopen("s3://bucket/x.tar", read_ahead=1), []
+    stream.read(RANGE)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != ranges.__file__:
+            return None
+        lines.append(frame.f_lineno)
+        if len(lines) == line + 1:
+            stream.close()
+        return trace
+
+    ranges._allowance._most = 0
+    wait_for_ranges(stream)
+    stream.raw._resource._take()
+    ranges._allowance._most = 8
+    sys.settrace(trace)
+    try:
+        ranges._allowance.request_ahead()
+    finally:
+        sys.settrace(None)
+    assert lines
+    stream.close()
+    wait_until(lambda: ranges._allowance._held == 0)
+
+
 def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
     most = ranges._allowance._most = ranges._MOST_RANGES
     streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
