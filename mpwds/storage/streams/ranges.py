@@ -104,7 +104,7 @@ class RangesAhead(Resource):
             self._may_request
             and self._next < (self._version.size or 0)
             and len(self.ahead) < self._count
-            and not any(future.done() and _has_failed(future) for _, future in self.ahead)
+            and not any(future.done() and _has_failed(future) for _, future in list(self.ahead))
         )
 
     def request_range(self, threads: Threads[Callable[[], FetchedBody], FetchedBody]) -> None:
@@ -162,7 +162,7 @@ class RangesAhead(Resource):
 
 
 def _has_failed(future: Future[FetchedBody]) -> bool:
-    return future.exception() is not None or future.result().error is not None
+    return future.cancelled() or future.exception() is not None or future.result().error is not None
 
 
 def count_streams_read() -> int:
