@@ -31,6 +31,7 @@ class Web:
         self.requests = []
         self.connections = set()
         self.ranges = True
+        self.to_end = False  # ranges go on to the end of the file
         self.etags = True
         self.modified = "Mon, 01 Jan 2024 00:00:00 GMT"
         self.sends_length = True
@@ -138,7 +139,11 @@ def answer(handler, web, step):
     condition = handler.headers.get("If-Range")
     if asked and option("ranges") and condition in (None, etag, option("modified")):
         start = int(asked[1])
-        stop = min(stop, start + step.get("part", stop), int(asked[2]) + 1 if asked[2] else stop)
+        stop = min(
+            stop,
+            start + step.get("part", stop),
+            int(asked[2]) + 1 if asked[2] and not option("to_end") else stop,
+        )
         if start >= len(content):
             answer(handler, web, {"status": 416, "headers": {"Content-Range": f"bytes */{len(content)}"}})
             return

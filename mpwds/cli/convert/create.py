@@ -102,7 +102,8 @@ def create(
     A run that was killed continues: write the same command again. If all is complete, it does nothing.
 
     Many machines make the shards together with --part 0/64 to --part 63/64, each with one of them, or with
-    --on ray. At the end, the same command without --part makes what is missing, and the --index.
+    --on ray. Each looks at all of SOURCE, which decides what is in which shard. At the end, the same command
+    without --part makes what is missing, and the --index.
     """
     from mpwds.cli.convert.finding import Wanted, find
     from mpwds.cli.convert.writing import choose, plan_shards, shuffled, write_shards

@@ -131,6 +131,10 @@ def shuffle_in_rounds(
 ) -> Counter[str]:
     """Shuffles shards on several machines, as far as it is this process's part; returns the figures.
 
+    A part asks for the versions of all shards, not of its own alone as those of other commands do: in the
+    second round it reads temporary shards that were made of all. Their names depend on all versions, so none
+    is taken that was left by a run with other contents.
+
     Raises ``MpwdsError`` if other parts have yet to write what the second round reads.
     """
     if to.maxcount or to.maxsize:

@@ -65,21 +65,25 @@ class Threads(Generic[Item, Result]):
         self._work = work
         self._count = count
         self._running = 0
-        self._idle = threading.Semaphore(0)
+        # No semaphore: garbage collection, which closes streams, may submit while this thread has its lock.
+        self._idle: SimpleQueue[None] = SimpleQueue()  # as many as threads wait
         self._tasks: SimpleQueue[tuple[Item, Future[Result]] | None] = SimpleQueue()
 
     def submit(self, item: Item) -> Future[Result]:
         future: Future[Result] = Future()
         self._tasks.put((item, future))
-        if not self._idle.acquire(blocking=False) and self._running < self._count:
-            arguments = self._work, self._tasks, self._idle
-            threading.Thread(target=_run, args=arguments, name=_THREAD, daemon=True).start()
-            self._running += 1
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            if self._running < self._count:
+                arguments = self._work, self._tasks, self._idle
+                threading.Thread(target=_run, args=arguments, name=_THREAD, daemon=True).start()
+                self._running += 1
         return future
 
     def close(self) -> None:
         tasks, running = self._tasks, self._running
-        self._tasks, self._running, self._idle = SimpleQueue(), 0, threading.Semaphore(0)
+        self._tasks, self._running, self._idle = SimpleQueue(), 0, SimpleQueue()
         with contextlib.suppress(Empty):
             while (task := tasks.get_nowait()) is not None:
                 task[1].cancel()
@@ -116,13 +120,13 @@ class Coroutines(Generic[Item, Result]):
 def _run(
     work: Callable[[Item], Result],
     tasks: SimpleQueue[tuple[Item, Future[Result]] | None],
-    idle: threading.Semaphore,
+    idle: SimpleQueue[None],
 ) -> None:
     while True:
         try:
             task = tasks.get_nowait()
         except Empty:
-            idle.release()
+            idle.put(None)
             task = tasks.get()
         if task is None:
             return

@@ -35,6 +35,7 @@ from mpwds.storage.streams.urls import too_short, without_credentials
 _CHUNK_BYTES = 128 * 1024
 _MUCH_BYTES = 1024 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
+_NO_RANGE = re.compile(r"non-partial|Requested \d+\.\.\d+, got")
 _CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PROFILE_KEYS = {
@@ -370,7 +371,7 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if isinstance(error, exceptions.PreconditionError):
         return changed(name, position, "it is another version")
     status = _STATUS.search(reason)
-    if "non-partial" in reason or (status is not None and status[1] == "416"):
+    if _NO_RANGE.search(reason) or (status is not None and status[1] == "416"):
         return NoRanges(f"{name}: it could not be {done} by ranges: {reason}", name, position)
     if (status is None and "HTTP error" in reason) or (status is not None and is_passing(int(status[1]))):
         return Interrupted(reason)

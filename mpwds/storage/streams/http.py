@@ -40,6 +40,7 @@ _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _MOST_REDIRECTS = 10
 _EXCERPT = 500
+_MOST_KEPT = 64  # connections to a server, of 32 ranges ahead and their readers; urllib3 warns beyond
 _PIECE_BYTES = 256 * 1024
 _MUCH_BYTES = 1024 * 1024
 _NO_TEXT = re.compile(r"<[^>]*>?|[\x00-\x1f\x7f-\x9f]")  # tags, and what a terminal would obey
@@ -314,7 +315,13 @@ class _Resource(Resource):
         if response.status == 416 and (position or total is not None):
             if total != position:
                 raise too_short(self.name, total, position)
-        elif span is None or span[1] is None or int(span[1]) != position or total is None:
+        elif (
+            span is None
+            or span[1] is None
+            or int(span[1]) != position
+            or total is None
+            or (response.length_remaining or 0) > int(span[2]) + 1 - position
+        ):
             raise NoRanges(
                 f"{self.name}: bytes from {position} on were asked for, and the server sent {shown(said)}: "
                 "it does not do ranges properly",
@@ -404,10 +411,10 @@ def pools(pid: int, scheme: str, proxy: str) -> urllib3.PoolManager:
     authorities = None if os.environ.get("SSL_CERT_FILE") else os.environ.get("CURL_CA_BUNDLE")
     context = ssl.create_default_context(cafile=authorities) if scheme == "https" else None
     if not proxy:
-        return urllib3.PoolManager(maxsize=16, ssl_context=context)
+        return urllib3.PoolManager(maxsize=_MOST_KEPT, ssl_context=context)
     auth = parse_url(proxy).auth
     headers = {"Proxy-Authorization": _basic(auth)} if auth else {}
-    return urllib3.ProxyManager(proxy, maxsize=16, ssl_context=context, proxy_headers=headers)
+    return urllib3.ProxyManager(proxy, maxsize=_MOST_KEPT, ssl_context=context, proxy_headers=headers)
 
 
 def _basic(auth: str) -> str:

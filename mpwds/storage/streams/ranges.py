@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,8 +30,8 @@ class RangesAhead(Resource):
     pauses and requests the rest of that range itself; until then no further range is requested. So a failure
     costs no more tries than it does without threads, apart from the ranges that were under way.
 
-    A resource of a single range takes one request and no thread. If the server does not do ranges, or does
-    not say which version it sends, one answer is read from start to end.
+    A resource of a single range takes one request and no thread. If the server does not do ranges, sends more
+    than it is asked for, or does not say which version it sends, one answer is read from start to end.
     """
 
     def __init__(self, resource: Resource, count: int) -> None:
@@ -78,7 +79,7 @@ class RangesAhead(Resource):
         self._resource.put(file, size)
 
     def keep(self, position: int, body: Body) -> bool:
-        if body.stop is None:
+        if not self._count:
             return False
         kept: Future[FetchedBody] = Future()
         kept.set_result(FetchedBody(body))
@@ -89,15 +90,12 @@ class RangesAhead(Resource):
 
     def close(self) -> None:
         self._count = 0
-        if self._pid == os.getpid():
+        # When the interpreter ends, a thread that is started never runs, and another may have had the lock.
+        if self._pid == os.getpid() and not sys.is_finalizing():
             with _allowance.lock:
                 self._may_request = False
                 _allowance.remove(self)
-                futures = [future for _, future in self.ahead]
-                self.ahead.clear()
-            for future in futures:
-                future.cancel()
-                future.add_done_callback(_allowance.give_back)  # at once, or when its thread has ended
+            self._drop_ahead()
             _allowance.request_ahead()
 
     def wants_range(self) -> bool:
@@ -106,12 +104,20 @@ class RangesAhead(Resource):
             self._may_request
             and self._next < (self._version.size or 0)
             and len(self.ahead) < self._count
-            and not any(future.done() and _has_failed(future) for _, future in self.ahead)
+            and not any(future.done() and _has_failed(future) for _, future in list(self.ahead))
         )
 
     def request_range(self, threads: Threads[Callable[[], FetchedBody], FetchedBody]) -> None:
         self.ahead.append((self._next, threads.submit(partial(self._fetch, self._next))))
         self._next += RANGE_BYTES
+        if not self._count:  # garbage collection has closed it meanwhile
+            self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        while self.ahead:
+            _, future = self.ahead.popleft()
+            future.cancel()
+            future.add_done_callback(_allowance.give_back)  # at once, or when its thread has ended
 
     def _request(self, position: int, version: Version | None) -> Body:
         """Requests the bytes up to the first range that is ahead, in the reader's own thread."""
@@ -126,7 +132,7 @@ class RangesAhead(Resource):
             self._count = 0
             return self._resource.get(position, None, None)
         self._version = body.version
-        if body.stop is None:
+        if body.stop is None or body.stop > stop:
             self._count = 0
         elif body.stop != body.version.size and not body.version.is_recognisable:
             self._count = 0
@@ -143,9 +149,9 @@ class RangesAhead(Resource):
         """Fetches a range; runs in a thread."""
         try:
             body = self._resource.get(position, self._version, position + RANGE_BYTES)
-            if body.stop is None:
+            if body.stop is None or body.stop > position + RANGE_BYTES:
                 body.close()
-                raise Interrupted("the server sends everything instead of a range")
+                raise Interrupted("the server sends more than a range")
             fetched = FetchedBody(body, lambda: self._count > 0)
         except Interrupted:
             _allowance.lower()
@@ -156,7 +162,7 @@ class RangesAhead(Resource):
 
 
 def _has_failed(future: Future[FetchedBody]) -> bool:
-    return future.exception() is not None or future.result().error is not None
+    return future.cancelled() or future.exception() is not None or future.result().error is not None
 
 
 def count_streams_read() -> int:

@@ -309,9 +309,7 @@ class _ResumingReader(PieceStream):
                 except Interrupted as interruption:
                     self._drop_body()
                     self._check_recognisable(interruption)
-                    if self._progress >= _PROGRESS_BYTES:
-                        self._attempts.failures = 0
-                    self._progress = 0
+                    self._end_progress()
                     of = "" if self.version.size is None else f" of {self.version.size}"
                     self._attempts.failed(interruption, f"at byte {self._position}{of}", self._position)
         except StreamError as error:
@@ -374,6 +372,12 @@ class _ResumingReader(PieceStream):
             raise
         self._body = body
         self.detects_truncation = body.detects_truncation
+        self._end_progress()
+
+    def _end_progress(self) -> None:
+        """Begins a connection's progress. That of the last one may have been worth its tries."""
+        if self._progress >= _PROGRESS_BYTES:
+            self._attempts.failures = 0
         self._progress = 0
 
     def _skip(self, body: Body) -> None:

@@ -1,12 +1,14 @@
 """Look-ahead and retries of whole steps."""
 
 import contextlib
+import sys
 import threading
 import time
 
 import pytest
 
 from mpwds.errors import StreamError
+from mpwds.storage.streams import ahead as streams_ahead
 from mpwds.storage.streams.ahead import Threads, work_ahead
 from mpwds.storage.streams.resuming import Interrupted, Retries, retrying
 
@@ -63,11 +65,31 @@ def test_closing_drops_what_is_not_begun_and_does_not_wait_for_the_rest():
     assert begun == [0]
 
 
+def test_what_runs_in_the_middle_of_a_submission_may_submit():
+    """As garbage collection does, which closes streams."""
+    threads = Threads(abs, 1)
+    futures = [threads.submit(0)]
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename in (streams_ahead.__file__, threading.__file__):
+            futures.append(threads.submit(-len(futures)))
+            return trace
+        return None
+
+    sys.settrace(trace)
+    try:
+        threads.submit(0)
+    finally:
+        sys.settrace(None)
+    assert [future.result(60) for future in futures] == list(range(len(futures)))
+    assert len(futures) > 3
+
+
 def test_an_idle_thread_takes_the_next_item_before_another_is_started():
     threads = Threads(abs, 8)
     for number in range(5):
         assert threads.submit(-number).result() == number
-        while not threads._idle._value:
+        while threads._idle.empty():
             time.sleep(0.001)
     assert threads._running == 1
     threads.close()

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -18,7 +19,7 @@ from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.streams import ranges
 from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import gopen, open_at, open_range, shards_ahead
-from mpwds.storage.streams.resuming import Retries
+from mpwds.storage.streams.resuming import Interrupted, Retries
 
 SIZE = 300_000
 RANGE = 20_000
@@ -93,6 +94,40 @@ def test_a_server_without_ranges_sends_everything_in_one_answer(web, url, conten
     with gopen(url, read_ahead=4) as stream:
         assert stream.read() == content
     assert len(web.requests) == (2 if url.startswith("s3") else 1)  # obstore raises at the first answer
+
+
+@SCHEMES
+def test_a_server_that_ignores_where_ranges_end_is_asked_for_everything(web, url):
+    web.to_end = True
+    with gopen(url, read_ahead=4) as stream:
+        assert stream.read() == CONTENT
+    assert len(web.requests) == (2 if url.startswith("s3") else 1)
+
+
+def test_a_range_that_goes_on_to_the_end_is_not_kept_in_memory(web):
+    web.plan = [{}, *[{"to_end": True}] * 5]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=4, retries=Retries(first_s=0.0)) as stream:
+        wait_for_ranges(stream)
+        assert [type(future.exception()) for _, future in ahead(stream)] == [Interrupted] * 4
+        assert stream.read() == CONTENT
+
+
+def test_an_answer_that_is_longer_than_its_range_is_an_error(web):
+    web.plan = [{}, {"to_end": True, "says": f"bytes {RANGE}-{2 * RANGE - 1}/{SIZE}"}]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=1) as stream:
+        assert stream.read(RANGE) == CONTENT[:RANGE]
+        with pytest.raises(StreamError, match="it does not do ranges properly"):
+            stream.read()
+
+
+@SCHEMES
+def test_ranges_that_were_read_make_tries_count_again(web, url, monkeypatch):
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 70_000)
+    web.files["/bucket/x.tar"] = CONTENT * 4
+    web.plan = [{}, *[{"cut": 0}, {}, {}] * 6]
+    with gopen(url, read_ahead=1, retries=Retries(tries=4, first_s=0.0)) as stream:
+        assert stream.read() == CONTENT * 4
+    assert not web.plan
 
 
 def test_an_empty_resource_is_read_from_servers_that_refuse_ranges_of_it(web):
@@ -205,11 +240,49 @@ def test_a_stream_that_is_dropped_gives_back_what_it_held(web):
     assert ranges._allowance._held == 0
 
 
+@pytest.mark.parametrize("line", range(28))
+def test_a_stream_that_is_closed_in_the_middle_of_a_request_gives_back_what_it_held(web, line):
+    """As garbage collection does, at any line of any thread."""
+    stream, lines = gopen("s3://bucket/x.tar", read_ahead=2), []
+    stream.read(RANGE)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != ranges.__file__:
+            return None
+        lines.append(frame.f_lineno)
+        if len(lines) == line + 1:
+            stream.close()
+        return trace
+
+    ranges._allowance._most = 0
+    wait_for_ranges(stream)
+    stream.raw._resource._take()
+    ranges._allowance._most = 8
+    sys.settrace(trace)
+    try:
+        ranges._allowance.request_ahead()
+    finally:
+        sys.settrace(None)
+    assert lines
+    stream.close()
+    wait_until(lambda: ranges._allowance._held == 0)
+
+
 def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
     most = ranges._allowance._most = ranges._MOST_RANGES
     streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
     assert ranges._allowance._held == most
     assert [stream.read() for stream in streams] == [CONTENT] * 6
+
+
+def test_connections_of_as_many_ranges_as_may_be_ahead_are_used_again(web, caplog):
+    all_under_way = threading.Barrier(ranges._MOST_RANGES)
+    ranges._allowance._most = ranges._MOST_RANGES
+    web.files["/bucket/x.tar"] = CONTENT * 5
+    web.plan = [{}, *[{"meets": all_under_way}] * ranges._MOST_RANGES]
+    with gopen(web.url("/bucket/x.tar"), read_ahead=ranges._MOST_RANGES) as stream:
+        assert stream.read() == CONTENT * 5
+    assert "Connection pool is full" not in caplog.text
 
 
 def test_a_reader_that_never_waits_gets_no_more_ranges_ahead(web):
@@ -309,15 +382,18 @@ import sys
 from mpwds.storage.streams import ranges
 from mpwds.storage.streams.gopen import gopen
 ranges.RANGE_BYTES = 20_000
-kept = gopen(sys.argv[1], read_ahead=8)
-kept.read(1)
+kept = [gopen(sys.argv[1], read_ahead=8) for _ in range(int(sys.argv[2]))]
+for stream in kept:
+    stream.read(1)
 """
 
 
 @SCHEMES
-def test_a_program_may_end_while_ranges_are_under_way(web, url):
-    web.plan = [{}, *[{"stall": 5000}] * 20]
-    done = subprocess.run([sys.executable, "-c", EXIT, url], capture_output=True, text=True, timeout=600)
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_program_may_end_while_ranges_are_under_way(web, url, streams):
+    web.plan = [{}, *[{"stall": 5000}] * 7] if streams == 1 else []
+    words = [sys.executable, "-c", EXIT, url, str(streams)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
