@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.storage.record_reader import read_cbor_records, read_msgpack_records
+from tests.storage.members import Plain
 
 FORMATS = {"cbor": (cbor2.dumps, read_cbor_records), "msgpack": (msgpack.packb, read_msgpack_records)}
 
@@ -25,17 +26,6 @@ VALUES = st.recursive(
 )
 
 
-class Trickling:
-    """A stream that gives a few bytes at a time, as sockets do."""
-
-    def __init__(self, data, most=3):
-        self._stream = io.BytesIO(data)
-        self._most = most
-
-    def read(self, size=-1):
-        return self._stream.read(min(size, self._most))
-
-
 @settings(max_examples=60, deadline=None)
 @given(values=st.lists(VALUES, max_size=6), format=st.sampled_from(sorted(FORMATS)))
 def test_records_come_back_each_at_its_offset(values, format):
@@ -44,7 +34,7 @@ def test_records_come_back_each_at_its_offset(values, format):
     records = list(read(io.BytesIO(data), "x"))
     assert [record for _, _, record in records] == values
     assert all(record[1] == following[0] for record, following in pairwise(records))
-    assert list(read(Trickling(data), "x")) == records
+    assert list(read(Plain(data, [3]), "x")) == records
     for offset, following, value in records:
         assert dump(value) == data[offset : following or len(data)]
         assert next(read(io.BytesIO(data[offset:]), "x", offset)) == (offset, following, value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpwds.storage.tar.headers import find_all_members
 from mpwds.storage.tar.scanning import scan
-from tests.storage.members import read_members
+from tests.storage.members import Raw, read_members
 
 MAGIC = {"v7": b"", "ustar": b"ustar\x0000", "gnu": b"ustar  \0"}
 
@@ -127,4 +127,6 @@ def test_all_readers_agree_with_tarfile(tmp_path_factory, parts, least):
     assert list(by_windows(data, least)) == expected
     assert list(by_scanning(data)) == expected
     for index, (_, offset, _) in enumerate(expected):
-        assert [tuple(member) for member in read_members(str(path), offset)] == expected[index:]
+        of_stream = read_members("x", offset, open=lambda url, offset: Raw(data, [500], offset))
+        for found in (read_members(str(path), offset), of_stream):
+            assert [tuple(member) for member in found] == expected[index:]
