@@ -1,5 +1,4 @@
 import io
-import math
 import mmap
 import re
 import struct
@@ -633,14 +632,6 @@ def test_bools_are_0_or_1(values):
         with pytest.raises(TenbinError, match="a bool of value") as caught:
             decode(buffer)
         assert caught.value.offset == 96 + wrong[0]
-
-
-@quick
-@given(arrays())
-def test_the_size_is_known_beforehand(array):
-    data = 64 * math.ceil(array.nbytes / 64)
-    header = 64 * math.ceil((24 + 8 * array.ndim) / 64)
-    assert tenbin.array_nbytes(array) == 32 + header + data
 
 
 def test_torch_is_not_imported_for_numpy_arrays():

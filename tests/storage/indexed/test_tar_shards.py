@@ -122,11 +122,6 @@ def test_lengths_of_other_shards_and_no_open_file_are_errors(two):
         TarShards(two, open_files=0)
 
 
-def test_large_samples_are_whole(tmp_path):
-    path = write_tar(tmp_path / "x.tar", digits(0, 3, size=1_000_000))
-    assert [len(TarShards([path]).read(0, n)["seg.png"]) for n in range(3)] == [1_000_009] * 3
-
-
 def test_the_offsets_are_kept_beside_the_shard_in_a_few_bytes(tmp_path):
     path = write_tar(tmp_path / "x.tar", digits(0, 500))
     TarShards([path]).read(0, 0)

@@ -145,13 +145,6 @@ def test_writing_sends_all_at_close(web):
     assert web.files["/bucket/new.tar"] == CONTENT
 
 
-def test_what_a_failed_block_wrote_is_not_sent(web):
-    with pytest.raises(KeyError), gopen("s3://bucket/new.tar", "wb") as stream:
-        stream.write(b"half")
-        raise KeyError
-    assert web.requests == []
-
-
 def test_writing_that_is_refused_is_an_error_from_close(web):
     web.plan = [{"status": 403}]
     stream = gopen("s3://bucket/new.tar", "wb")
