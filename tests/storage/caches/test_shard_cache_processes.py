@@ -180,17 +180,6 @@ def test_when_the_one_who_fetches_is_killed_one_that_waits_takes_over(server, di
     assert contents(directory) == (["a.tar"], [])
 
 
-def test_what_a_killed_process_left_is_never_served(server, directory, start):
-    fetching = begin_fetching(server, start)
-    fetching.send_signal(signal.SIGKILL)
-    fetching.wait()
-    assert contents(directory)[0] == []
-    assert len(contents(directory)[1]) == 1
-    server.gate.set()
-    assert finish(start()) == server.digest
-    assert contents(directory) == (["a.tar"], [])
-
-
 def _fetch_and_be_killed(url, directory, module, function, when):
     module = importlib.import_module(module)
     call = getattr(module, function)

@@ -283,13 +283,10 @@ def test_a_shard_that_becomes_smaller_than_it_should_is_not_kept(tmp_path, web, 
     assert not (tmp_path / "local" / "shard.00000.mds").exists()
 
 
-@pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
-def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(
-    tmp_path, web, remote, compression
-):
-    url = remote(compression=compression)
-    name = f"/data/shard.00000.mds.{compression}"
-    bomb = Compression.of(compression).compress(bytes(3_000_000))
+def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(tmp_path, web, remote):
+    url = remote(compression="gz")
+    name = "/data/shard.00000.mds.gz"
+    bomb = Compression.of("gz").compress(bytes(3_000_000))
     index = web.files["/data/index.json"].decode()
     web.files["/data/index.json"] = index.replace(
         f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}'
@@ -355,18 +352,6 @@ def test_shards_that_are_open_make_room_for_those_of_other_processes(tmp_path, r
     assert idle.read(0, 0) == SAMPLES[0]
     assert read(idle) == SAMPLES
     assert not [name for name in open_files(tmp_path) if name.endswith("shard.00000.mds (deleted)")]
-
-
-def test_fetching_is_tried_again(tmp_path, web, remote):
-    url = remote()
-    local = tmp_path / "local"
-    shards = MDSShards(local, url, retries=1)
-    web.plan[:] = [{"status": 400}]
-    assert shards.read(0, 0) == SAMPLES[0]
-    web.plan[:] = [{"status": 400}] * 2
-    with pytest.raises(StreamError, match="400"):
-        shards.read(1, 0)
-    assert shards.read(1, 0)
 
 
 @pytest.mark.parametrize(
