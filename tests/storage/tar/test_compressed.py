@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import tarfile
-import tracemalloc
 import zlib
 
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.webdataset import WebDataset
+from tests.memory import allocating_below
 from tests.storage.members import Raw, archive_of, read_members
 
 COMPRESS = {
@@ -136,15 +136,11 @@ def test_memory_is_bounded_by_what_is_read_not_by_what_it_could_become(name):
     info = tarfile.TarInfo("zeros")
     info.size = 24 << 20
     compressed = COMPRESS[name](info.tobuf() + bytes(info.size) + archive_of([("after", b"data")]))
-    tracemalloc.start()
-    try:
+    with allocating_below(16 << 20):
         members = read_members(
             "x.tar", open=lambda url, offset: io.BytesIO(compressed), select=lambda name: name == "after"
         )
         assert contents(members) == [("after", b"data")]
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_without_zstandard_the_error_names_the_extra(tmp_path):
@@ -185,14 +181,9 @@ def test_a_member_that_decompresses_to_more_than_the_limit_is_an_error(tmp_path,
     path = tmp_path / "x.tar"
     path.write_bytes(COMPRESS[name](archive_of([("a.txt", b"first"), ("b.bin", bytes(32 << 20))])))
     seen = []
-    tracemalloc.start()
-    try:
-        with pytest.raises(ShardError) as caught:
-            for sample in WebDataset(str(path), max_decompressed_bytes=1 << 20):
-                seen.append(sample["__key__"])
-        assert tracemalloc.get_traced_memory()[1] < 24 << 20
-    finally:
-        tracemalloc.stop()
+    with allocating_below(24 << 20), pytest.raises(ShardError) as caught:
+        for sample in WebDataset(str(path), max_decompressed_bytes=1 << 20):
+            seen.append(sample["__key__"])
     start = f"member b.bin at offset 1024 of the compressed shard {path} decompresses to 33554432 bytes"
     assert str(caught.value).startswith(f"{start}, more than the limit of 1048576")
     samples = list(WebDataset(str(path), max_decompressed_bytes=32 << 20))
