@@ -17,6 +17,7 @@ from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import Compression
 from mpwds.storage.streams.gopen import gopen_schemes
+from tests.forks import raised_in_fork
 from tests.open_files import open_files
 
 SAMPLES = [{"text": f"{n} " * 10, "number": n} for n in range(200)]
@@ -83,19 +84,16 @@ def test_a_dataset_without_a_local_folder_goes_to_a_temporary_one_that_its_last_
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     url = remote()
-    shards, same = MDSShards(url), MDSShards(url)
-    copy = pickle.loads(pickle.dumps(shards))
-    assert read(shards) == SAMPLES
+    users = [MDSShards(url), MDSShards(url)]
+    users.append(pickle.loads(pickle.dumps(users[0])))
+    assert read(users[0]) == SAMPLES
     assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("mpwds-mds-*")] == [0o700]
-    if (child := os.fork()) == 0:
-        del shards, same, copy
-        os._exit(0)
-    os.waitpid(child, 0)
+    assert raised_in_fork(users.clear) == ""
     assert len(temporary_folders(tmp_path)) == 1
-    del shards, same
+    del users[:2]
     assert len(temporary_folders(tmp_path)) == 1
-    assert read(copy) == SAMPLES
-    del copy
+    assert read(users[0]) == SAMPLES
+    users.clear()
     assert not list(tmp_path.glob("mpwds-mds-*"))
 
 
