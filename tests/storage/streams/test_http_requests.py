@@ -9,6 +9,7 @@ import socketserver
 import ssl
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -115,13 +116,8 @@ def test_a_stream_left_early_closes_its_connection(web, nothing_left):
 
 
 def test_threads_share_no_connection(web):
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(read(web) == CONTENT)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert all(content == CONTENT for content in threads.map(lambda _: read(web), range(8)))
 
 
 def test_a_fork_reads_on_by_a_connection_of_its_own(web):
