@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -168,8 +167,8 @@ def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> An
         return _instance(tag, item, arrays, allow_pickle, depth)
     if tag == DEFAULT_DICT:
         factory = item.default_factory
-        name = getattr(factory, "__name__", None)
-        if factory is not None and (type(name) is not str or FACTORIES.get(name) is not factory):
+        name = next((name for name, kind in FACTORIES.items() if kind is factory), None)
+        if name is None and factory is not None:
             return _pickled(item, allow_pickle)
         return [DEFAULT_DICT, *_to_pairs(item, arrays, allow_pickle, depth), name]
     if tag == COMPLEX:
@@ -182,7 +181,7 @@ def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> An
 def _tag_of(kind: type) -> int:
     """The tag of a type that is not in ``_TAGS``."""
     tensor = tensor_class()
-    if kind in (tensor, getattr(sys.modules.get("torch.nn"), "Parameter", None)):
+    if kind is tensor or f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.parameter.Parameter":
         return ARRAY
     if issubclass(kind, np.generic):
         return SCALAR

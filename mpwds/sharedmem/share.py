@@ -87,9 +87,6 @@ class SharedList(Sequence[Any]):
         start = self._ends[number - 1] if number else 0
         return pickle.loads(memoryview(self._data)[start : self._ends[number]])
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
-
     def __repr__(self) -> str:
         return f"<SharedList of {len(self)} elements, {self._data.nbytes / 1e6:,.1f} MB>"
 

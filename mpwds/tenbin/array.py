@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from mpwds.errors import TenbinError
-from mpwds.imports import require
+from mpwds.imports import require, tensor_class
 
 if TYPE_CHECKING:
     import torch
@@ -260,9 +260,8 @@ _BY_TORCH_DTYPE: dict[Any, Kind] = {}  # filled when the first tensor is seen: t
 def describe(array: Any) -> tuple[Kind, tuple[int, ...]]:
     """The kind and the shape of an array, without reading its data. Raises ``TenbinError``."""
     if type(array) is not np.ndarray:
-        torch = sys.modules.get("torch")
-        if isinstance(array, getattr(torch, "Tensor", ())):  # torch may be half imported
-            return _describe_tensor(array, torch)
+        if isinstance(array, tensor_class()):
+            return _describe_tensor(array, sys.modules["torch"])
         if isinstance(array, np.ma.MaskedArray):
             raise TenbinError("tenbin cannot hold the mask of a masked array: use .filled() first")
         if not isinstance(array, _NUMPY_TYPES) and not _is_deferred(array):
@@ -316,9 +315,9 @@ def source_of(kind: Kind, array: Any) -> Any:
     if isinstance(array, _NUMPY_TYPES):
         array = np.asarray(array)
         return array if kind.dtype is not None else array.view(np.int16)
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(array, torch.Tensor):
+    if not isinstance(array, tensor_class()):
         return array
+    torch: Any = sys.modules["torch"]
     try:
         return (array if kind.dtype is not None else array.detach().view(torch.int16)).numpy()
     except (TypeError, RuntimeError):

@@ -7,6 +7,7 @@ import pytest
 
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem.arena import Arena, EventFd
+from tests.forks import raised_in_fork
 from tests.open_files import descriptors
 
 
@@ -116,11 +117,7 @@ def test_a_bell_wakes_a_waiter_however_often_it_was_rung_before():
 
 def test_a_bell_is_heard_in_another_process():
     bell = EventFd()
-    pid = os.fork()
-    if pid == 0:
-        bell.ring()
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert raised_in_fork(bell.ring) == ""
     assert bell.clear()
 
 

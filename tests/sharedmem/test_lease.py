@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mpwds import interrupts
+from tests.forks import raised_in_fork
 from tests.sharedmem.pair import Pair, ctrl_c_in_hand_back
 
 
@@ -79,28 +80,21 @@ def test_views_are_writable_and_write_to_the_block(pair):
 
 
 def test_a_fork_that_drops_its_views_does_not_hand_the_block_back(pair):
-    array = numpy_view(pair.send(7))
-    pid = os.fork()
-    if pid == 0:
-        del array
-        gc.collect()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    held = [numpy_view(pair.send(7))]
+    assert raised_in_fork(held.clear) == ""
     assert pair.free() == 1
-    assert set(array.tolist()) == {7}
+    assert set(held[0].tolist()) == {7}
 
 
 def test_a_fork_that_leases_does_not_hand_back_what_its_parent_holds(pair):
-    array = numpy_view(pair.send(7))
-    pid = os.fork()
-    if pid == 0:
-        del array
-        again = numpy_view(pair.consumer.lease(0))
-        del again
-        os._exit(0)
-    os.waitpid(pid, 0)
+    held = [numpy_view(pair.send(7))]
+
+    def lease_again():
+        held.clear()
+        numpy_view(pair.consumer.lease(0))
+
+    assert raised_in_fork(lease_again) == ""
     assert pair.free() == 1
-    del array
 
 
 def test_a_block_whose_finalizer_was_interrupted_is_reclaimed(pair):

@@ -17,6 +17,7 @@ from mpwds.sharedmem import cuda as pinning
 from mpwds.sharedmem.cuda import Pinning
 from mpwds.sharedmem.lease import CopiedBatches
 from tests.fake_cuda import FakeCuda, kept_to_the_rules
+from tests.forks import raised_in_fork
 from tests.sharedmem.pair import Pair, ctrl_c_in_hand_back
 from tests.warned import files_of
 
@@ -239,22 +240,19 @@ def test_without_cuda_there_is_one_warning():
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair, held):
-    tensor = pair.send(7)
+    tensors = [pair.send(7)]
     before = list(cuda.events)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            if not held:
-                del tensor
-                pair.close()
-            pinning._unpin_all()
-            gc.collect()
-            status = cuda.events != before
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert (pair.free(), set(tensor.tolist())) == (1, {7})
+
+    def end():
+        if not held:
+            tensors.clear()
+            pair.close()
+        pinning._unpin_all()
+        gc.collect()
+        assert cuda.events == before
+
+    assert raised_in_fork(end) == ""
+    assert (pair.free(), set(tensors[0].tolist())) == (1, {7})
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Private copies: equal, writable, and made in memory that is used again."""
 
 import mmap
-import tracemalloc
 
 import numpy as np
 import psutil
@@ -9,6 +8,7 @@ import pytest
 
 from mpwds.errors import SharedMemoryError
 from mpwds.sharedmem.lease import CopiedBatches
+from tests.memory import allocating_below
 
 
 def copy(copies, data):
@@ -51,15 +51,9 @@ def test_copies_that_are_dropped_leave_nothing_but_their_memory_for_later():
     copies = CopiedBatches()
     data = memoryview(b"1" * 5000)
     copies.copy(data)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
+    with allocating_below(20_000):  # less than 20 bytes for each
         for _ in range(1000):
             copies.copy(data)
-        now, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert now - before < 20_000  # less than 20 bytes for each
 
 
 def test_copies_that_are_kept_do_not_share_memory():

@@ -1,5 +1,6 @@
 """share: arrays, tensors and lists in memory that other processes can map."""
 
+import gc
 import mmap
 import os
 import pickle
@@ -36,6 +37,7 @@ def test_an_array_stays_what_it_is_and_is_another(kind):
 
 
 def test_shared_data_hold_one_descriptor_each_until_they_are_dropped():
+    gc.collect()  # what other tests left
     before = descriptors()
     shared = [mpwds.share(np.arange(5)), mpwds.share(torch.arange(5))]
     assert len(descriptors() - before) == 2

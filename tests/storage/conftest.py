@@ -22,7 +22,7 @@ class Web:
     connection), ``stall=n`` (n bytes, then nothing), ``part=n`` (a range of at most n bytes), ``silent=True``
     (no answer), ``meets=barrier`` (waits there first), ``hangs_up=True`` (closes the connection after it),
     ``unread=True`` (does so without a look at the body), and any of the attributes below. ``requests`` lists
-    (method, path, headers) of what was asked.
+    (method, path, headers) of what was asked. While ``gate`` is closed, bodies stop half way.
     """
 
     def __init__(self):
@@ -38,6 +38,8 @@ class Web:
         self.chunked = False
         self.stalled = threading.Event()
         self.closing = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._hung_up = threading.Semaphore(0)
@@ -64,6 +66,7 @@ class Web:
 
     def close(self):
         self.closing.set()
+        self.gate.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -177,7 +180,10 @@ def answer(handler, web, step):
     if handler.command == "HEAD":
         return
     until = min(step.get(fault, len(body)) for fault in ("cut", "reset", "stall"))
-    handler.wfile.write(body[:until])
+    half = until if web.gate.is_set() else until // 2
+    handler.wfile.write(body[:half])
+    web.gate.wait()
+    handler.wfile.write(body[half:until])
     handler.wfile.flush()
     if "stall" in step:
         web.stalled.set()

@@ -16,6 +16,36 @@ OTHERS = {
 }
 
 
+class Raw(io.RawIOBase):
+    """Bytes that come in short pieces, as those of a socket may."""
+
+    def __init__(self, data, steps, offset=0):
+        self._rest = io.BytesIO(data)
+        self._rest.seek(offset)
+        self._steps = steps
+        self._reads = 0
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self._reads += 1
+        return self._rest.readinto(memoryview(buffer)[: self._steps[self._reads % len(self._steps)]])
+
+
+class Plain:
+    """The least that a stream may have."""
+
+    def __init__(self, data, steps, offset=0):
+        self._raw = Raw(data, steps, offset)
+
+    def read(self, size):
+        return self._raw.read(size)
+
+    def close(self):
+        self._raw.close()
+
+
 class Member(NamedTuple):
     name: str
     offset: int

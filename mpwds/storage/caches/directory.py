@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mpwds.storage.caches.locks import lock, lock_open, release, same_file
+from mpwds.storage.caches.locks import lock, lock_open, release, remove_unlocked, same_file
 from mpwds.storage.streams.urls import quoted_name, url_to_cache_name, without_credentials
 from mpwds.suggestions import shown
 from mpwds.warn import warn
@@ -338,18 +338,10 @@ def files_in(directory: str, below: str = "") -> Iterator[tuple[str, os.stat_res
 def remove(directory: str, name: str, verbose: bool = False) -> bool:
     """Removes a file of a cache directory unless it is being read; returns whether it is gone."""
     path = os.path.join(directory, name)
-    descriptor = lock(path)
-    if descriptor is None:
+    if not remove_unlocked(path, mark_path(directory, name), offsets_path(directory, name)):
         return not os.path.exists(path)
-    try:
-        if verbose:
-            print(f"# deleting {path}", file=sys.stderr)
-        os.unlink(path)
-        for companion in (mark_path(directory, name), offsets_path(directory, name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(companion)
-    finally:
-        release(descriptor)
+    if verbose:
+        print(f"# deleting {path}", file=sys.stderr)
     return True
 
 
@@ -358,8 +350,5 @@ def remove_abandoned(directory: str) -> None:
     folder = os.path.join(directory, PRIVATE, PARTIALS)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
-        if name.endswith(".partial") and (descriptor := lock(path)) is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-                os.unlink(path + ".mark")
-            release(descriptor)
+        if name.endswith(".partial"):
+            remove_unlocked(path, path + ".mark")

@@ -46,6 +46,21 @@ def release(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def remove_unlocked(path: str, *companions: str) -> bool:
+    """Removes a file, and those that belong to it, unless somebody holds its lock; returns whether it did."""
+    descriptor = lock(path)
+    if descriptor is None:
+        return False
+    try:
+        os.unlink(path)
+        for companion in companions:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(companion)
+    finally:
+        release(descriptor)
+    return True
+
+
 def lock_open(descriptor: int, shared: bool = False, timeout_s: float = 0.0) -> bool:
     """Locks an open file, if ``shared`` together with others that do so; returns false if others prevent it.
 

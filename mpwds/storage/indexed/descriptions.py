@@ -23,13 +23,7 @@ Source: TypeAlias = "str | os.PathLike[str] | IO[Any]"
 Shard = dict[str, Any]
 
 
-def load_description(
-    source: Source,
-    *,
-    base: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    trusted: bool = False,
-) -> dict[str, Any]:
+def load_description(source: Source) -> dict[str, Any]:
     """Reads a description, and all that it refers to; its ``shardlist`` then names every shard.
 
     ::
@@ -51,9 +45,8 @@ def load_description(
     those of the ``shardlist``. They may have ``datasets`` themselves. A shard without ``weight`` or ``name``
     gets those of the description around it; ``dataset`` is the name of the part of ``datasets`` it is in.
 
-    ``base`` and ``options`` override the description's own. If it is ``trusted``, URLs in it may run commands
-    (``pipe:``); else they are a ``SecurityError``. Raises ``SpecError``, which says where, if it is not
-    valid.
+    Raises ``SpecError``, which says where, if it is not valid, and ``SecurityError`` if a URL in it runs a
+    command (``pipe:``).
 
     Source:
         ``wids.wids_specs.load_dsdesc_and_resolve`` (webdataset 0.2.100), which ignores the ``base`` of the
@@ -61,11 +54,12 @@ def load_description(
 
     Example:
         >>> import io
-        >>> file = io.StringIO('{"wids_version": 1, "shardlist": [{"url": "0.tar", "nsamples": 7}]}')
-        >>> load_description(file, base="https://host/data")["shardlist"]
+        >>> shards = '[{"url": "0.tar", "nsamples": 7}]'
+        >>> file = io.StringIO(f'{{"wids_version": 1, "base": "https://host/data", "shardlist": {shards}}}')
+        >>> load_description(file)["shardlist"]
         [{'url': 'https://host/data/0.tar', 'nsamples': 7}]
     """
-    description = Description(source, base=base, options=options, trusted=trusted)
+    description = Description(source)
     return {**description.contents, "shardlist": description.shards}
 
 
@@ -116,7 +110,8 @@ class _Part:
 class Description:
     """A description that was read: what the file and ``options`` hold, and the shards' numbers of samples.
 
-    The URLs of its shards are checked at once, and joined when needed.
+    ``base`` and ``options`` override the description's own. If it is ``trusted``, URLs in it may run
+    commands. The URLs of its shards are checked at once, and joined when needed.
     """
 
     def __init__(

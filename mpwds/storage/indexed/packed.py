@@ -107,7 +107,7 @@ class PackedDescription:
 
     @property
     def shards(self) -> Sequence[dict[str, Any]]:
-        """What the description says of each shard; a ``SpecError`` if that is damaged."""
+        """The descriptions of the shards. Reading a damaged one raises ``SpecError``."""
         return Computed(self._count, self._shard)
 
     def __reduce__(self) -> Any:

@@ -310,11 +310,15 @@ class FetchedShards(OpenShards):
 
     _open: dict[int, LocalFile]
 
-    def _file(self, shard: int) -> LocalFile:
-        """A shard's file, which stays open for a while.
+    def _file_of(self, shard: int, index: int) -> LocalFile:
+        """The file of a sample's shard, which stays open for a while.
 
-        Raises ``ShardError`` if it is missing or damaged, ``StreamError`` if it cannot be fetched or kept.
+        Raises ``ShardError`` if it is missing or damaged, ``StreamError`` if it cannot be fetched or kept,
+        ``IndexError`` if there is no such sample.
         """
+        count = self.lengths[shard]
+        if not 0 <= index < count:
+            raise IndexError(f"{self.urls[shard]} has {count} samples, there is no sample {index}")
         file = self._open.get(shard)
         if file is None:
             self._make_room()

@@ -215,11 +215,7 @@ class MDS1Shards(FetchedShards):
 
     def read(self, shard: int, index: int) -> dict[str, bytes]:
         """The fields of a sample, by name. Raises as ``MDSShards.read``."""
-        if not 0 <= index < self.lengths[shard]:
-            raise IndexError(
-                f"{self.urls[shard]} has {self.lengths[shard]} samples, there is no sample {index}"
-            )
-        file = self._file(shard)
+        file = self._file_of(shard, index)
         size = self._index.sample_sizes
         if isinstance(size, int):
             start = index * size

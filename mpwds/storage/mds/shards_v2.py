@@ -207,10 +207,7 @@ class MDSShards(FetchedShards):
         Raises ``ShardError`` if the shard is damaged, ``DecodeError`` if a field cannot be decoded,
         ``StreamError`` if the shard cannot be fetched, ``IndexError`` if there is no such sample.
         """
-        count = self.lengths[shard]
-        if not 0 <= index < count:
-            raise IndexError(f"{self.urls[shard]} has {count} samples, there is no sample {index}")
-        file = self._file(shard)
+        file, count = self._file_of(shard, index), self.lengths[shard]
         page, place = divmod(index, _PAGE)
         offsets = file.tables.get(page) or _load_offsets(file, count, page)
         start, end = offsets[place], offsets[place + 1]

@@ -113,7 +113,7 @@ def open_cloud(
     return open_resource(source, mode, bufsize, offset, stop, retries)
 
 
-def find_object(url: str, retries: Retries | None = None) -> None:
+def find_object(url: str) -> None:
     """Raises ``StreamNotFound`` if cloud storage has no such object; asks as :func:`open_cloud` does."""
     shown = without_credentials(url)
     if _used_by_pid not in (None, os.getpid()):
@@ -127,7 +127,7 @@ def find_object(url: str, retries: Retries | None = None) -> None:
         except _obstore_errors() as error:
             raise _translated(error, shown, "found", None) from error
 
-    Attempts(shown, retries or Retries()).run(ask, "when it was looked for")
+    Attempts(shown, Retries()).run(ask, "when it was looked for")
 
 
 @dataclass

@@ -66,11 +66,7 @@ class Damage(NamedTuple):
 
 
 def scan(
-    url: str,
-    wants: Callable[[str], object] = lambda name: False,
-    *,
-    open: OpenAt = open_at,
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    url: str, wants: Callable[[str], object] = lambda name: False, *, open: OpenAt = open_at
 ) -> Iterator[ScannedMember | Damage]:
     """Yields the members of a tar archive in order, and the places where it is damaged.
 
@@ -80,7 +76,7 @@ def scan(
 
     Args:
         wants: Takes the name of a regular file, returns whether to read its data.
-        url, open, max_decompressed_bytes: As for ``read_members``.
+        url, open: As for ``read_members``.
 
     Raises:
         OSError: The archive cannot be opened or read.
@@ -98,7 +94,7 @@ def scan(
         Damage 0
         ScannedMember 1024
     """
-    with closing(open_archive(url, 0, open, max_decompressed_bytes)) as source:
+    with closing(open_archive(url, 0, open, MAX_DECOMPRESSED_BYTES)) as source:
         yield from _Scan(source, wants).entries()
 
 

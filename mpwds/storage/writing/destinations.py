@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import glob
 import io
 import os
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError, WrongArgument
 from mpwds.interrupts import interrupts_deferred
-from mpwds.storage.caches.locks import lock, lock_open, release, same_file
+from mpwds.storage.caches.locks import lock_open, remove_unlocked, same_file
 from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
@@ -33,7 +34,6 @@ from mpwds.storage.streams.urls import (
 from mpwds.warn import warn
 
 _NAME_LETTERS = 50  # of a file's name in its temporary one, which may have 255 bytes
-_PIECE_BYTES = 1 << 20
 _PATIENCE_S = 60.0  # others lock temporary files for a moment, to remove them
 _NUMBER = re.compile(r"%(?:0(\d+))?d")  # not the escapes of URLs, such as that in my%20data
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)
@@ -264,7 +264,7 @@ class PendingFile:
             if error.errno not in (*_NO_LINKS, errno.EEXIST):
                 raise
             # NFS may repeat a request that it has done, and a worker that was restarted a shard.
-            if not _same_content(new, name):
+            if not filecmp.cmp(new, name, shallow=False):
                 reason = "it was written meanwhile by another program, and is not replaced"
                 raise FileExistsError(errno.EEXIST, reason, self.path) from None
         os.unlink(new)
@@ -292,12 +292,9 @@ def remove_partial(paths: Iterable[str]) -> None:
     for folder, names in folders.items():
         for each in glob.glob(os.path.join(glob.escape(folder), f".*.{'[0-9a-f]' * 8}.partial")):
             beginning = os.path.basename(each)[1:].rsplit(".", 2)[0]
-            if not any(_begins_so(name, beginning) for name in names):
-                continue
-            with contextlib.suppress(OSError):
-                if (descriptor := lock(each)) is not None:
-                    os.unlink(each)
-                    release(descriptor)
+            if any(_begins_so(name, beginning) for name in names):
+                with contextlib.suppress(OSError):
+                    remove_unlocked(each)
 
 
 def _begins_so(name: str, beginning: str) -> bool:
@@ -329,17 +326,6 @@ def _close_and_remove(stream: BinaryIO, temporary: str) -> None:
         stream.close()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-
-
-def _same_content(first: str, second: str) -> bool:
-    with contextlib.ExitStack() as ends:
-        one, other = (ends.enter_context(open(name, "rb")) for name in (first, second))
-        if os.fstat(one.fileno()).st_size != os.fstat(other.fileno()).st_size:
-            return False
-        while piece := one.read(_PIECE_BYTES):
-            if piece != other.read(_PIECE_BYTES):
-                return False
-        return True
 
 
 def _sync_directory(path: str) -> None:

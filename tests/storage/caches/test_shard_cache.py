@@ -492,16 +492,6 @@ def test_no_more_are_prefetched_at_a_time_than_asked_for(make, remote):
     assert not make(prefetch_shards=0).prefetch(url("c"))
 
 
-def test_a_reader_that_closes_early_leaves_the_rest_to_the_background(make, remote):
-    gate = remote.gates["a", 5120] = threading.Event()
-    cache = make()
-    with cache.open(url("a")) as stream:
-        stream.read(100)
-    gate.set()
-    settle(cache)
-    assert kept(cache) == ["a.tar"]
-
-
 def test_no_more_than_prefetch_shards_are_left_to_the_background(make, remote):
     gates = [remote.gates.setdefault((name, 5120), threading.Event()) for name in "ab"]
     cache = make(prefetch_shards=1)
@@ -513,16 +503,6 @@ def test_no_more_than_prefetch_shards_are_left_to_the_background(make, remote):
     settle(cache)
     assert kept(cache) == ["a.tar"]
     assert partials(cache) == []
-
-
-def test_a_shard_whose_fetching_was_stopped_can_be_opened_again_at_once(make, remote):
-    gate = remote.gates["a", 5120] = threading.Event()
-    cache = make(prefetch_shards=0)
-    with cache.open(url("a")) as stream:
-        stream.read(100)
-    with cache.open(url("a")) as stream:
-        gate.set()
-        assert stream.read() == remote.shards["a"]
 
 
 def test_a_reader_that_joins_a_fetch_before_it_has_stopped_goes_on_with_it(make, remote):

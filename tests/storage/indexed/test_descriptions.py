@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mpwds.errors import SecurityError, SpecError
-from mpwds.storage.indexed.descriptions import load_description
+from mpwds.storage.indexed.descriptions import Description, load_description
 from mpwds.storage.streams.urls import folder_of, join_url
 
 
@@ -70,7 +70,7 @@ def test_the_folder_of_a_url_is_that_of_wids(theirs, url):
 def test_a_base_in_the_description_counts_and_the_argument_counts_more(write, tmp_path):
     path = write("index.json", described(shard("a.tar"), base="https://host/x"))
     assert urls(load_description(path)) == ["https://host/x/a.tar"]
-    assert urls(load_description(path, base="/data")) == ["/data/a.tar"]
+    assert Description(path, base="/data").urls == ["/data/a.tar"]
     relative = write("other.json", described(shard("a.tar"), base="shards"))
     assert urls(load_description(relative)) == [f"{tmp_path}/shards/a.tar"]
 
@@ -135,8 +135,8 @@ def test_a_circle_is_an_error(write, tmp_path):
 
 def test_an_open_file_will_do_and_options_override(tmp_path):
     file = io.StringIO(json.dumps(described(shard("a.tar"), name="x")))
-    description = load_description(file, options={"name": "y"})
-    assert (description["name"], urls(description)) == ("y", ["a.tar"])
+    description = Description(file, options={"name": "y"})
+    assert (description.contents["name"], description.urls) == ("y", ["a.tar"])
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ def test_a_command_in_a_description_runs_only_if_it_is_trusted(write, contents):
         SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:cat /.*' runs a command"
     ):
         load_description(path)
-    assert urls(load_description(path, trusted=True)) == ["pipe:cat /x.tar"]
+    assert Description(path, trusted=True).urls == ["pipe:cat /x.tar"]

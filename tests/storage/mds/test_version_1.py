@@ -217,13 +217,6 @@ def test_a_damaged_shard_is_an_error_with_file_and_offset(tmp_path, size):
             shards.read(0, number)
 
 
-def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
-    write(tmp_path)
-    (tmp_path / "000000.mds").write_bytes((SHARD_0 + SHARD_1)[:-1])
-    with pytest.raises(ShardError, match="000000.mds is damaged: it has 59 bytes, and the index says 60"):
-        MDS1Shards(tmp_path).read(0, 0)
-
-
 def test_a_damaged_compressed_index_is_an_error_that_names_it(tmp_path):
     write(tmp_path, compression="gz")
     os.truncate(tmp_path / "index.mds.gz", 40)

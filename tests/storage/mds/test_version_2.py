@@ -14,6 +14,7 @@ from PIL import Image
 
 from mpwds import DecodeError, MDSWriter, ShardError, StreamingDatasetWriter
 from mpwds.storage.mds.shards_v2 import MDSShards, parse_index
+from tests.forks import raised_in_fork
 from tests.open_files import open_files
 
 COLUMNS = {"text": "str", "number": "int"}
@@ -169,10 +170,7 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
 
 def test_a_writer_in_a_fork_does_not_end_its_parents_claim(tmp_path):
     sink = MDSWriter(columns=COLUMNS, out=tmp_path)
-    if (child := os.fork()) == 0:
-        sink.discard()
-        os._exit(0)
-    os.waitpid(child, 0)
+    assert raised_in_fork(sink.discard) == ""
     with pytest.raises(FileExistsError, match="another writer writes to"):
         MDSWriter(columns=COLUMNS, out=tmp_path)
     sink.discard()

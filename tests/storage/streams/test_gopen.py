@@ -109,11 +109,6 @@ def test_an_opener_that_takes_an_offset_gets_it(monkeypatch):
     assert gopen("mine:x").read() == CONTENT
 
 
-def test_an_opener_replaces_ours(monkeypatch):
-    monkeypatch.setitem(gopen_schemes, "http", lambda url, mode, bufsize: io.BytesIO(CONTENT))
-    assert open_at("http://host/x.tar", 3).read() == CONTENT[3:]
-
-
 def test_the_default_opener_gets_all_other_schemes(monkeypatch):
     monkeypatch.setitem(gopen_schemes, "__default__", lambda url, mode, bufsize: url)
     assert gopen("odd:x") == "odd:x"

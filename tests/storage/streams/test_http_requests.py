@@ -1,7 +1,6 @@
 """Requests to web servers: redirects, credentials, kept connections, forks, proxies, certificates."""
 
 import contextlib
-import multiprocessing
 import pickle
 import random
 import shutil
@@ -10,6 +9,7 @@ import socketserver
 import ssl
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +17,7 @@ from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.http import open_http, pools
 from mpwds.storage.streams.resuming import Retries
+from tests.forks import raised_in_fork
 
 CONTENT = random.Random(0).randbytes(300_000)
 
@@ -115,30 +116,20 @@ def test_a_stream_left_early_closes_its_connection(web, nothing_left):
 
 
 def test_threads_share_no_connection(web):
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(read(web) == CONTENT)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 8
-
-
-def read_in_child(stream, url, answers):
-    with open_http(url) as own:
-        answers.put((stream.read() == CONTENT[1000:], own.read() == CONTENT))
+    with ThreadPoolExecutor(8) as threads:
+        assert all(content == CONTENT for content in threads.map(lambda _: read(web), range(8)))
 
 
 def test_a_fork_reads_on_by_a_connection_of_its_own(web):
-    context = multiprocessing.get_context("fork")
+    def read_on():
+        with open_http(web.url()) as own:
+            assert stream.read() == CONTENT[1000:]
+            assert own.read() == CONTENT
+
     with open_http(web.url(), bufsize=1) as stream:
         head = stream.read(1000)
         read(web)  # leaves a connection that the fork must not use
-        answers = context.SimpleQueue()
-        child = context.Process(target=read_in_child, args=(stream, web.url(), answers))
-        child.start()
-        child.join()
-        assert answers.get() == (True, True)
+        assert raised_in_fork(read_on) == ""
         assert head + stream.read() == CONTENT
     assert len(web.connections) == 4
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from mpwds.storage.streams import pipes
 from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.pipes import open_command, open_pipe
+from tests.forks import raised_in_fork
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 
@@ -256,26 +258,16 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_command():
         assert os.getpgid(pid) != os.getpgid(0)
 
 
-def use_in_child(use, stream, answers):
-    try:
-        use()
-    except StreamError as error:
-        answers.put(str(error))
-    stream.close()
-
-
 def test_a_fork_cannot_use_the_stream_and_does_not_end_the_command(tmp_path):
-    context = multiprocessing.get_context("fork")
+    def use_and_close(use, stream):
+        with contextlib.closing(stream):
+            use()
+
     reader = open_pipe("pipe:echo first; read x; echo second", bufsize=1)
     writer = open_pipe(f"pipe:cat > {tmp_path}/y", "wb", bufsize=1)
     with reader, writer:
         for use, stream in ((lambda: reader.read(1), reader), (lambda: writer.raw.write(b"x"), writer)):
-            answers = context.SimpleQueue()
-            child = context.Process(target=use_in_child, args=(use, stream, answers))
-            child.start()
-            child.join()
-            assert not answers.empty()
-            assert "forked from" in answers.get()
+            assert "forked from" in raised_in_fork(partial(use_and_close, use, stream))
         assert reader.read(6) == b"first\n"
         writer.write(b"data")
     assert (tmp_path / "y").read_bytes() == b"data"

@@ -9,14 +9,6 @@ from mpwds.errors import SecurityError
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import rewrite_url
 
-
-@pytest.mark.parametrize("variable", ["WDS_REWRITE", "GOPEN_REWRITE"])
-def test_a_prefix_is_replaced(variable, monkeypatch):
-    monkeypatch.setenv(variable, "gs://=/shared/data/")
-    assert rewrite_url("gs://bucket/x.tar") == "/shared/data/bucket/x.tar"
-    assert rewrite_url("s3://gs://x.tar") == "s3://gs://x.tar"
-
-
 RULES = [
     "http://old.com/=http://new.com/;ftp://=http://",
     "gs://=pipe:ssh proxy gsutil cat ",

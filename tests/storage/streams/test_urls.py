@@ -28,7 +28,7 @@ def test_a_pattern_expands_as_in_webdataset(pattern, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "urls"),
     [
-        (iter(["a-{0..1}.tar", "b::c.tar"]), ["a-{0..1}.tar", "b::c.tar"]),
+        (iter(["a-{0..1}.tar", "b::c.tar", "*.tar"]), ["a-{0..1}.tar", "b::c.tar", "*.tar"]),
         ([pathlib.Path("data/a.tar")], ["data/a.tar"]),
         (pathlib.Path("data") / "a-{0..1}.tar", ["data/a-0.tar", "data/a-1.tar"]),
     ],

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from mpwds.storage.tar.headers import find_all_members
 from mpwds.storage.tar.scanning import scan
-from tests.storage.members import read_members
+from tests.storage.members import Raw, read_members
 
 MAGIC = {"v7": b"", "ustar": b"ustar\x0000", "gnu": b"ustar  \0"}
 
 
 def header(kind, name, size, magic="ustar", base_256=False):
     number = b"\x80" + size.to_bytes(11, "big") if base_256 else b"%011o\0" % size
-    directory, _, last = name.rpartition("/") if magic == "ustar" and len(name) > 100 else ("", "", name)
+    is_long = magic == "ustar" and len(name.encode()) > 100
+    directory, _, last = name.rpartition("/") if is_long else ("", "", name)
     fields = [
         (last.encode()[:100], 100),
         (b"0000644\0" * 3, 24),
@@ -55,9 +56,10 @@ def members(draw):
     magic = draw(st.sampled_from(list(MAGIC)))
     kind = draw(st.sampled_from([b"0", b"0", b"7", b"\0", b"5", b"2"]))
     size = size if kind in b"07\0" else 0
-    longest = {"v7": 100, "gnu": 100, "ustar": 100 if "/" not in name else 101}[magic]
+    directory, _, last = name.encode().rpartition(b"/")
+    is_divided = magic == "ustar" and 0 < len(directory) <= 155 and len(last) <= 100
     by_pax, by_gnu = draw(st.booleans()), draw(st.booleans())
-    by_gnu |= len(name.encode()) > longest and not by_pax
+    by_gnu |= len(name.encode()) > 100 and not is_divided and not by_pax
     records = {"path": name} if by_pax and not by_gnu else {}
     stated = kind in b"07\0" and draw(st.booleans())
     extensions = [with_body(b"L", name.encode() + b"\0", base_256=base_256)] if by_gnu else []
@@ -127,4 +129,6 @@ def test_all_readers_agree_with_tarfile(tmp_path_factory, parts, least):
     assert list(by_windows(data, least)) == expected
     assert list(by_scanning(data)) == expected
     for index, (_, offset, _) in enumerate(expected):
-        assert [tuple(member) for member in read_members(str(path), offset)] == expected[index:]
+        of_stream = read_members("x", offset, open=lambda url, offset: Raw(data, [500], offset))
+        for found in (read_members(str(path), offset), of_stream):
+            assert [tuple(member) for member in found] == expected[index:]

@@ -4,7 +4,6 @@ import copy
 import os
 import pickle
 import tarfile
-import tracemalloc
 import warnings
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
+from tests.memory import allocating_below
 from tests.storage.members import archive_of, contents_of, read_members, with_checksum
 
 
@@ -114,14 +114,17 @@ def test_any_pax_header_gives_a_shard_error_or_members(directory, body):
     assert all((b"1234" + bytes(10240)).startswith(content) for _, content in members)
 
 
-def test_a_wrong_checksum_is_reported_with_offset_and_both_values(tmp_path):
+def test_a_wrong_checksum_is_reported_with_offset_and_both_values_after_the_members_before(tmp_path):
     data = bytearray(archive_of([("a", b"1234"), ("b", b"5678")], tarfile.USTAR_FORMAT))
     stored = int(data[1024 + 148 : 1024 + 154], 8)
     data[1024] ^= 1
+    (tmp_path / "x.tar").write_bytes(data)
+    members = read_members(str(tmp_path / "x.tar"))
+    assert next(members).data == b"1234"
     with pytest.raises(
         ShardError, match=rf"offset 1024 of .*x\.tar has checksum 0o{stored:o}, expected 0o{stored + 1:o}"
     ):
-        read(tmp_path, bytes(data))
+        next(members)
 
 
 @pytest.mark.parametrize("trailing", [b"x", b"\n" * 511, b"x" * 512, b"x" * 5000])
@@ -132,27 +135,12 @@ def test_bytes_behind_the_archive_that_are_no_archive_are_an_error(tmp_path, tra
         read(tmp_path, data + trailing)
 
 
-def test_members_before_the_damage_are_yielded(tmp_path):
-    data = bytearray(archive_of([("a", b"1234"), ("b", b"5678")]))
-    data[1024] ^= 1
-    (tmp_path / "x.tar").write_bytes(data)
-    members = read_members(str(tmp_path / "x.tar"))
-    assert next(members).data == b"1234"
-    with pytest.raises(ShardError):
-        next(members)
-
-
 @pytest.mark.parametrize("size_field", [b"77777777777\0", b"\x80" + b"\0" * 3 + b"\x7f" * 8, b"\xff" * 12])
 def test_a_false_size_allocates_nothing(tmp_path, size_field):
     header = bytearray(archive_of([("a", b"1234")], tarfile.USTAR_FORMAT)[:512])
     header[124:136] = size_field
-    tracemalloc.start()
-    try:
-        with pytest.raises(ShardError, match="truncated or damaged in the member at offset 0"):
-            read(tmp_path, with_checksum(header) + bytes(1024))
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with allocating_below(4 << 20), pytest.raises(ShardError, match="damaged in the member at offset 0"):
+        read(tmp_path, with_checksum(header) + bytes(1024))
 
 
 @pytest.mark.parametrize("size_field", [b"-0000000004\0", b"notanumber!\0"])
@@ -178,15 +166,6 @@ def test_an_extension_header_without_its_member_is_an_error(tmp_path, ending):
     data = archive_of([("a", b"1234"), ("n" * 200, b"5678")])
     with pytest.raises(ShardError, match="extension header"):
         read(tmp_path, data[: 1024 + 1024] + ending)
-
-
-def test_an_offset_beyond_the_file_is_an_error(tmp_path):
-    data = archive_of([("a", b"1234")])
-    read(tmp_path, data)
-    with pytest.raises(ShardError, match="truncated"):
-        list(read_members(str(tmp_path / "x.tar"), len(data) + 512))
-    with pytest.raises(ValueError, match="negative"):
-        list(read_members(str(tmp_path / "x.tar"), -1))
 
 
 @pytest.mark.parametrize("left", [0, 100, 512, 1024, (1 << 20) + 512, (1 << 20) + 1024, (1 << 20) + 4096])

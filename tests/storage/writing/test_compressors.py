@@ -67,14 +67,6 @@ def test_a_fixed_time_gives_the_same_bytes_at_any_time_under_any_name(tmp_path, 
     assert (tmp_path / name).read_bytes() == (tmp_path / f"other-{name}").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz"])
-def test_webdataset_reads_compressed_archives(tmp_path, name):
-    write_all(TarWriter(tmp_path / name))
-    with open(tmp_path / name, "rb") as stream:
-        files = list(webdataset.tariterators.tar_file_iterator(stream))
-    assert [file["fname"] for file in files] == NAMES
-
-
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.bz2", "x.tar.xz", "pipe:cat > x.tgz"])
 @pytest.mark.parametrize("compress", [None, False, True])
 def test_the_rules_are_those_of_webdataset(name, compress):

@@ -23,6 +23,7 @@ from mpwds.storage.writing.destinations import (
     write_all,
     write_whole,
 )
+from tests.forks import raised_in_fork
 from tests.open_files import open_files
 
 
@@ -117,11 +118,7 @@ def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_again(tmp_
 
 def test_a_fork_removes_nothing(tmp_path):
     pending = PendingFile(str(tmp_path / "x"))
-    child = os.fork()
-    if child == 0:
-        pending.discard()
-        os._exit(0)
-    os.waitpid(child, 0)
+    assert raised_in_fork(pending.discard) == ""
     pending.stream.write(b"data")
     pending.publish()
     assert (tmp_path / "x").read_bytes() == b"data"

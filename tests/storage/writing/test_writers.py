@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -53,6 +54,17 @@ def webdataset_samples(path):
 
 def files_of(path):
     return [(member.name, member.data) for member in read_members(str(path))]
+
+
+class Opened(list):
+    """An opener, and the streams that it has opened."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __call__(self, name):
+        self.append(self._make(name))
+        return self[-1]
 
 
 # ------------------------------------------------------------------------- agreement with webdataset
@@ -204,15 +216,6 @@ def test_an_exception_inside_with_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_that_is_never_closed_leaves_no_file(tmp_path):
-    sink = TarWriter(tmp_path / "x.tar")
-    sink.write(SAMPLES[0])
-    with pytest.warns(RuntimeWarning, match=r"x\.tar was not written"):
-        del sink
-        gc.collect()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_writer_that_is_killed_leaves_no_file_that_looks_whole(tmp_path):
     program = (
         "import sys; from mpwds.storage.writing.tar_writer import ShardWriter\n"
@@ -319,13 +322,8 @@ def test_a_shard_that_could_not_be_written_is_not_reported_as_complete(tmp_path,
 
 
 def test_an_opener_gives_the_streams_and_they_are_closed(tmp_path):
-    opened = []
-
-    def opener(name):
-        opened.append(open(name, "wb"))  # noqa: SIM115 - the writer closes it
-        return opened[-1]
-
-    write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0, opener=opener), SAMPLES)
+    opened = Opened(partial(open, mode="wb"))
+    write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0, opener=opened), SAMPLES)
     assert [stream.closed for stream in opened] == [True, True, True]
     assert [len(files_of(stream.name)) // 4 for stream in opened] == [2, 2, 1]
 
@@ -371,14 +369,9 @@ class FailingDiscard(Abortable):
     ("make", "end"), [(Discardable, "discard"), (Abortable, "abort"), (FailingDiscard, "abort")]
 )
 def test_an_exception_inside_with_does_not_complete_an_openers_stream(make, end):
-    opened = []
-
-    def opener(name):
-        opened.append(make())
-        return opened[-1]
-
+    opened = Opened(lambda name: make())
     with pytest.raises(KeyboardInterrupt):
-        write_all(ShardWriter("x-%d.tar", maxcount=2, verbose=0, opener=opener), interrupted())
+        write_all(ShardWriter("x-%d.tar", maxcount=2, verbose=0, opener=opened), interrupted())
     assert [stream.ends for stream in opened] == [["close"], [end]]
 
 
@@ -420,13 +413,8 @@ def test_garbage_collection_does_not_complete_a_stream_that_was_given_up(wrap):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_a_plain_file_of_an_opener_is_removed_when_its_shard_is_given_up(tmp_path, error):
-    opened = []
-
-    def opener(name):
-        opened.append(open(tmp_path / name, "wb"))  # noqa: SIM115 - the writer closes it
-        return opened[-1]
-
-    with pytest.raises(error), ShardWriter("x-%d.tar", verbose=0, opener=opener) as sink:
+    opened = Opened(partial(open, mode="wb"))
+    with pytest.raises(error), ShardWriter(tmp_path / "x-%d.tar", verbose=0, opener=opened) as sink:
         sink.write(SAMPLES[0])
         raise error
     assert opened[0].closed
@@ -509,20 +497,6 @@ def test_a_stream_that_does_not_block_is_refused_before_anything_is_lost():
         with pytest.raises(BlockingIOError, match="blocking"):
             sink.write({"__key__": "a", "bin": bytes(1_000_000)})
         assert sink.discarded
-
-
-@pytest.mark.parametrize("write", ["one", "series"])
-def test_a_file_of_the_name_stays_if_it_is_not_to_be_replaced(tmp_path, write):
-    (tmp_path / "0.tar").write_text("mine")
-    sink = (
-        TarWriter(tmp_path / "0.tar", replace=False)
-        if write == "one"
-        else ShardWriter(tmp_path / "%d.tar", verbose=0, replace=False)
-    )
-    sink.write(SAMPLES[0])
-    with pytest.raises(FileExistsError, match="written meanwhile by another program"):
-        sink.close()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("sync", [False, True])
