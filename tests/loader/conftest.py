@@ -9,6 +9,7 @@ import pytest
 
 import mpwds
 from mpwds.loader.launching import forkserver
+from mpwds.loader.worker import elements
 from tests.fake_cuda import kept_to_the_rules
 from tests.loader.faults.programs import Program
 
@@ -82,13 +83,30 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def loader_of(monkeypatch):
+def at_rank(monkeypatch):
+    """Makes this process a rank of so many."""
+
+    def at_rank(rank, ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+
+    return at_rank
+
+
+@pytest.fixture
+def states_everywhere(monkeypatch):
+    """Workers that are forks from now on send their state with every batch."""
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
+
+
+@pytest.fixture
+def loader_of(at_rank):
     """Makes the loader of a rank, with twelve streams and stages ``after`` it."""
     loaders = []
 
     def loader_of(dataset, rank=0, ranks=1, workers=0, after=lambda loader: loader, **options):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        at_rank(rank, ranks)
         options = {"streams": 12, "seed": 3, "output": "numpy", "timeout": 60, **options}
         loaders.append(after(mpwds.MultiLoader(dataset, workers=workers, **options)))
         return loaders[-1]
