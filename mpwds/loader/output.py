@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.imports import tensor_class
-from mpwds.loader.engine.epoch import NOT_YET, TAKE_TURNS, Batches
+from mpwds.loader.engine.epoch import NOT_YET, TAKE_TURNS, EpochBatches
 from mpwds.loader.engine.options import FinalOutput
 from mpwds.sharedmem.cuda import CopyStream, CudaAccess, Pinning
 from mpwds.trees import tree_map
@@ -52,7 +52,7 @@ class OutputConverter:
         self._output = output
         self._ahead = ahead
 
-    def converted(self, source: Batches, staged: bool) -> Iterator[Any]:
+    def converted(self, source: EpochBatches, staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
         ``staged``: they come from stages, which may have put their tensors into memory of their own.
@@ -80,7 +80,7 @@ class DeviceIterator(Iterator[Any]):
     once the source is ``closed``.
     """
 
-    def __init__(self, source: Batches, stream: CopyStream, ahead: int) -> None:
+    def __init__(self, source: EpochBatches, stream: CopyStream, ahead: int) -> None:
         self._source = source
         self._stream = stream
         self._ahead = ahead

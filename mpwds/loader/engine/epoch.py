@@ -33,7 +33,7 @@ MOST_DEATHS = 3
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 
 
-class Batches(Iterator[Any]):
+class EpochBatches(Iterator[Any]):
     """Batches of an epoch, of which a later step may take some that have arrived before they are asked for.
 
     Attributes:
@@ -47,7 +47,7 @@ class Batches(Iterator[Any]):
         return NOT_YET
 
 
-class EpochIterator(Batches):
+class EpochIterator(EpochBatches):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
     Each worker carries streams of the dataset, by default one. With ``in_order``, which is false for datasets
