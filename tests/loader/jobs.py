@@ -1,4 +1,4 @@
-"""Jobs of several ranks, which run one after the other, and what they iterate."""
+"""Jobs of several ranks, which run one after the other; their datasets; and batches and states to compare."""
 
 import itertools
 import json
