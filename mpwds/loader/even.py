@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Protocol, get_args
 
 from mpwds.errors import EvenEpochError
-from mpwds.loader.engine.epoch import NOT_YET
+from mpwds.loader.engine.epoch import NOT_YET, EpochBatches
 from mpwds.loader.engine.options import Even
 from mpwds.loader.worker.elements import CountOf
 from mpwds.pipeline.context import Context
@@ -74,7 +74,7 @@ def evened(
     return EvenIterator(part, agreement, delivered or int(has_moved))
 
 
-class EvenIterator(Iterator[Any]):
+class EvenIterator(EpochBatches):
     """The batches of an epoch, as many as all other ranks deliver.
 
     ``grant`` is told how many batches were delivered, and returns how many more each rank delivers before it

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from mpwds.errors import shorten, shortened
 from mpwds.loader.engine import options as checks
-from mpwds.loader.engine.epoch import EpochIterator, finish, leave_all
+from mpwds.loader.engine.epoch import EpochBatches, EpochIterator, finish, leave_all
 from mpwds.loader.engine.group import WorkerGroup, WorkerSource
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
@@ -303,7 +303,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         self._iterations.add(iterator)
         return iterator
 
-    def _convert(self, elements: Iterator[Any], staged: bool = False) -> Iterator[Any]:
+    def _convert(self, elements: EpochBatches, staged: bool = False) -> Iterator[Any]:
         return elements if self._converter is None else self._converter.converted(elements, staged)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpwds.imports import tensor_class
-from mpwds.loader.engine.epoch import NOT_YET, TAKE_TURNS
+from mpwds.loader.engine.epoch import NOT_YET, TAKE_TURNS, EpochBatches
 from mpwds.loader.engine.options import FinalOutput
 from mpwds.sharedmem.cuda import CopyStream, CudaAccess, Pinning
 from mpwds.trees import tree_map
@@ -52,7 +52,7 @@ class OutputConverter:
         self._output = output
         self._ahead = ahead
 
-    def converted(self, source: Iterator[Any], staged: bool) -> Iterator[Any]:
+    def converted(self, source: EpochBatches, staged: bool) -> Iterator[Any]:
         """The batches of ``source`` in their final form.
 
         ``staged``: they come from stages, which may have put their tensors into memory of their own.
@@ -76,18 +76,14 @@ class DeviceIterator(Iterator[Any]):
     Copies run on a side stream, while the device computes. A batch can be used at once on the stream that is
     current when it is delivered. Errors and the end are raised after the batches that came before them.
 
-    If the iterator has a method ``next_now``, as ``EpochIterator``, up to ``ahead`` batches are copied before
-    they are asked for; they are not delivered once it is ``closed``.
+    Up to ``ahead`` batches that have arrived are copied before they are asked for; they are not delivered
+    once the source is ``closed``.
     """
 
-    def __init__(self, source: Any, stream: CopyStream, ahead: int) -> None:
-        import torch
-
-        self._tensor: type = torch.Tensor
+    def __init__(self, source: EpochBatches, stream: CopyStream, ahead: int) -> None:
         self._source = source
         self._stream = stream
         self._ahead = ahead
-        self._next_now: Callable[[], Any] | None = getattr(source, "next_now", None)
         self._lock = threading.Lock()
         self._sent: deque[_Sent] = deque()
         self._original: list[Any] = []
@@ -103,7 +99,7 @@ class DeviceIterator(Iterator[Any]):
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(TAKE_TURNS)
         try:
-            if getattr(self._source, "closed", False):
+            if self._source.closed:
                 self._sent.clear()
             else:
                 self._send_what_is_here()
@@ -119,9 +115,9 @@ class DeviceIterator(Iterator[Any]):
             self._lock.release()
 
     def _send_what_is_here(self) -> None:
-        while self._next_now is not None and self._ending is None and len(self._sent) <= self._ahead:
+        while self._ending is None and len(self._sent) <= self._ahead:
             try:
-                batch = self._next_now()
+                batch = self._source.next_now()
             except Exception as ending:
                 self._ending = ending.with_traceback(None)  # whose frames refer to this iterator
                 return
@@ -140,10 +136,10 @@ class DeviceIterator(Iterator[Any]):
         # then come after its copies.
         with self._stream.selected():
             self._original[:] = [batch]
-            self._sent.append(_Sent(tree_map(batch, self._tensor, copied), tensors, self._stream.mark()))
+            self._sent.append(_Sent(tree_map(batch, tensor_class(), copied), tensors, self._stream.mark()))
 
     def __del__(self) -> None:
-        if hasattr(self, "_finalizing") and self._original and not self._finalizing():
+        if self._original and not self._finalizing():
             with self._stream.selected():
                 self.__dict__.clear()  # the batch, and the source that may hold it too
 
@@ -155,10 +151,9 @@ class _Sent(NamedTuple):
 
 
 def _cuda_device(device: Any) -> str | None:
-    name = str(device) if hasattr(device, "type") else device
-    if name is None or name in ("cpu", "cpu:0"):
+    if device is None or (name := str(device)) in ("cpu", "cpu:0"):
         return None
-    if not isinstance(name, str) or not re.fullmatch(r"cuda(:\d+)?", name):
+    if not re.fullmatch(r"cuda(:\d+)?", name):
         raise ValueError(
             f"device must be 'cpu', 'cuda', 'cuda:1', ... or such a torch.device, got {device!r}; for other "
             "devices put .map(...) after the loader, with a function that copies"

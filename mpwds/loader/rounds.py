@@ -168,9 +168,9 @@ class RoundsIterator(EvenIterator):
     _part: RankRounds
 
     @property
-    def closed(self) -> str:
+    def closed(self) -> str:  # type: ignore[override]  # it is read alone
         return self._part.closed
 
     def next_now(self) -> Any:
-        """As ``next()``, but ``NOT_YET`` if no batch has arrived, or the ranks have to agree first."""
+        """``NOT_YET`` also if the ranks have to agree first."""
         return self._next(self._part.next_now) if self._running and self._granted else NOT_YET

@@ -10,11 +10,11 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from mpwds.errors import shorten
-from mpwds.loader.engine.epoch import TAKE_TURNS, EpochIterator
+from mpwds.loader.engine.epoch import TAKE_TURNS, EpochBatches, EpochIterator
 from mpwds.loader.resume.held import BATCH, Batch, begun_with, reduced_to_needed
 from mpwds.loader.resume.progress import EpochProgress, field_of, warn_of_empty_epoch
 from mpwds.pipeline.iterable_sources import Replayed, iter_elements
@@ -25,7 +25,7 @@ from mpwds.warn import warn
 _TIME_EVERY_NS = 100_000
 
 
-class StagesIterator(Iterator[Any]):
+class StagesIterator(EpochBatches):
     """The elements of the last stage after a loader, for one thread at a time, and timed.
 
     Timing takes about a microsecond, more than small elements take. So an element is timed about every tenth

@@ -1,7 +1,5 @@
 """Datasets and programs for the loader's tests."""
 
-import io
-import tarfile
 import time
 
 import numpy as np
@@ -9,6 +7,8 @@ import pytest
 
 import mpwds
 from mpwds.loader.launching import forkserver
+from mpwds.loader.worker import elements
+from mpwds.storage.writing.tar_writer import TarWriter
 from tests.fake_cuda import kept_to_the_rules
 from tests.loader.faults.programs import Program
 
@@ -28,6 +28,11 @@ def one_fork_server():
 def quick_workers():
     """The fork server, from which a MultiLoader's workers come by default, has torch already."""
     forkserver.ready(["torch"])
+
+
+@pytest.fixture(params=[0, 2], ids=["in this process", "2 workers"])
+def workers(request):
+    return request.param
 
 
 @pytest.fixture
@@ -52,17 +57,11 @@ def cuda():
 @pytest.fixture
 def shards(tmp_path):
     """Four tar shards of ten samples, each an 8-byte ``npy`` field and a ``cls``; returns the pattern."""
-    number = 0
     for shard in range(4):
-        with tarfile.open(tmp_path / f"train-{shard}.tar", "w") as archive:
-            for _ in range(10):
-                array = io.BytesIO()
-                np.save(array, np.full((4, 3), number, np.float32))
-                for field, data in (("npy", array.getvalue()), ("cls", str(number).encode())):
-                    member = tarfile.TarInfo(f"sample{number:03}.{field}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-                number += 1
+        with TarWriter(str(tmp_path / f"train-{shard}.tar")) as archive:
+            for number in range(10 * shard, 10 * shard + 10):
+                array = np.full((4, 3), number, np.float32)
+                archive.write({"__key__": f"sample{number:03}", "npy": array, "cls": number})
     return f"{tmp_path}/train-{{0..3}}.tar"
 
 
@@ -82,13 +81,30 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def loader_of(monkeypatch):
+def at_rank(monkeypatch):
+    """Makes this process a rank of so many."""
+
+    def at_rank(rank, ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+
+    return at_rank
+
+
+@pytest.fixture
+def states_everywhere(monkeypatch):
+    """Workers that are forks from now on send their state with every batch."""
+    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
+    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
+
+
+@pytest.fixture
+def loader_of(at_rank):
     """Makes the loader of a rank, with twelve streams and stages ``after`` it."""
     loaders = []
 
     def loader_of(dataset, rank=0, ranks=1, workers=0, after=lambda loader: loader, **options):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        at_rank(rank, ranks)
         options = {"streams": 12, "seed": 3, "output": "numpy", "timeout": 60, **options}
         loaders.append(after(mpwds.MultiLoader(dataset, workers=workers, **options)))
         return loaders[-1]

@@ -1,14 +1,11 @@
 """Indexed datasets in MultiLoader and DataLoaders."""
 
-import os
 import random
-import signal
 
 import pytest
 import torch.utils.data
 
 import mpwds
-from mpwds.pipeline.indexed.source import ElementsAsShard
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -61,17 +58,15 @@ def test_multi_loader_resumes_exactly(kind):
         assert list(second) == rest
 
 
-def test_ranks_have_equally_many_batches():
+def test_ranks_have_equally_many_batches(at_rank):
     lengths, seen = [], []
     for rank in range(3):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANK", str(rank))
-            patch.setenv("WORLD_SIZE", "3")
-            dataset = mpwds.IndexedDataset(Numbers(), "global").batched(4)
-            with mpwds.MultiLoader(dataset, workers=2, even="pad", start_method="fork") as loader:
-                batches = list(loader)
-                lengths.append((len(loader), len(batches)))
-                seen += [number for batch in batches for number in batch.tolist()]
+        at_rank(rank, 3)
+        dataset = mpwds.IndexedDataset(Numbers(), "global").batched(4)
+        with mpwds.MultiLoader(dataset, workers=2, even="pad", start_method="fork") as loader:
+            batches = list(loader)
+            lengths.append((len(loader), len(batches)))
+            seen += [number for batch in batches for number in batch.tolist()]
     assert len(set(lengths)) == 1
     assert set(seen) == set(range(41))
 
@@ -112,20 +107,3 @@ def test_workers_that_persist_draw_other_numbers_in_each_epoch(package):
     loader = package.DataLoader(dataset, batch_size=None, **options)
     epochs = [[float(drawn) for _, drawn in loader] for _ in range(2)]
     assert len({*epochs[0], *epochs[1]}) == 82
-
-
-def test_a_killed_worker_loses_nothing(tmp_path):
-    class Deadly(ElementsAsShard):
-        def read(self, shard, index):
-            marker = tmp_path / "killed"
-            if index == 30 and not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return index
-
-    dataset = mpwds.IndexedDataset(Deadly(range(60)), "global")
-    with (
-        mpwds.MultiLoader(dataset, workers=2, on_worker_death="restart", start_method="fork") as loader,
-        pytest.warns(RuntimeWarning, match="was killed by SIGKILL"),
-    ):
-        assert sorted(loader) == list(range(60))

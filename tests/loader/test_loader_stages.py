@@ -4,7 +4,6 @@ import collections
 import itertools
 import os
 import pickle
-import signal
 import warnings
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader
-from mpwds.errors import WorkerDied
 from mpwds.loader.multi_loader import LoaderPipeline
 from tests.loader.faults.processes import runs
 
@@ -215,23 +213,6 @@ def test_rows_of_another_shape_are_an_error_that_tells_what_to_do():
     ):
         list(loader)
     assert caught.value.__notes__ == ["in rebatched(3), on element 1 that stream 0 delivered"]
-
-
-def test_an_exception_in_a_worker_arrives_with_its_type():
-    dataset = DataPipeline(range(6)).map(lambda number: 1 // (number - 3)).batched(2)
-    pipeline = MultiLoader(dataset, workers=2).rebatched(3, shuffle=5)
-    with pytest.raises(ZeroDivisionError, match="integer division"):
-        list(pipeline)
-    assert pipeline.loader.worker_pids == []
-
-
-def test_a_killed_worker_is_an_error():
-    pipeline = MultiLoader(DataPipeline(lambda: iter(int, 1)).batched(2), workers=1).rebatched(3, shuffle=5)
-    batches = iter(pipeline)
-    next(batches)
-    os.kill(pipeline.loader.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerDied):
-        collections.deque(batches, maxlen=0)
 
 
 def test_without_workers_everything_is_the_same():

@@ -7,7 +7,6 @@ import itertools
 import os
 import pickle
 import random
-import threading
 import time
 import warnings
 
@@ -18,7 +17,7 @@ import torch
 import torch.utils.data
 
 import mpwds
-from tests.loader.faults.processes import wait_until, wait_until_idle
+from tests.loader.faults.processes import wait_until_idle
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -337,16 +336,6 @@ def test_an_epoch_left_early_does_not_show_in_the_next(nbytes):
         assert first_values(loader) == list(range(500))
 
 
-@pytest.mark.parametrize("nbytes", [8, 100_000])
-@pytest.mark.parametrize("take", [0, 1])
-def test_any_number_of_epochs_may_be_left_early(nbytes, take):
-    with mpwds.MultiLoader(numbers(1_000_000, nbytes), workers=2) as loader:
-        for _ in range(400 if nbytes == 8 else 600):
-            received = first_values(itertools.islice(loader, take))
-        assert received == list(range(take))
-        assert first_values(itertools.islice(loader, 50)) == list(range(50))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_without_a_name_delivers_everything(workers):
     received = []
@@ -402,38 +391,6 @@ def test_a_new_iteration_ends_the_one_before(workers):
         loader.load_state_dict(loader.state_dict())
         with pytest.raises(RuntimeError, match="a state was loaded"):
             next(second)
-
-
-def test_two_threads_at_one_iteration_are_an_error_and_no_hang(tmp_path):
-    refused = tmp_path / "refused"
-
-    def generate():
-        yield 1
-        while not refused.exists():
-            time.sleep(0.01)
-        yield 2
-
-    def take():
-        received.append(next(iterator))
-
-    def thread_has_asked():
-        if iterator._lock.acquire(blocking=False):
-            iterator._lock.release()
-            return False
-        return True
-
-    received = []
-    with mpwds.MultiLoader(generate, workers=1) as loader:
-        iterator = iter(loader)
-        assert next(iterator) == 1
-        thread = threading.Thread(target=take)
-        thread.start()
-        wait_until(thread_has_asked, "the thread to ask for the next element")
-        with pytest.raises(RuntimeError, match="another thread is in the middle of next"):
-            next(iterator)
-        refused.touch()
-        thread.join()
-    assert received == [2]
 
 
 def test_an_exhausted_iteration_stays_exhausted():

@@ -1,7 +1,6 @@
 """Stages after a loader that run ahead in a thread: ``prefetch``."""
 
 import itertools
-import json
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ from mpwds import DataPipeline, MultiLoader
 from mpwds.errors import SharedRandomError
 from mpwds.stats.collector import WAITED, ConsumerTimer
 from tests.forks import raised_in_fork
+from tests.loader.jobs import as_json, as_lists
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "nothing_left")
 
@@ -37,22 +37,18 @@ STAGES = {
 }
 
 
-def plain(elements):
-    return [np.asarray(element).tolist() for element in elements]
-
-
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_elements_and_states_are_those_without_it(name, n):
     with STAGES[name](numbers()) as loader:
-        whole = plain(loader)
+        whole = as_lists(loader)
     for stop in (0, 1, 5, len(whole) - 1):
         with STAGES[name](numbers()).prefetch(n) as loader:
-            begun = plain(itertools.islice(loader, stop))
-            state = json.loads(json.dumps(loader.state_dict()))
+            begun = as_lists(itertools.islice(loader, stop))
+            state = as_json(loader.state_dict())
         with STAGES[name](numbers()).prefetch(n) as loader:
             loader.load_state_dict(state)
-            assert begun + plain(loader) == whole
+            assert begun + as_lists(loader) == whole
 
 
 def test_elements_are_made_while_the_training_loop_works():

@@ -30,11 +30,6 @@ def last_line(text):
     return text.replace("\r", "\n").strip().rpartition("\n")[2]
 
 
-@pytest.fixture(params=[0, 2], ids=["in this process", "2 workers"])
-def workers(request):
-    return request.param
-
-
 @pytest.fixture
 def loader(workers):
     batches = DataPipeline(range(96)).batched(4)

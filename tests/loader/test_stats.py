@@ -64,11 +64,6 @@ def share_of(stats, name):
     return next(stage.share for stage in stats.stages if stage.name == name)
 
 
-@pytest.fixture(params=[0, 2], ids=["in this process", "2 workers"])
-def workers(request):
-    return request.param
-
-
 def test_what_is_delivered_is_counted(workers):
     batches = DataPipeline(range(100)).map(lambda n: np.full(1000, n, np.float32)).batched(10)
     with MultiLoader(batches, workers=workers, output="numpy") as loader:

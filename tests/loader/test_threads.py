@@ -59,25 +59,6 @@ def test_calls_overlap_with_the_step_of_the_trainer():
                 assert ahead.wait(600)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 7])
-def test_stages_in_the_trainer_go_on_from_their_state_exactly(stop):
-    def made():
-        numbers = DataPipeline(range(40)).batched(4)
-        loader = MultiLoader(numbers, workers=2, output="numpy")
-        return loader.map(lambda batch: batch.tolist(), threads=3)
-
-    with made() as loader:
-        loader.set_epoch(0)
-        whole = list(loader)
-        loader.set_epoch(0)
-        epoch = iter(loader)
-        seen = [next(epoch) for _ in range(stop)]
-        state = loader.state_dict()
-    with made() as loader:
-        loader.load_state_dict(state)
-        assert seen + list(loader) == whole
-
-
 def test_batches_of_workers_in_any_order_are_not_made_again():
     def made():
         return MultiLoader(dataset(in_order=False), workers=1, output="numpy").shuffle(20)

@@ -14,7 +14,7 @@ import torch.utils.data
 from mpwds.errors import MpwdsError, shortened
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
-from mpwds.loader.dataloader.state import EpochRecord
+from mpwds.loader.dataloader.state import EpochRecord, sampler_of
 from mpwds.loader.launching import forkserver
 from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.loader.multi_loader import MultiLoader
@@ -288,8 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Calls ``set_epoch`` of the dataset and the samplers, where they have it; trainers call this."""
-        inner = getattr(self.batch_sampler, "sampler", None)
-        parts: list[Any] = [self.dataset, self.sampler, self.batch_sampler, inner]
+        parts: list[Any] = [self.dataset, self.sampler, self.batch_sampler, sampler_of(self)]
         for part in {id(part): part for part in parts}.values():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)

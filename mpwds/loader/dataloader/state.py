@@ -6,7 +6,7 @@ import base64
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -79,7 +79,7 @@ class EpochRecord:
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
-        sampler_epoch, dataset_epoch = _epoch_of(_sampler(loader)), _dataset_epoch(loader.dataset)
+        sampler_epoch, dataset_epoch = _epoch_of(sampler_of(loader)), _dataset_epoch(loader.dataset)
         completed = TaskProgress(loader.num_workers)
         return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, completed, seedless)
 
@@ -140,7 +140,7 @@ class EpochRecord:
 
     def tell_epoch(self, loader: DataLoader[Any]) -> None:
         """Tells the sampler and the dataset which epoch it is, and a dataset that is a loader its state."""
-        sampler, dataset = _sampler(loader), loader.dataset
+        sampler, dataset = sampler_of(loader), loader.dataset
         if self.sampler_epoch is not None and _epoch_of(sampler) is not None:
             sampler.set_epoch(self.sampler_epoch)
         for number, states in self.sampler_states:
@@ -235,28 +235,23 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
         "dataset": type(dataset).__name__,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
-        "sampler": type(_sampler(loader)).__name__,
+        "sampler": type(sampler_of(loader)).__name__,
         "world_size": here.world_size,
     }
-    for part in (loader.batch_sampler, _sampler(loader)):  # of torch, of Accelerate
+    for part in (loader.batch_sampler, sampler_of(loader)):  # of torch, of Accelerate
         for name in ("num_replicas", "num_processes", "seed"):
             if isinstance(value := getattr(part, name, None), int):
                 facts[f"{name} of the sampler"] = value
     if not loader.in_order:
         facts["rank"] = here.rank  # another has got other samples by now
-    if _depends_on_workers(dataset):
-        facts["num_workers"] = loader.num_workers
-    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or is_stateful(dataset):
+        facts["num_workers"] = loader.num_workers  # each reads a part of its own, or has a state of its own
+    if not isinstance(dataset, IterableDataset) and isinstance(dataset, Sized):
         facts["samples"] = len(dataset)
     return facts
 
 
-def _depends_on_workers(dataset: Any) -> bool:
-    """Whether each worker reads a part of its own, or has a state of its own."""
-    return isinstance(dataset, IterableDataset) or is_stateful(dataset)
-
-
-def _sampler(loader: DataLoader[Any]) -> Any:
+def sampler_of(loader: DataLoader[Any]) -> Any:
     """The object that gives the order: the sampler, also a batch sampler's own, or the batch sampler."""
     if loader.batch_sampler is None:
         return loader.sampler

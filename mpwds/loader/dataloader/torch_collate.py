@@ -42,7 +42,7 @@ def collate(batch: Sequence[Any]) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and type(first) is torch.Tensor:
         return _tensors(batch)
-    if isinstance(first, tuple) and hasattr(first, "_fields") and fields_of(type(first)) is not None:
+    if isinstance(first, tuple) and fields_of(type(first)) is not None:
         return type(first)(*[collate(values) for values in zip(*batch, strict=False)])
     return _by_torch(batch)
 

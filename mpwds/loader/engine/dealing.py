@@ -54,7 +54,7 @@ def deal(carriers: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int,
     return {stream: kept[stream] if stream in kept else next(room) for stream in carriers}
 
 
-class WorkerSpeeds:
+class StreamDealer:
     """Measures the seconds that each worker needs for a batch, by its counters and by the trainer's waiting.
 
     A worker's own time does not know of a slow network, nor the waiting of a worker that is ahead: so the
@@ -91,20 +91,20 @@ class WorkerSpeeds:
         self._waited.clear()
         return bool(before) and waited_s > _WAITS * elapsed_s
 
-    def dealt(self) -> None:
-        """Streams were dealt again. What workers repeat for that tells nothing of their speed."""
-        self._before, self._every_s = {}, min(2 * self._every_s, _LOOK_AT_LEAST_S)
-
-    def of(self, workers: list[int]) -> dict[int, float]:
-        """Returns the seconds that workers need for a batch; the average for those that made none so far."""
+    def deal(self, carriers: dict[int, int], workers: list[int], must: bool) -> dict[int, int]:
+        """Deals streams to the ``workers`` that are there, if it must, or if rounds become so much shorter
+        that it is worth what workers repeat. Otherwise returns the ``carriers`` as they are."""
         known = [self._seconds[worker] for worker in workers if worker in self._seconds]
         average = sum(known) / len(known) if known else 1.0
-        return {worker: self._seconds.get(worker, average) for worker in workers}
-
-
-def is_better(carriers: Mapping[int, int], before: Mapping[int, int], seconds: Mapping[int, float]) -> bool:
-    """True if rounds of streams are so much shorter that it is worth what workers repeat."""
-    return _round_s(carriers, seconds) < _SHORTER * _round_s(before, seconds)
+        seconds = {worker: self._seconds.get(worker, average) for worker in workers}
+        if not seconds or not (must or seconds.keys() >= set(carriers.values())):
+            return carriers
+        dealt = deal(carriers, seconds)
+        if not (must or _round_s(dealt, seconds) < _SHORTER * _round_s(carriers, seconds)):
+            return carriers
+        # What workers repeat now tells nothing of their speed.
+        self._before, self._every_s = {}, min(2 * self._every_s, _LOOK_AT_LEAST_S)
+        return dealt
 
 
 def _round_s(carriers: Mapping[int, int], seconds: Mapping[int, float]) -> float:

@@ -7,13 +7,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, shorten
 from mpwds.interrupts import interrupts_deferred
-from mpwds.loader.engine.dealing import WorkerSpeeds, deal, is_better
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, WorkerLost, next_message
 from mpwds.loader.messages import protocol
@@ -21,6 +20,9 @@ from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import EpochProgress, made_fewer
 from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer
 from mpwds.warn import warn
+
+if TYPE_CHECKING:
+    from mpwds.loader.engine.dealing import StreamDealer
 
 NOT_YET = object()
 """No batch is here, and there may be more."""
@@ -31,7 +33,21 @@ MOST_DEATHS = 3
 TAKE_TURNS = "another thread is in the middle of next() of this iteration: take turns"
 
 
-class EpochIterator(Iterator[Any]):
+class EpochBatches(Iterator[Any]):
+    """Batches of an epoch, of which a later step may take some that have arrived before they are asked for.
+
+    Attributes:
+        closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
+    """
+
+    closed = ""
+
+    def next_now(self) -> Any:
+        """As ``next()``, but ``NOT_YET`` if no batch has arrived, which is the default."""
+        return NOT_YET
+
+
+class EpochIterator(EpochBatches):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
     Each worker carries streams of the dataset, by default one. With ``in_order``, which is false for datasets
@@ -50,10 +66,10 @@ class EpochIterator(Iterator[Any]):
         progress: Where the epoch begins, and then how far it is delivered.
         place: Stream and number of the batch that was delivered last.
         repeats: That batch came after the end of its stream, to make an epoch even.
-        closed: Why ``next()`` is an error, if the loader was closed, or iterated again.
     """
 
     _running = False
+    _dealer: StreamDealer | None = None  # of streams that may move to other workers
     _in_fork = "make a loader of its own here"
 
     def __init__(
@@ -74,7 +90,6 @@ class EpochIterator(Iterator[Any]):
         self._times = times
         self.place = (-1, -1)
         self.repeats = False
-        self.closed = ""
         self._lock = threading.RLock()  # a signal's handler may close what its thread waits for
         self._process = os.getpid()
         try:
@@ -101,7 +116,10 @@ class EpochIterator(Iterator[Any]):
         self._persistent = persistent
         self._restarts = restarts
         self._group = group
-        self._speeds = WorkerSpeeds(group.snapshots) if moves_streams and len(self._turns) > 1 else None
+        if moves_streams and len(self._turns) > 1:
+            from mpwds.loader.engine.dealing import StreamDealer
+
+            self._dealer = StreamDealer(group.snapshots)
         self._deaths: Counter[tuple[int, int]] = Counter()  # by the worker and the batch that it owed
         self._running = progress.running = True
 
@@ -119,7 +137,6 @@ class EpochIterator(Iterator[Any]):
             self._lock.release()
 
     def next_now(self) -> Any:
-        """As ``next()``, but ``NOT_YET`` if no batch has arrived."""
         if self._group.in_process:
             return NOT_YET
         with self._lock:
@@ -130,7 +147,7 @@ class EpochIterator(Iterator[Any]):
             if self._running:
                 self._times.enter(WAITED)
                 while self._turns:
-                    if self._speeds is not None and self._group.has_changed:
+                    if self._dealer is not None and self._group.has_changed:
                         self._follow_workers()
                     arrived = self._received(waits=waits)
                     if arrived is None:
@@ -203,13 +220,13 @@ class EpochIterator(Iterator[Any]):
                         return worker, message
                 if not waits:
                     return None
-                if self._speeds is None:
+                if self._dealer is None:
                     return self._next_message(candidates)
-                if self._in_order and self._speeds.look() and self._deal():
+                if self._in_order and self._dealer.look() and self._deal():
                     continue
                 began_ns = time.monotonic_ns()
                 arrived = self._next_message(candidates)
-                self._speeds.waited(arrived[0].index, time.monotonic_ns() - began_ns)
+                self._dealer.waited(arrived[0].index, time.monotonic_ns() - began_ns)
                 return arrived
             except WorkerLost:
                 self._follow_workers()
@@ -232,20 +249,15 @@ class EpochIterator(Iterator[Any]):
 
     def _deal(self, must: bool = False) -> bool:
         """Deals the streams again if it must, or if that makes rounds shorter; true if some have moved."""
-        assert self._speeds is not None
-        seconds = self._speeds.of([worker.index for worker in self._workers if worker.is_available])
+        assert self._dealer is not None
         before = {stream: self._carriers[stream] for stream in self._turns}
-        if not seconds or not (must or seconds.keys() >= set(before.values())):
-            return False
-        after = deal(before, seconds)
-        if not (must or is_better(after, before, seconds)):
-            return False
+        available = [worker.index for worker in self._workers if worker.is_available]
+        after = self._dealer.deal(before, available, must)
         moved = [stream for stream, worker in after.items() if worker != before[stream]]
         self._carriers.update(after)
         with interrupts_deferred():
             for index in {carrier[stream] for carrier in (before, after) for stream in moved}:
                 self._start(self._workers[index])
-        self._speeds.dealt()
         return bool(moved)
 
     def _start_waiting(self, worker: WorkerHandle) -> None:

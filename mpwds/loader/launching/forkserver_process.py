@@ -1,4 +1,4 @@
-"""What runs in the fork server's process: it answers the requests of its trainer, one at a time.
+"""The fork server's process. It answers the requests of its trainer, one at a time.
 
 *Messages.* Both directions are datagrams. A request carries its number and descriptors: first of a segment
 that holds the request in msgpack, which may be longer than a socket holds, then those that a worker gets.

@@ -21,7 +21,7 @@ _READ_AT_START = "GLIBC_", "KMP_", "LD_", "MALLOC_", "OMP_", "PYTHON", "TZ", *TH
 
 
 class ParentEnvironment(NamedTuple):
-    """What a fork of the trainer would inherit; ``folder`` and ``authkey`` are empty if there is none."""
+    """The things that a fork of the trainer inherits; ``folder`` and ``authkey`` may be empty."""
 
     environ: dict[str, str]
     folder: str

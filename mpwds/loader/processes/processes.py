@@ -106,7 +106,7 @@ class WorkerProcess:
 
 
 class Ending(Protocol):
-    """What :func:`end_all` needs of a process; see :class:`WorkerProcess`."""
+    """A process that :func:`end_all` ends, such as :class:`WorkerProcess`."""
 
     def wait(self, timeout_s: float) -> bool: ...
 

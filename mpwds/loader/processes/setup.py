@@ -39,7 +39,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class WorkerSetup:
-    """What all workers of a loader share; ``serves`` names the class that does their work."""
+    """The setup that all workers of a loader share; ``serves`` names the class that does their work."""
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
 
@@ -301,8 +301,8 @@ def find_unpicklable(setup: Any) -> str:
         step, culprit = inner
         path += step
         visited.add(id(culprit))
-    what = getattr(culprit, "__qualname__", None) if isinstance(culprit, (FunctionType, MethodType)) else None
-    return f"{path.lstrip('.') or 'it'} is a {type(culprit).__qualname__}{f' ({what})' if what else ''}"
+    what = f" ({culprit.__qualname__})" if isinstance(culprit, (FunctionType, MethodType)) else ""
+    return f"{path.lstrip('.') or 'it'} is a {type(culprit).__qualname__}{what}"
 
 
 def _unpicklable_part(item: Any, visited: set[int]) -> tuple[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What the stages after a loader hold of its batches, in their state: what is needed, and whose it is.
+"""The batches that stages after a loader hold, in their state: which are needed, and whose they are.
 
 A state of stages is nested: ``"source"`` is the state of the stage before, and the innermost that of the
 loader's batches. ``"held"`` lists addresses of elements that a stage has taken from the one before. Each is
@@ -67,7 +67,7 @@ def loaded_by(state: Any) -> Any:
 
 
 def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
-    """What stages hold of each stream that a rank carries.
+    """The elements that stages hold of each stream that a rank carries.
 
     Raises LookupError if other ranks cannot go on with it: a stage, one of ``names``, has other state, or
     holds an element that was made of several streams, or of a batch that cannot be made again.

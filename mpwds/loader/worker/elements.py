@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -41,15 +41,16 @@ def as_dataset(dataset: Any) -> Any:
         )
     if isinstance(dataset, DataPipeline):
         return dataset
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not _is_iterable_dataset(dataset):
+    data = sys.modules.get("torch.utils.data")
+    is_iterable_dataset = data is not None and isinstance(dataset, data.IterableDataset)
+    if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__") and not is_iterable_dataset:
         return DataPipeline(dataset)
-    is_builtin = type(dataset).__module__ in ("builtins", "itertools") and not isinstance(dataset, type)
-    if is_builtin and hasattr(dataset, "__next__"):
+    if type(dataset).__module__ in ("builtins", "itertools") and isinstance(dataset, Iterator):
         raise TypeError(
             f"a {type(dataset).__name__} can be iterated only once, by one process: pass the function or the "
             "iterable that makes it"
         )
-    if hasattr(dataset, "__iter__") or callable(dataset):
+    if isinstance(dataset, Iterable) or callable(dataset):
         return dataset
     raise TypeError(
         "a loader's dataset must be an iterable, a map-style dataset or a function that returns an iterator, "
@@ -61,8 +62,15 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
     """The elements of one epoch of a dataset that is no pipeline of ours: ``set_epoch`` tells it which."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(context.epoch)
-    is_factory = isinstance(dataset, type) or not hasattr(dataset, "__iter__")
-    return iter(_made_by(dataset) if is_factory else dataset)
+    if isinstance(dataset, Iterable):
+        return iter(dataset)
+    made = dataset()
+    if not (isinstance(made, Iterable) or hasattr(made, "__getitem__")):
+        raise TypeError(
+            f"the loader's dataset is a function, {arguments(dataset)}, which must return an iterator or "
+            f"be a generator function, but it returned {made!r}"
+        )
+    return iter(made)
 
 
 ENDED = object()
@@ -289,7 +297,7 @@ def count_delivered(dataset: Any, contexts: Sequence[Context], exact: bool = Fal
     dataset that is not a pipeline.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
-        if exact or not hasattr(dataset, "__len__"):
+        if exact or not isinstance(dataset, Sized):
             raise LengthUnknown(f"a {type(dataset).__name__} has none")
         return Count(len(dataset))
     if dataset.given_length is not None and not exact:
@@ -326,18 +334,3 @@ def process_seed(context: Context) -> int:
     """A seed of 64 bits for all random generators of this process in this epoch."""
     facts = (context.seed or 0, context.epoch, context.rank, context.worker)
     return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little")
-
-
-def _is_iterable_dataset(dataset: Any) -> bool:
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(dataset, data.IterableDataset)
-
-
-def _made_by(function: Any) -> Any:
-    made = function()
-    if not (hasattr(made, "__iter__") or hasattr(made, "__getitem__")):
-        raise TypeError(
-            f"the loader's dataset is a function, {arguments(function)}, which must return an iterator or "
-            f"be a generator function, but it returned {made!r}"
-        )
-    return made

@@ -102,9 +102,8 @@ DIVIDING = {"pipeline": PIPELINE, "shards": mpwds.SimpleShardList("a.tar"), **LO
 
 
 @pytest.fixture
-def of_two_ranks(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def of_two_ranks(at_rank):
+    at_rank(0, 2)
 
 
 @pytest.mark.parametrize("dataset", DIVIDING.values(), ids=DIVIDING)

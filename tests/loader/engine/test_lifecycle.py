@@ -23,13 +23,6 @@ def endless():
         yield np.zeros(20_000)
 
 
-def test_workers_end_with_the_with_block():
-    with mpwds.MultiLoader(endless, workers=2) as loader:
-        next(iter(loader))
-        workers = loader.worker_pids
-    assert not any(map(runs, workers))
-
-
 def test_workers_end_when_the_loop_raises():
     with pytest.raises(ZeroDivisionError), mpwds.MultiLoader(endless, workers=2) as loader:
         for _ in loader:

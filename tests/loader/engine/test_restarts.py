@@ -224,9 +224,8 @@ def test_stages_behind_the_loader_see_nothing_of_it():
         assert got == expected
 
 
-def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_batches_that_were_taken_ahead_of_the_program_are_not_made_again(at_rank, monkeypatch):
+    at_rank(0, 2)
     monkeypatch.setattr(even, "TorchRanks", AlikeRanks)
     dataset = numbers(120, LARGE).select(lambda array: True)  # so nobody knows how many there are
     with loader_of(dataset, even="drop") as loader:

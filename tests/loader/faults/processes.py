@@ -5,6 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
 TOKEN = "MPWDS_TEST_TOKEN"
 PATIENCE_S = 600
 """How long something may take that is over at once on a machine with nothing else to do."""
@@ -69,6 +71,11 @@ def shared_memory_left():
     """Names in ``/dev/shm`` that a process of ours made which is gone."""
     names = [name for name in os.listdir("/dev/shm") if name.startswith("mpwds-")]
     return [name for name in names if not runs(int(name.split("-")[1]))]
+
+
+def children():
+    """The processes that this one started."""
+    return {child.pid for child in psutil.Process().children()}
 
 
 def in_threads(*functions):

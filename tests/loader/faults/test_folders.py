@@ -2,32 +2,17 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.loader.faults.programs import with_loader
+
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-    import os, sys
-    import numpy as np
-    import mpwds
-
-    class Numbers:
-        def __len__(self):
-            return 6
-        def __getitem__(self, index):
-            return np.full(20_000, index)
-
-    def run():
-        if sys.argv[1] == "DataLoader":
-            loader = mpwds.DataLoader(Numbers(), None, num_workers=2, collate_fn=lambda array: array)
-        else:
-            loader = mpwds.MultiLoader(Numbers(), workers=2, start_method=sys.argv[1], output="numpy")
-        print(*(int(array[-1]) for array in loader))
-
-"""
-RUN = PROGRAM + "    run()\n"
-WHOLE = (0, "0 1 2 3 4 5\n", "")
+PRINT = "    print(*(int(array[-1]) for array in loader()))\n"
+RUN = with_loader(PRINT)
+WHOLE = (0, "0 1 2 3 4 5 6 7 8 9 10 11\n", "")
 
 fresh = pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 
@@ -54,8 +39,8 @@ def test_paths_may_be_longer_than_a_sockets_name(program, tmp_path, kind):
 def test_the_working_directory_may_have_been_removed(program, tmp_path, kind):
     # torch itself cannot be imported there.
     before = "    import torch\n    mpwds.DataLoader\n" if kind == "DataLoader" else ""
-    text = PROGRAM + before + "    os.rmdir(os.getcwd())\n    run()\n    run()\n"
-    assert program(text, kind).finish() == (0, 2 * WHOLE[1], "")
+    text = before + "    os.rmdir(os.getcwd())\n" + 2 * PRINT
+    assert program(with_loader(text), kind).finish() == (0, 2 * WHOLE[1], "")
 
 
 @pytest.mark.parametrize("name", ["queue.py", "worker.py", "my script.py"])
@@ -88,7 +73,7 @@ def test_start_up_files_of_interactive_sessions_are_left_alone(program, tmp_path
 
 @pytest.mark.parametrize("option", ["-I", "-O", "-X dev -W error"])
 def test_options_of_the_interpreter_do_not_matter(program, option):
-    path = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    path = [os.getcwd(), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     text = f"    import sys\n    sys.path[:0] = {path!r}\n" + RUN
     within = f'exec {sys.executable} {option} "$@"'
     assert program(text, "spawn", within=within).finish() == WHOLE

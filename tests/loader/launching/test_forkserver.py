@@ -22,7 +22,7 @@ from mpwds.errors import WorkerDied
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.launching import forkserver
 from tests.loader.dataloader.data_loader_datasets import Numbers
-from tests.loader.faults.processes import in_threads, wait_until, wait_until_gone
+from tests.loader.faults.processes import children, in_threads, wait_until, wait_until_gone
 
 
 class Parent(Numbers):
@@ -57,10 +57,6 @@ def write(tmp_path, monkeypatch):
 def waits_for(path):
     """The text of a module whose import takes until there is a file."""
     return f"import os, time\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.01)\n"
-
-
-def children():
-    return {child.pid for child in psutil.Process().children()}
 
 
 def test_it_starts_with_the_first_loader_and_serves_all_of_them():

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.loader.messages.channel import Channel, ChannelClosed
+from mpwds.errors import MpwdsError, SharedMemoryError
+from mpwds.loader.messages.channel import Channel, ChannelClosed, give_descriptor, take_descriptor
 from mpwds.loader.processes.processes import send_fds
+from tests.open_files import none_left
 
 
 def pair():
@@ -172,3 +174,44 @@ def test_frames_are_taken_together_up_to_a_number_of_bytes_and_with_one_beginnin
     assert (len(frames), count) == (2 * nbytes, 2)
     assert right.receive_frames(b"other", 1 << 20) == (b"", 0)
     assert right.receive_frames(prefix, 1 << 20)[1] == 1
+
+
+@pytest.fixture
+def handover():
+    trainer, worker = socket.socketpair()
+    with trainer, worker:
+        yield trainer, worker
+
+
+def test_descriptors_arrive_in_order_and_close_on_exec(handover):
+    trainer, worker = handover
+    for content in (b"first", b"second"):
+        reading, writing = os.pipe()
+        os.write(writing, content)
+        give_descriptor(worker, reading)
+        os.close(reading), os.close(writing)
+    for content in (b"first", b"second"):
+        descriptor = take_descriptor(trainer)
+        assert not os.get_inheritable(descriptor)
+        assert os.read(descriptor, 10) == content
+        os.close(descriptor)
+
+
+def test_no_descriptor_left_is_a_clear_error(handover):
+    trainer, worker = handover
+    give_descriptor(worker, 0)
+    with none_left(), pytest.raises(SharedMemoryError, match=r"no file descriptor left .*ulimit -n"):
+        take_descriptor(trainer)
+
+
+def test_a_worker_that_is_gone_is_a_clear_error(handover):
+    trainer, worker = handover
+    worker.close()
+    with pytest.raises(MpwdsError, match="did not hand it over"):
+        take_descriptor(trainer)
+
+
+def test_a_trainer_that_is_gone_does_not_matter_to_the_giver(handover):
+    trainer, worker = handover
+    trainer.close()
+    give_descriptor(worker, 0)

@@ -1,4 +1,4 @@
-"""The trainer's environment, adopted by a process that is not its child."""
+"""The trainer's environment, adopted by a process that is not its child; and children that have ended."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from mpwds.loader.processes import environment, processes
+from mpwds.loader.processes.processes import WorkerProcess
 
 
 def test_a_process_adopts_all_of_it(monkeypatch, tmp_path):
@@ -48,3 +49,11 @@ def test_a_program_that_goes_on_in_a_prompt_is_interactive(option, expected):
     program = "from mpwds.loader.processes.environment import is_interactive; print(is_interactive())"
     run = subprocess.run([sys.executable, option, "-c", program], input="", capture_output=True, text=True)
     assert run.stdout.split() == [expected]
+
+
+def test_a_worker_that_other_code_has_reaped_has_ended():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    worker = WorkerProcess(child.pid)
+    assert worker.wait(0) is True
+    assert worker.exitcode is None

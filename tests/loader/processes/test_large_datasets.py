@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -14,7 +13,7 @@ import torch.utils.data
 import mpwds
 from mpwds import MultiLoader
 from mpwds.loader.processes import setup
-from tests.loader.processes.large_datasets import Indexed, Touching, Writing
+from tests.loader.processes.large_datasets import Touching, Writing
 
 MB = 1 << 20
 SIZE_MB = 16
@@ -56,18 +55,6 @@ def test_of_data_that_is_shared_already_they_have_none():
     data = mpwds.share(filled(MEASURED_MB))
     without = memory_of_an_epoch_mb(data[:1], 1)
     assert memory_of_an_epoch_mb(data, 3) - without < 0.5 * MEASURED_MB
-
-
-@pytest.mark.slow
-def test_workers_of_a_dataloader_have_one_copy():
-    def memory(data):
-        with mpwds.DataLoader(Indexed(data), num_workers=2, persistent_workers=True) as loader:
-            assert len(list(loader)) == 16
-            processes = psutil.Process().children(recursive=True)
-            return memory_mb([os.getpid(), *(process.pid for process in processes)])
-
-    data = filled(MEASURED_MB)
-    assert memory(torch.from_numpy(data)) - memory(torch.from_numpy(data[:1])) < 1.5 * MEASURED_MB
 
 
 class Nested:
@@ -174,15 +161,6 @@ def test_a_mapping_that_is_gone_when_workers_start_is_an_error(tmp_path):
         (tmp_path / "array.npy").unlink()
         with pytest.raises(mpwds.SharedMemoryError, match=r"array.npy\) cannot be mapped"):
             setup.read(descriptor)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
-def test_what_a_worker_writes_to_a_plain_array_it_keeps_to_itself(make):
-    data = make(100_000)
-    with MultiLoader(Writing(data), workers=2, output="numpy") as loader:
-        assert list(loader)[2:] == [[1.0, 0.0], [0.0, 2.0]]
-    assert data[:2].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])

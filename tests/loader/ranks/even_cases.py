@@ -5,27 +5,25 @@ Writes what each rank saw to ``<folder>/<rank>.json``.
 
 import json
 import sys
-import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
+from mpwds import MultiLoader, WebDataset
 
 FOLDER = Path(sys.argv[-1])
 SHARDS = str(FOLDER / "part-{0..4}.tar")
-TWO_SHARDS = str(FOLDER / "part-{0..1}.tar")
 
 
 def number_of(sample):
     return int(sample["cls"])
 
 
-def keys(urls=SHARDS, **given):
+def keys(**given):
     """Numbers of samples, of a pipeline whose length is not known: ``map`` may drop samples."""
-    return WebDataset(urls, empty_check=False, **given).map(number_of)
+    return WebDataset(SHARDS, empty_check=False, **given).map(number_of)
 
 
 def whole_shards():
@@ -58,15 +56,6 @@ def modes(make, even=("drop", "pad", "wrap")):
     return {each: epochs_of(make(each)) for each in even}
 
 
-def left_early():
-    """All ranks leave an epoch at the same batch; the next one is whole."""
-    with MultiLoader(keys().batched(2), workers=0, even="drop") as loader:
-        for number, _ in enumerate(loader, 1):
-            if number == 3:
-                break
-        return [epoch_of(loader)]
-
-
 def validation_in_between():
     """An epoch of another loader in the middle of one."""
     training = MultiLoader(keys().batched(2), workers=0, even="drop")
@@ -77,20 +66,6 @@ def validation_in_between():
         if number == 1:
             between = epoch_of(validation)
     return [batches, between]
-
-
-def nothing_here():
-    """More ranks than shards: an error on all ranks, or an epoch without batches."""
-    found = {}
-    for even in ("drop", "pad", "wrap"):
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            try:
-                found[even] = epoch_of(MultiLoader(keys(TWO_SHARDS).batched(2), workers=0, even=even))
-            except EvenEpochError as error:
-                found[even] = str(error)
-            found[even + " warned"] = [str(each.message) for each in warned]
-    return found
 
 
 def trained(even):
@@ -112,7 +87,6 @@ def main():
     found = {
         "unknown": modes(lambda even: MultiLoader(keys().select(odd).batched(2), workers=0, even=even)),
         "shards": modes(lambda even: MultiLoader(whole_shards().batched(2), workers=0, even=even)),
-        "sequence": modes(lambda even: MultiLoader(DataPipeline(range(31)).batched(5), workers=0, even=even)),
         "rebatched": modes(
             lambda even: MultiLoader(keys().batched(4), workers=0, even=even).rebatched(3, shuffle=9)
         ),
@@ -125,9 +99,7 @@ def main():
             ),
             ["pad"],
         ),
-        "left early": left_early(),
         "in between": validation_in_between(),
-        "nothing here": nothing_here(),
         "trained": {even: trained(even) for even in ("drop", "pad", "wrap")},
     }
     (FOLDER / f"{dist.get_rank()}.json").write_text(json.dumps(found))

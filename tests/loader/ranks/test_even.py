@@ -208,21 +208,16 @@ def test_after_an_error_the_iteration_is_over():
 # Loaders whose datasets tell how many elements they have: nothing is said between the ranks.
 
 
-def of_rank(rank, world_size, monkeypatch):
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-
-
 def numbers_of(batches):
     return [int(number) for batch in batches for number in batch]
 
 
 @pytest.mark.parametrize("add_stages", [lambda loader: loader, lambda loader: loader.rebatched(2)])
 @pytest.mark.parametrize("even", MODES)
-def test_a_sequence_is_divided_evenly_without_a_word(even, add_stages, monkeypatch):
+def test_a_sequence_is_divided_evenly_without_a_word(even, add_stages, at_rank):
     epochs = []
     for rank in range(3):
-        of_rank(rank, 3, monkeypatch)
+        at_rank(rank, 3)
         loader = add_stages(MultiLoader(DataPipeline(range(19)).batched(3), workers=0, even=even))
         epochs.append([[int(number) for number in batch] for batch in loader])
         assert len(loader) == len(epochs[-1])
@@ -234,11 +229,11 @@ def test_a_sequence_is_divided_evenly_without_a_word(even, add_stages, monkeypat
         assert set(delivered) == set(range(19))
 
 
-def test_a_rank_that_runs_out_begins_its_part_again_in_another_order(monkeypatch):
+def test_a_rank_that_runs_out_begins_its_part_again_in_another_order(at_rank):
     dataset = DataPipeline(range(25)).shuffle(100).batched(2)
-    of_rank(0, 2, monkeypatch)  # 13 elements, 7 batches
+    at_rank(0, 2)  # 13 elements, 7 batches
     assert len(list(MultiLoader(dataset, workers=0, even="wrap"))) == 7
-    of_rank(1, 2, monkeypatch)  # 12 elements, 6 batches
+    at_rank(1, 2)  # 12 elements, 6 batches
     with MultiLoader(dataset, workers=2, even="wrap") as loader:
         *own, again = [batch.tolist() for batch in loader]
         loader.set_epoch(0)
@@ -248,8 +243,8 @@ def test_a_rank_that_runs_out_begins_its_part_again_in_another_order(monkeypatch
     assert again != own[0]
 
 
-def test_padding_repeats_the_last_batch_as_it_was(monkeypatch):
-    of_rank(1, 2, monkeypatch)
+def test_padding_repeats_the_last_batch_as_it_was(at_rank):
+    at_rank(1, 2)
     with MultiLoader(DataPipeline(np.arange(9)).batched(2), workers=1, even="pad", output="numpy") as loader:
         epoch = []
         for batch in loader:
@@ -258,37 +253,37 @@ def test_padding_repeats_the_last_batch_as_it_was(monkeypatch):
     assert epoch == [[1, 3], [5, 7], [5, 7]]
 
 
-def test_epochs_of_so_many_elements_are_even_already(monkeypatch):
-    of_rank(1, 2, monkeypatch)
+def test_epochs_of_so_many_elements_are_even_already(at_rank):
+    at_rank(1, 2)
     drawn = WebDataset("x-{0..9}.tar", resampled=True).with_epoch(10)
     assert len(MultiLoader(drawn, workers=3, even="drop")) == 30
     loader = MultiLoader(lambda: iter([1, 2]), workers=0, even="drop").with_epoch(5)
     assert (len(loader), len(list(loader))) == (5, 5)
 
 
-def test_a_rank_whose_part_is_empty_is_an_error_where_epochs_have_so_many_elements(monkeypatch):
-    of_rank(1, 2, monkeypatch)
+def test_a_rank_whose_part_is_empty_is_an_error_where_epochs_have_so_many_elements(at_rank):
+    at_rank(1, 2)
     empty = pytest.warns(RuntimeWarning, match="ends after 0 elements: the dataset is empty")
     with empty, pytest.raises(EvenEpochError, match="part of it was empty"):
         list(MultiLoader(lambda: iter([]), workers=0, even="drop").with_epoch(5))
 
 
 @pytest.mark.parametrize("even", ["pad", "wrap"])
-def test_more_ranks_than_elements_are_an_error_on_all_ranks(even, monkeypatch):
+def test_more_ranks_than_elements_are_an_error_on_all_ranks(even, at_rank):
     for rank in range(3):
-        of_rank(rank, 3, monkeypatch)
+        at_rank(rank, 3)
         with pytest.raises(EvenEpochError, match="no batch at all"):
             iter(MultiLoader([1, 2], workers=0, even=even))
 
 
-def test_more_ranks_than_elements_drop_everything_with_a_warning(monkeypatch):
-    of_rank(0, 3, monkeypatch)
+def test_more_ranks_than_elements_drop_everything_with_a_warning(at_rank):
+    at_rank(0, 3)
     with pytest.warns(RuntimeWarning, match="no rank gets any"):
         assert list(MultiLoader([1, 2], workers=0, even="drop")) == []
 
 
-def test_numbers_that_nobody_knows_need_torch_distributed(monkeypatch):
-    of_rank(1, 2, monkeypatch)
+def test_numbers_that_nobody_knows_need_torch_distributed(at_rank):
+    at_rank(1, 2)
     loader = MultiLoader(DataPipeline(range(9)).select(bool), workers=0, even="drop")
     with pytest.raises(EvenEpochError, match="this is rank 1 of 2.*init_process_group.*with_epoch"):
         iter(loader)
@@ -296,8 +291,8 @@ def test_numbers_that_nobody_knows_need_torch_distributed(monkeypatch):
         iter(loader.batched(2))
 
 
-def test_what_a_dataset_merely_says_of_its_length_decides_nothing(monkeypatch):
-    of_rank(1, 2, monkeypatch)
+def test_what_a_dataset_merely_says_of_its_length_decides_nothing(at_rank):
+    at_rank(1, 2)
     dataset = DataPipeline(range(9)).select(bool).with_length(7, silent=True)
     loader = MultiLoader(dataset, workers=0, even="drop")
     assert len(loader) == 7
@@ -315,10 +310,10 @@ def test_one_rank_alone_iterates_as_ever():
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2), (1, 254)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
-def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, monkeypatch):
+def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, at_rank, monkeypatch):
     monkeypatch.setattr("mpwds.loader.even.world_size", lambda: 2)
     monkeypatch.setattr("mpwds.loader.even.TorchRanks", lambda: first_rank)
-    of_rank(0, 2, monkeypatch)
+    at_rank(0, 2)
     large = DataPipeline(range(24)).map(lambda number: np.full(1 << 16, number, np.uint8))
     options = {"workers": workers, "prefetch": prefetch, "output": "numpy", "start_method": "fork"}
 
@@ -335,18 +330,17 @@ def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, pre
 
 @pytest.mark.filterwarnings("ignore:there are fewer shards than workers")
 @pytest.mark.parametrize(("even", "each"), [("drop", 4), ("pad", 8), ("wrap", 8)])
-def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, monkeypatch):
+def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, at_rank, monkeypatch):
     for shard in range(3):  # two for rank 0, one for rank 1, which leaves its second worker without
         with TarWriter(str(tmp_path / f"{shard}.tar")) as archive:
             for number in range(4 * shard, 4 * shard + 4):
                 archive.write({"__key__": str(number), "cls": number})
     dataset = WebDataset(str(tmp_path / "{0..2}.tar")).decode().to_tuple("cls").map(lambda label: label[0])
-    monkeypatch.setenv("WORLD_SIZE", "2")
     one_at_a_time = threading.Lock()
 
     def run(ranks):
         with one_at_a_time:
-            monkeypatch.setenv("RANK", str(ranks.rank))
+            at_rank(ranks.rank, 2)
             monkeypatch.setattr("mpwds.loader.even.TorchRanks", lambda: ranks)
             loader = MultiLoader(dataset, workers=2, even=even, output="numpy")
             epoch = iter(loader)

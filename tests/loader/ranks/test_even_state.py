@@ -15,9 +15,8 @@ pytestmark = pytest.mark.usefixtures("quick_workers")
 
 
 @pytest.fixture(autouse=True)
-def _two_ranks(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def _two_ranks(at_rank, monkeypatch):
+    at_rank(0, 2)
     monkeypatch.setattr(even, "TorchRanks", AlikeRanks)
 
 
@@ -99,8 +98,8 @@ def test_an_error_in_what_is_taken_ahead_leaves_the_state_at_the_batch_before(ba
 
 @pytest.mark.parametrize("way", ["pad", "wrap"])
 @pytest.mark.parametrize("number", [3, 5, 6])
-def test_an_epoch_may_be_gone_on_with_where_batches_were_repeated(way, number, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
+def test_an_epoch_may_be_gone_on_with_where_batches_were_repeated(way, number, at_rank):
+    at_rank(1, 2)
 
     def loader():
         # Rank 0 has 6 batches, this one 5, by elements that are dealt one by one.

@@ -137,9 +137,8 @@ def test_len_is_what_comes_on_all_ranks_whatever_the_stages(
         assert lengths == [min(delivered) if even == "drop" else max(delivered)] * world_size
 
 
-def test_len_is_that_of_this_ranks_part(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+def test_len_is_that_of_this_ranks_part(at_rank):
+    at_rank(1, 4)
     loader = MultiLoader(numbers().batched(2), workers=0)
     assert len(loader) == len(list(loader)) == 3
     assert len(loader.rebatched(5)) == len(list(loader.rebatched(5))) == 2

@@ -1,6 +1,6 @@
 """Even epochs of streams: whole rounds, whose batches are the same on any ranks and workers."""
 
-import json
+import functools
 import os
 import random
 import signal
@@ -9,33 +9,26 @@ import warnings
 import numpy as np
 import pytest
 
-import mpwds
 from mpwds import DataPipeline, EvenEpochError
 from mpwds.pipeline.stream import Count
 from tests.fake_cuda import FakeCuda, loader_on
+from tests.loader.jobs import (
+    MODES,
+    RANKS,
+    STREAMS,
+    as_lists,
+    disturbed,
+    in_turn,
+    left_out_at_random,
+    noisy,
+    of_other_lengths,
+    run_ranks,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
     pytest.mark.filterwarnings("ignore:.*the epoch is continued by running it again"),
 ]
-
-STREAMS = 12
-MODES = ("drop", "pad", "wrap")
-
-
-def noisy(number):
-    return number + random.random()
-
-
-def left_out_at_random(numbers):
-    return (number for number in numbers if random.random() < 0.9)
-
-
-def of_other_lengths(*stages):
-    """Streams of 5 to 13 batches, of a pipeline whose length is not known."""
-    numbers = DataPipeline(range(300)).flatmap(lambda n: [n] * (1 + n % STREAMS % 3))
-    return numbers.select(lambda n: n % 7 != 3).shuffle(20).compose(*stages).batched(4)
-
 
 DATASETS = {
     "known lengths": DataPipeline(range(220)).shuffle(20).batched(3),
@@ -48,12 +41,6 @@ KNOWN = DATASETS["known lengths"]
 @pytest.fixture
 def loader_of(loader_of):
     return lambda dataset, even, *places, **options: loader_of(dataset, *places, even=even, **options)
-
-
-def batches_of(loader, most=None):
-    batches = iter(loader)
-    some = batches if most is None else (next(batches) for _ in range(most))
-    return [np.asarray(batch).tolist() for batch in some]
 
 
 def by_stream(batches):
@@ -76,18 +63,18 @@ class TestAnEpochIsWholeRounds:
         streams = streams_of(DATASETS[name], loader_of)
         rounds = min(map(len, streams))
         assert rounds < max(map(len, streams))
-        got = by_stream(batches_of(loader_of(DATASETS[name], "drop")))
+        got = by_stream(as_lists(loader_of(DATASETS[name], "drop")))
         assert got == [stream[:rounds] for stream in streams]
 
     def test_padding_repeats_the_last_batch_of_each_stream(self, name, loader_of):
         streams = streams_of(DATASETS[name], loader_of)
         rounds = max(map(len, streams))
-        got = by_stream(batches_of(loader_of(DATASETS[name], "pad")))
+        got = by_stream(as_lists(loader_of(DATASETS[name], "pad")))
         assert got == [stream + stream[-1:] * (rounds - len(stream)) for stream in streams]
 
     def test_wrapping_makes_another_pass_in_another_order(self, name, loader_of):
         streams = streams_of(DATASETS[name], loader_of)
-        got = by_stream(batches_of(loader_of(DATASETS[name], "wrap")))
+        got = by_stream(as_lists(loader_of(DATASETS[name], "wrap")))
         assert {len(stream) for stream in got} == {max(map(len, streams))}
         for stream, own in zip(got, streams, strict=True):
             again = stream[len(own) :]
@@ -101,58 +88,30 @@ class TestTheOrder:
     @pytest.mark.parametrize("name", DATASETS)
     @pytest.mark.parametrize("workers", [1, 3])
     def test_does_not_depend_on_the_workers(self, name, workers, even, loader_of):
-        whole = batches_of(loader_of(DATASETS[name], even))
-        assert batches_of(loader_of(DATASETS[name], even, workers=workers)) == whole
+        whole = as_lists(loader_of(DATASETS[name], even))
+        assert as_lists(loader_of(DATASETS[name], even, workers=workers)) == whole
 
     @pytest.mark.parametrize("ranks", [2, 3, 12])
     def test_does_not_depend_on_the_ranks(self, ranks, even, loader_of):
-        whole = batches_of(loader_of(KNOWN, even))
-        parts = [batches_of(loader_of(KNOWN, even, rank, ranks, workers=rank % 2)) for rank in range(ranks)]
-        assert [batch for step in zip(*parts, strict=True) for batch in step] == whole
+        whole = as_lists(loader_of(KNOWN, even))
+        parts, _ = run_ranks(functools.partial(loader_of, KNOWN, even), ranks)
+        assert in_turn(parts) == whole
 
     @pytest.mark.parametrize("name", DATASETS)
     @pytest.mark.parametrize("seed", range(3))
-    def test_goes_on_after_any_batch_with_other_workers(self, name, seed, even, loader_of):
-        draw = random.Random(f"{name} {seed}")
-        whole = batches_of(loader_of(DATASETS[name], even))
-        job, state = [], None
-        while len(job) < len(whole):
-            loader = loader_of(DATASETS[name], even, workers=draw.choice([0, 1, 3]))
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            job += batches_of(loader, min(draw.randrange(1, 60), len(whole) - len(job)))
-            state = loader.state_dict()
-            loader.close()
-        loader = loader_of(DATASETS[name], even)
+    def test_goes_on_after_any_batch_with_other_workers_and_ranks(self, name, seed, even, loader_of):
+        make = functools.partial(loader_of, DATASETS[name], even)
+        whole = as_lists(make())
+        ranks = RANKS if name == "known lengths" else (1,)  # others would have to agree by messages
+        job, state = disturbed(make, whole, random.Random(f"{name} {seed}"), ranks)
+        loader = make()
         loader.load_state_dict(state)
-        assert (job, batches_of(loader)) == (whole, [])
-        assert batches_of(loader) != whole  # the next epoch
-
-    @pytest.mark.parametrize("seed", range(3))
-    def test_goes_on_with_other_ranks_also_without_the_state_of_one(self, seed, even, loader_of):
-        draw = random.Random(seed)
-        whole = batches_of(loader_of(KNOWN, even))
-        job, state = [], None
-        while len(job) < len(whole):
-            left = len(whole) - len(job)
-            ranks = draw.choice([n for n in (1, 2, 3, 4, 6, 12) if len(job) % n == 0 and left % n == 0])
-            steps = min(draw.randrange(1, 40), left // ranks)
-            parts, states = [], []
-            for rank in range(ranks):
-                loader = loader_of(KNOWN, even, rank, ranks, draw.choice([0, 1]))
-                if state is not None:
-                    loader.load_state_dict(state)
-                parts.append(batches_of(loader, steps))
-                states.append(loader.state_dict())
-            job += [batch for step in zip(*parts, strict=True) for batch in step]
-            if ranks > 1:
-                states.pop(draw.randrange(ranks))
-            state = mpwds.merge_states(states)
-        assert job == whole
+        assert (job, as_lists(loader)) == (whole, [])
+        assert as_lists(loader) != whole  # the next epoch
 
     def test_is_kept_when_a_worker_dies_among_repeats(self, even, loader_of):
         dataset = of_other_lengths().map(lambda batch: np.repeat(batch, 4000))
-        whole = batches_of(loader_of(dataset, even))
+        whole = as_lists(loader_of(dataset, even))
         loader = loader_of(dataset, even, workers=2, on_worker_death="restart")
         job = []
         with pytest.warns(match="took its place"):
@@ -165,7 +124,7 @@ class TestTheOrder:
     def test_its_length_is_known_if_that_of_the_streams_is(self, even, loader_of):
         for ranks in (1, 3):
             loader = loader_of(KNOWN, even, ranks=ranks)
-            assert len(loader) == len(batches_of(loader))
+            assert len(loader) == len(as_lists(loader))
         with pytest.raises(TypeError, match="number of elements in an epoch is not known"):
             len(loader_of(DATASETS["generator"], even))
 
@@ -176,18 +135,18 @@ class TestAStreamWithoutABatch:
     @pytest.mark.parametrize("even", ["pad", "wrap"])
     def test_cannot_be_made_as_long_as_others(self, even, loader_of):
         with pytest.raises(EvenEpochError, match="stream 5 has no batch to repeat: use more shards"):
-            batches_of(loader_of(self.SMALL, even))
+            as_lists(loader_of(self.SMALL, even))
 
     @pytest.mark.parametrize("dataset", [SMALL, DataPipeline(range(STREAMS - 1))], ids=["unknown", "known"])
     def test_leaves_no_round_and_a_warning(self, dataset, loader_of):
         with pytest.warns(match="a stream has no batch at all"):
-            assert batches_of(loader_of(dataset, "drop")) == []
+            assert as_lists(loader_of(dataset, "drop")) == []
 
     @pytest.mark.parametrize("even", MODES)
     def test_among_others_like_it_is_an_empty_epoch(self, even, loader_of):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert batches_of(loader_of(self.SMALL.select(lambda number: False), even)) == []
+            assert as_lists(loader_of(self.SMALL.select(lambda number: False), even)) == []
 
 
 class Claims(DataPipeline):
@@ -211,7 +170,7 @@ def test_other_batches_than_counted_are_an_error(even, claimed, message, loader_
     dataset = Claims(range(2 * STREAMS))
     dataset.claimed = claimed
     with pytest.raises(EvenEpochError, match=message):
-        batches_of(loader_of(dataset, even))
+        as_lists(loader_of(dataset, even))
 
 
 def test_fewer_batches_than_counted_are_an_error_also_where_a_device_takes_them_ahead():

@@ -1,6 +1,5 @@
 """The state after an error: no element that the program did not get is left out, and none comes twice."""
 
-import json
 import os
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 
 from mpwds import DataLoader, DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import MpwdsError
+from tests.loader.jobs import as_json, as_lists
 
 pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
@@ -72,28 +72,20 @@ LOADERS = {
 }
 
 
-def plain(elements):
-    return [np.asarray(element).tolist() for element in elements]
-
-
-def as_json(state):
-    return json.loads(json.dumps(state))
-
-
 def check_that_nothing_is_lost(make, switch):
     """A loader that fails, and another with its state, deliver together what one that does not fail does."""
-    whole, got = plain(make()), []
+    whole, got = as_lists(make()), []
     switch.fail(at=57)
     loader = make()
     with pytest.raises(OSError, match="the file server is away"):
         for element in loader:
-            got += plain([element])
+            got += as_lists([element])
     state = as_json(loader.state_dict())
     switch.mend()
     loader = make()
     loader.load_state_dict(state)
     assert as_json(loader.state_dict()) == state
-    assert got + plain(loader) == whole
+    assert got + as_lists(loader) == whole
 
 
 @pytest.mark.parametrize("even", [None, "drop", "pad", "wrap"])
@@ -116,54 +108,54 @@ def test_a_resume_that_fails_leaves_the_state_that_was_loaded(kind, workers, swi
         torch.manual_seed(1)
         return LOADERS[kind](switch, workers)
 
-    whole = plain(make())
+    whole = as_lists(make())
     elements = iter(loader := make())
-    first = plain(next(elements) for _ in range(6))
+    first = as_lists(next(elements) for _ in range(6))
     loaded = as_json(loader.state_dict())
     del elements, loader
     switch.fail()
     resumed = make()
     resumed.load_state_dict(loaded)
     with pytest.raises((OSError, MpwdsError), match="the file server is away|were delivered before"):
-        plain(resumed)
+        as_lists(resumed)
     state = as_json(resumed.state_dict())
     switch.mend()
     other = make()
     other.load_state_dict(state)
-    assert first + plain(other) == whole
+    assert first + as_lists(other) == whole
 
 
 @pytest.mark.parametrize("kind", ["rebatched", "shuffled", "even", "WebLoader, unbatched"])
 def test_the_next_attempt_goes_on_with_the_epoch_that_failed_to_begin(kind, switch):
     loader = LOADERS[kind](switch, 0)
-    epochs = [plain(loader), plain(loader)]
+    epochs = [as_lists(loader), as_lists(loader)]
     loader.set_epoch(0)
     elements = iter(loader)
-    first = plain(next(elements) for _ in range(6))
+    first = as_lists(next(elements) for _ in range(6))
     loader.load_state_dict(loader.state_dict())
     switch.fail()
     with pytest.raises(OSError, match="the file server is away"):
         iter(loader)
     switch.mend()
-    assert first + plain(loader) == epochs[0]
-    assert plain(loader) == epochs[1]
+    assert first + as_lists(loader) == epochs[0]
+    assert as_lists(loader) == epochs[1]
 
 
 def test_workers_that_cannot_start_leave_the_epoch_to_the_next_attempt(monkeypatch):
     loader = MultiLoader(DataPipeline(range(40)).shuffle(40), workers=2, output="numpy")
-    epochs = [plain(loader), plain(loader)]
+    epochs = [as_lists(loader), as_lists(loader)]
     loader.close()
     loader.set_epoch(0)
     elements = iter(loader)
-    first = plain(next(elements) for _ in range(9))
+    first = as_lists(next(elements) for _ in range(9))
     loader.load_state_dict(loader.state_dict())
     loader.close()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pipe", lambda: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many open files"):
             iter(loader)
-    assert first + plain(loader) == epochs[0]
-    assert plain(loader) == epochs[1]
+    assert first + as_lists(loader) == epochs[0]
+    assert as_lists(loader) == epochs[1]
 
 
 class Absent:
@@ -181,13 +173,13 @@ class Absent:
 def test_an_epoch_in_process_counts_once_it_has_begun(workers, switch):
     dataset = DataPipeline(Absent(switch))
     loader = dataset if workers is None else MultiLoader(dataset, workers=workers, output="numpy")
-    epochs = [plain(loader), plain(loader)]
+    epochs = [as_lists(loader), as_lists(loader)]
     loader.set_epoch(0)
     switch.fail()
     with pytest.raises(OSError, match="the file server is away"):
-        plain(iter(loader))
+        as_lists(iter(loader))
     switch.mend()
-    assert plain(loader) == epochs[0]
+    assert as_lists(loader) == epochs[0]
 
 
 def stages_that_check(kind, check):
@@ -222,19 +214,19 @@ def test_that_holds_for_states_that_follow_each_other(kind, switch):
     def make():
         return stages_that_check(kind, switch)(rows_of(DataPipeline(range(120)).batched(5), 0))
 
-    whole, got, state = plain(make()), [], make().state_dict()
+    whole, got, state = as_lists(make()), [], make().state_dict()
     switch.fail(at=57)
     for _ in range(3):
         loader = make()
         loader.load_state_dict(state)
         with pytest.raises(OSError, match="the file server is away"):
             for element in loader:
-                got += plain([element])
+                got += as_lists([element])
         state = as_json(loader.state_dict())
     switch.mend()
     loader = make()
     loader.load_state_dict(state)
-    assert got + plain(loader) == whole
+    assert got + as_lists(loader) == whole
 
 
 def test_a_batch_that_rebatched_refuses_comes_again(switch):
@@ -245,17 +237,17 @@ def test_a_batch_that_rebatched_refuses_comes_again(switch):
     def shape(batch):
         return batch[:, None] if os.path.exists(switch.path) and 32 in batch else batch
 
-    whole, got = plain(make()), []
+    whole, got = as_lists(make()), []
     switch.fail()
     loader = make()
     with pytest.raises(ValueError, match="rebatched"):
         for batch in loader:
-            got += plain([batch])
+            got += as_lists([batch])
     state = loader.state_dict()
     switch.mend()
     loader = make()
     loader.load_state_dict(state)
-    assert got + plain(loader) == whole
+    assert got + as_lists(loader) == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -4,35 +4,26 @@ A job of two epochs is saved at random batches, sometimes twice in a row, also a
 on with other ranks and workers, and without the states of some ranks. The control runs without streams.
 """
 
-import io
-import json
+import functools
 import random
-import tarfile
 
 import msgpack
 import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, MultiLoader
+from mpwds import DataPipeline
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import LengthUnknown
+from mpwds.storage.writing.tar_writer import TarWriter
+from tests.loader.jobs import RANKS, STREAMS, as_json, as_lists, disturbed, left_out_at_random, noisy
 
 pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
     pytest.mark.filterwarnings("ignore:.*(had nothing left|running it again from its start)"),
 ]
 
-STREAMS = 12
 SHARDS = 18
-
-
-def noisy(number):
-    return number + random.random() + float(np.random.random())
-
-
-def left_out_at_random(numbers):
-    return (number for number in numbers if random.random() < 0.9)
 
 
 def number_of(sample):
@@ -51,12 +42,9 @@ def as_array(number):
 def shards(tmp_path_factory):
     folder, number = tmp_path_factory.mktemp("shards"), 0
     for shard in range(SHARDS):
-        with tarfile.open(folder / f"{shard:02}.tar", "w") as archive:
+        with TarWriter(str(folder / f"{shard:02}.tar")) as archive:
             for _ in range(8 + shard % 5):
-                member = tarfile.TarInfo(f"{number:04}.cls")
-                data = str(number).encode()
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+                archive.write({"__key__": f"{number:04}", "cls": number})
                 number += 1
     return str(folder / f"{{00..{SHARDS - 1:02}}}.tar")
 
@@ -118,90 +106,33 @@ def is_counted(dataset):
     return True
 
 
-def plain(batch):
-    return json.dumps(
-        [np.asarray(row).tolist() for row in batch] if isinstance(batch, (list, tuple)) else batch.tolist()
-    )
-
-
-def round_trip(state, draw):
-    through = draw.choice([json, msgpack])
-    return through.loads(through.dumps(state))
-
-
-class Job:
-    """The ranks of a job, one after the other: those that need no messages."""
-
-    def __init__(self, dataset, monkeypatch, **options):
-        self._dataset = dataset
-        self._patch = monkeypatch
-        self._options = {"streams": STREAMS, "seed": 3, "output": "numpy", "timeout": 60, **options}
-
-    def loader(self, rank=0, ranks=1, workers=0):
-        self._patch.setenv("RANK", str(rank))
-        self._patch.setenv("WORLD_SIZE", str(ranks))
-        return MultiLoader(self._dataset, workers, **self._options)
-
-    def epochs(self, number):
-        with self.loader() as loader:
-            return [[plain(batch) for batch in loader] for _ in range(number)]
-
-    def phase(self, state, steps, ranks, workers):
-        """The batches of some steps on all ranks, and their states."""
-        seen, states = [], []
-        for rank in range(ranks):
-            with self.loader(rank, ranks, workers) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                batches = iter(loader)
-                seen.append([plain(next(batches)) for _ in range(steps)])
-                states.append(loader.state_dict())
-        return [batch for step in zip(*seen, strict=True) for batch in step], states
-
-
-def disturbed(job, whole, draw, may_change_ranks):
-    """An epoch of a job with changes at random batches; the state at its end."""
-    got, state = [], None
-    while len(got) < len(whole):
-        left = len(whole) - len(got)
-        possible = [n for n in (1, 2, 3, 4, 6, 12) if len(got) % n == 0 and left % n == 0]
-        ranks = draw.choice(possible) if may_change_ranks else 1
-        steps = draw.choice([0, min(left, draw.randrange(1, 40)) // ranks, left // ranks])
-        batches, states = job.phase(state, steps, ranks, draw.choice([0, 0, 0, 1, min(3, STREAMS // ranks)]))
-        got += batches
-        if ranks > 1 and draw.random() < 0.3:
-            states.pop(draw.randrange(ranks))
-        state = round_trip(mpwds.merge_states(states), draw)
-    return got, state
+def round_trip(state):
+    return msgpack.unpackb(msgpack.packb(as_json(state)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("even", [None, "drop", "pad", "wrap"])
 @pytest.mark.parametrize("seed", range(24))
-def test_the_order_is_that_of_an_undisturbed_run_on_one_rank(seed, even, shards, monkeypatch):
+def test_the_order_is_that_of_an_undisturbed_run_on_one_rank(seed, even, shards, loader_of):
     draw = random.Random(seed)
     dataset, names = drawn(draw, shards)
-    job = Job(dataset, monkeypatch, even=even)
-    whole = job.epochs(2)
-    got, state = disturbed(job, whole[0], draw, even is not None and is_counted(dataset))
-    assert got == whole[0], names
-    with job.loader(workers=draw.choice([0, 2])) as loader:
-        loader.load_state_dict(state)
-        rest = [plain(batch) for batch in loader]
-        assert rest == []  # the epoch had nothing left
-        assert [plain(batch) for batch in loader] == whole[1], names
+    make = functools.partial(loader_of, dataset, even=even)
+    undisturbed = make()
+    whole, following = as_lists(undisturbed), as_lists(undisturbed)
+    ranks = RANKS if even is not None and is_counted(dataset) else (1,)
+    got, state = disturbed(make, whole, draw, ranks, round_trip)
+    assert got == whole, names
+    loader = make(workers=draw.choice([0, 2]))
+    loader.load_state_dict(state)
+    assert as_lists(loader) == []  # the epoch had nothing left
+    assert as_lists(loader) == following, names
 
 
 @pytest.mark.slow
-def test_without_streams_the_order_depends_on_the_workers(shards, monkeypatch):
+def test_without_streams_the_order_depends_on_the_workers(shards, loader_of):
     differ = 0
     for seed in range(20):
         dataset, _ = drawn(random.Random(seed), shards)
-        orders = []
-        for workers in (1, 3):
-            monkeypatch.setenv("RANK", "0")
-            monkeypatch.setenv("WORLD_SIZE", "1")
-            with MultiLoader(dataset, workers, seed=3, output="numpy") as loader:
-                orders.append([plain(batch) for batch in loader])
-        differ += orders[0] != orders[1]
+        one, three = (as_lists(loader_of(dataset, workers=n, streams=None)) for n in (1, 3))
+        differ += one != three
     assert differ >= 15

@@ -1,7 +1,6 @@
 """Datasets, iterators and samplers with a state of their own continue from it."""
 
 import copy
-import json
 import os
 import random
 import signal
@@ -13,9 +12,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mpwds import DataLoader, MultiLoader
-from mpwds.loader.worker import elements
+from tests.loader.jobs import as_json, as_lists
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = pytest.mark.usefixtures("quick_workers", "states_everywhere")
 
 MADE = []
 
@@ -77,14 +76,6 @@ class Numbers:
         self.at = state["at"]
 
 
-@pytest.fixture(autouse=True)
-def _states_everywhere(monkeypatch):
-    """Workers that are forks send their state with every batch."""
-    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
-    MADE.clear()
-
-
 LOADERS = {
     "MultiLoader": lambda dataset, workers: MultiLoader(
         dataset, workers=workers, output="numpy", start_method="fork"
@@ -105,15 +96,6 @@ LOADERS = {
 }
 
 
-def plain(elements):
-    return [element.tolist() if hasattr(element, "tolist") else element for element in elements]
-
-
-def taken(loader, count):
-    elements = iter(loader)
-    return plain(next(elements) for _ in range(count))
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("dataset", [Counting, Iterated])
@@ -121,36 +103,36 @@ def taken(loader, count):
 def test_the_rest_of_the_epoch_comes_without_what_was_delivered(kind, dataset, workers):
     make = LOADERS[kind]
     torch.manual_seed(3)
-    whole = plain(make(dataset(), workers))
+    whole = as_lists(make(dataset(), workers))
     for count in (0, 4, len(whole) - 1) if workers else (0, 1, 4, len(whole) // 2, len(whole) - 1):
         torch.manual_seed(3)
         loader = make(dataset(), workers)
-        first = taken(loader, count)
+        first = as_lists(loader, count)
         saved = loader.state_dict()
-        state = json.loads(json.dumps(saved))
+        state = as_json(saved)
         if not workers:
-            taken(loader, 1), loader.state_dict()  # which do not change what was saved
-            assert json.loads(json.dumps(saved)) == state
+            as_lists(loader, 1), loader.state_dict()  # which do not change what was saved
+            assert as_json(saved) == state
         other = make(dataset(), workers)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "This DataLoader will create")
             other.load_state_dict(state)
-            assert json.loads(json.dumps(other.state_dict())) == state
+            assert as_json(other.state_dict()) == state
             MADE.clear()
-            assert first + plain(other) == whole
+            assert first + as_lists(other) == whole
         assert workers or not count or len(MADE) <= 40 - count
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_states_follow_each_other(kind):
     make = LOADERS[kind]
-    whole, got = plain(make(Counting(24), 2)), []
+    whole, got = as_lists(make(Counting(24), 2)), []
     state = make(Counting(24), 2).state_dict()
     while len(got) < len(whole):
         loader = make(Counting(24), 2)
         loader.load_state_dict(state)
-        got += taken(loader, min(max(3, len(whole) // 4), len(whole) - len(got)))
+        got += as_lists(loader, min(max(3, len(whole) // 4), len(whole) - len(got)))
         state = loader.state_dict()
     assert got == whole
 
@@ -180,10 +162,10 @@ class Sharing(IterableDataset):
 def test_an_epoch_that_is_left_early_leaves_the_dataset_as_it_was(dataset, workers):
     count = 1000 * workers + 20  # more than workers prepare ahead
     with LOADERS["MultiLoader"](dataset(count), workers) as loader:
-        whole = plain(loader)
+        whole = as_lists(loader)
     with LOADERS["MultiLoader"](dataset(count), workers) as loader:
-        taken(loader, 7)
-        assert plain(loader) == whole
+        as_lists(loader, 7)
+        assert as_lists(loader) == whole
 
 
 class StatefulInside:
@@ -215,7 +197,7 @@ def test_a_sampler_may_lack_a_state_until_it_is_iterated():
     elements = iter(loader)
     assert next(elements) == 0
     loader.load_state_dict(loader.state_dict())
-    assert plain(loader) == [[1], [2]]
+    assert as_lists(loader) == [[1], [2]]
 
 
 class Deadly(Counting):
@@ -235,11 +217,11 @@ class Deadly(Counting):
 
 def test_a_dataset_whose_worker_died_continues_from_its_state(tmp_path):
     with LOADERS["MultiLoader"](Counting(200), 2) as loader:
-        whole = plain(loader)
+        whole = as_lists(loader)
     deadly = Deadly(200, tmp_path / "killed")
     loader = MultiLoader(deadly, 2, output="numpy", start_method="fork", on_worker_death="restart")
     with loader, pytest.warns(RuntimeWarning, match="A new process"):
-        assert plain(loader) == whole
+        assert as_lists(loader) == whole
 
 
 class Noise(torch.utils.data.Dataset):
@@ -269,13 +251,13 @@ def test_a_map_style_dataset_continues_from_its_state_in_each_worker(options):
     def make():
         return DataLoader(Noise(), shuffle=True, generator=torch.Generator().manual_seed(3), **options)
 
-    whole = plain(make())
+    whole = as_lists(make())
     for count in (0, 1, 9):
         loader = make()
-        first = taken(loader, count)
+        first = as_lists(loader, count)
         other = make()
-        other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        assert first + plain(other) == whole
+        other.load_state_dict(as_json(loader.state_dict()))
+        assert first + as_lists(other) == whole
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -309,11 +291,11 @@ class IteratedByTorchs(Iterated):
 def test_an_iterator_may_restore_torchs_generator(workers, count):
     loader = DataLoader(IteratedByTorchs(), num_workers=workers)
     elements = iter(loader)
-    plain(next(elements) for _ in range(count))
-    state, rest = loader.state_dict(), plain(elements)
+    as_lists(elements, count)
+    state, rest = loader.state_dict(), as_lists(elements)
     other = DataLoader(IteratedByTorchs(), num_workers=workers, snapshot_every_n_steps=5)
     other.load_state_dict(state)
-    assert plain(other) == rest
+    assert as_lists(other) == rest
 
 
 class Shuffled:
@@ -353,18 +335,18 @@ def test_a_sampler_continues_from_its_state(options, batches):
         return DataLoader(range(41), **order, **options)
 
     loader = make()
-    epochs = [plain(loader) for _ in range(3)]
+    epochs = [as_lists(loader) for _ in range(3)]
     for count in (6, 21) if options else (0, 1, 6, 20, 21):
         loader = make()
-        plain(loader)
-        first = taken(loader, count)
-        state = json.loads(json.dumps(loader.state_dict()))
+        as_lists(loader)
+        first = as_lists(loader, count)
+        state = as_json(loader.state_dict())
         other = make()
         other.load_state_dict(state)
-        assert json.loads(json.dumps(other.state_dict())) == state
+        assert as_json(other.state_dict()) == state
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is left
-            got, following = first + plain(other), plain(other)
+            got, following = first + as_lists(other), as_lists(other)
         if options.get("in_order", True):
             assert got == epochs[1]
         assert sorted(chain(*got)) == list(range(41))

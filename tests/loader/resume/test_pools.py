@@ -1,8 +1,6 @@
 """What stages after a loader hold goes with its streams to other ranks, and every sample comes once."""
 
 import functools
-import itertools
-import json
 import random
 
 import msgpack
@@ -12,11 +10,12 @@ import pytest
 import mpwds
 from mpwds import DataPipeline
 from mpwds.loader import even
+from tests.loader.jobs import RANKS, as_json, as_lists, run_ranks
 from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
-STREAMS, SAMPLES = 12, 480
+SAMPLES = 480
 
 
 def itself(element):
@@ -76,7 +75,7 @@ NOT_MOVED = {
     "rows of rebatched": lambda loader: loader.rebatched(4, shuffle=20).unbatched().shuffle(9),
 }
 ROUND_TRIPS = [
-    lambda state: json.loads(json.dumps(state)),
+    as_json,
     lambda state: msgpack.unpackb(msgpack.packb(state)),
 ]
 
@@ -90,7 +89,11 @@ def rank_of(loader_of):
 
 def taken(loader, most=None):
     """The samples of the next elements."""
-    return [sample for part in itertools.islice(loader, most) for sample in np.ravel(part).tolist()]
+    return samples_in([as_lists(loader, most)])
+
+
+def samples_in(parts):
+    return [sample for part in parts for element in part for sample in np.ravel(element).tolist()]
 
 
 def numbers_of(name):
@@ -105,21 +108,14 @@ def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, way, ra
     dataset = DataPipeline(range(SAMPLES)).shuffle(20).batched(3)
     if way == "pad":  # and nobody knows its length
         dataset = dataset.select(len)
-    rank_of = functools.partial(rank_of, even=way, dataset=dataset)
+    make = functools.partial(rank_of, POOLS[name], even=way, dataset=dataset)
     seen, state = [], None
     for _ in range(3):
-        ranks = draw.choice([1, 2, 3, 4, 6, 12])
-        steps, states = draw.randrange(1, 25 // ranks + 2), []
-        for rank in range(ranks):
-            loader = rank_of(POOLS[name], rank, ranks, draw.choice([0, 0, 1]))
-            if state is not None:
-                loader.load_state_dict(state)
-                assert json.dumps(loader.state_dict())  # also before it is iterated
-            seen += taken(loader, steps)
-            states.append(draw.choice(ROUND_TRIPS)(loader.state_dict()))
-            loader.close()
-        state = mpwds.merge_states(states)
-    last = rank_of(POOLS[name], workers=2)
+        ranks, workers = draw.choice(RANKS), draw.choice([0, 0, 1])
+        parts, states = run_ranks(make, ranks, draw.randrange(1, 25 // ranks + 2), state, workers)
+        seen += samples_in(parts)
+        state = mpwds.merge_states([draw.choice(ROUND_TRIPS)(each) for each in states])
+    last = make(workers=2)
     last.load_state_dict(state)
     assert sorted(seen + taken(last)) == numbers_of(name)
 
@@ -146,32 +142,21 @@ def test_other_ranks_do_not_go_on_with_what_one_has_repeated(way, rank_of, monke
     assert {*seen, *taken(last)} == set(filter(is_odd_or_early, range(SAMPLES)))
 
 
-def run(rank_of, add, ranks, *, most=None, state=None, workers=0):
-    """What each rank delivers, and their states."""
-    parts, states = [], []
-    for rank in range(ranks):
-        loader = rank_of(add, rank, ranks, workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        parts.append(taken(loader, most if most is None else most[rank]))
-        states.append(loader.state_dict())
-    return parts, states
-
-
 @pytest.mark.parametrize("name", POOLS)
 def test_on_as_many_ranks_the_order_stays(name, rank_of):
-    undisturbed, _ = run(rank_of, POOLS[name], 2)
-    begun, states = run(rank_of, POOLS[name], 2, most=[9, 9])
-    state = json.loads(json.dumps(mpwds.merge_states(states[::-1])))
-    ended, _ = run(rank_of, POOLS[name], 2, state=state, workers=1)
+    make = functools.partial(rank_of, POOLS[name])
+    undisturbed, _ = run_ranks(make, 2)
+    begun, states = run_ranks(make, 2, 9)
+    ended, _ = run_ranks(make, 2, state=as_json(mpwds.merge_states(states[::-1])), workers=1)
     assert [first + second for first, second in zip(begun, ended, strict=True)] == undisturbed
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_have_finished_the_epoch_leave_what_others_hold(ranks, rank_of):
-    begun, states = run(rank_of, POOLS["rebatched"], 2, most=[None, 20])
-    ended, _ = run(rank_of, POOLS["rebatched"], ranks, state=mpwds.merge_states(states))
-    assert sorted(itertools.chain(*begun, *ended)) == list(range(SAMPLES))
+    make = functools.partial(rank_of, POOLS["rebatched"])
+    begun, states = run_ranks(make, 2, [None, 20])
+    ended, _ = run_ranks(make, ranks, state=mpwds.merge_states(states))
+    assert sorted(samples_in(begun + ended)) == list(range(SAMPLES))
 
 
 @pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
@@ -231,7 +216,7 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
     ids=["counts", "epoch", "composed", "no addresses", "one of the user's own"],
 )
 def test_what_other_ranks_cannot_go_on_with_is_refused_with_its_reason(add, why, rank_of):
-    _, (state,) = run(rank_of, add, 1, most=[10])
+    _, (state,) = run_ranks(functools.partial(rank_of, add), 1, 10)
     rank_of(add).load_state_dict(state)
     with pytest.raises(ValueError, match=why):
         rank_of(add, 0, 2).load_state_dict(state)
@@ -239,19 +224,21 @@ def test_what_other_ranks_cannot_go_on_with_is_refused_with_its_reason(add, why,
 
 @pytest.mark.parametrize("name", NOT_MOVED)
 def test_batches_that_cannot_be_made_again_are_saved_for_as_many_ranks(name, rank_of):
-    (begun,), (state,) = run(rank_of, NOT_MOVED[name], 1, most=[5])
+    make = functools.partial(rank_of, NOT_MOVED[name])
+    begun, (state,) = run_ranks(make, 1, 5)
     with pytest.warns(UserWarning, match="running the first 5 elements of the epoch again"):
-        (ended,), _ = run(rank_of, NOT_MOVED[name], 1, state=state)
-    assert sorted(begun + ended) == list(range(SAMPLES))
+        ended, _ = run_ranks(make, 1, state=state)
+    assert sorted(samples_in(begun + ended)) == list(range(SAMPLES))
     with pytest.raises(ValueError, match="cannot be traced to one stream"):
-        rank_of(NOT_MOVED[name], 0, 2).load_state_dict(state)
+        make(0, 2).load_state_dict(state)
 
 
 def test_the_state_of_one_rank_is_not_that_of_all_if_others_began_the_epoch(rank_of):
-    _, (state,) = run(rank_of, POOLS["rebatched"], 1, most=[30])
-    _, (first, _) = run(rank_of, POOLS["rebatched"], 2, most=[3, 3], state=state)
+    make = functools.partial(rank_of, POOLS["rebatched"])
+    _, (state,) = run_ranks(make, 1, 30)
+    _, (first, _) = run_ranks(make, 2, 3, state)
     with pytest.raises(ValueError, match="stream 1, which another had: it is not in the state"):
-        rank_of(POOLS["rebatched"], 1, 2).load_state_dict(first)
+        make(1, 2).load_state_dict(first)
 
 
 def test_a_batch_that_could_not_be_made_again_at_once_comes_later(rank_of):
@@ -265,7 +252,8 @@ def test_a_batch_that_could_not_be_made_again_at_once_comes_later(rank_of):
     def add(loader):
         return loader.map(fails_once).rebatched(4, shuffle=40)
 
-    (seen,), (state,) = run(rank_of, add, 1, most=[30])
+    seen, (state,) = run_ranks(functools.partial(rank_of, add), 1, 30)
+    seen = samples_in(seen)
     for rank in range(2):
         loader = rank_of(add, rank, 2)
         loader.load_state_dict(state)
@@ -278,7 +266,7 @@ def test_a_batch_that_could_not_be_made_again_at_once_comes_later(rank_of):
 
 
 def test_the_states_of_all_ranks_are_needed(rank_of):
-    _, (state, _) = run(rank_of, POOLS["rebatched"], 2, most=[10, 10])
+    _, (state, _) = run_ranks(functools.partial(rank_of, POOLS["rebatched"]), 2, 10)
     with pytest.raises(ValueError, match=r"stream 1, .*not in the state: .*mpwds\.merge_states"):
         rank_of(POOLS["rebatched"]).load_state_dict(state)
 
@@ -290,7 +278,7 @@ def test_an_epoch_that_other_ranks_began_is_not_run_again_from_its_start(rank_of
     def add(loader):
         return loader.map(float_of_some).rebatched(4)
 
-    _, (state,) = run(rank_of, add, 1, most=[4])
+    _, (state,) = run_ranks(functools.partial(rank_of, add), 1, 4)
     moved = rank_of(add, 0, 2)
     moved.load_state_dict(state)
     with pytest.raises(ValueError, match="rebatched"):

@@ -13,6 +13,7 @@ from mpwds.loader.worker import elements as iterating
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import WrappedStream, fetch_held
+from tests.loader.jobs import as_json, as_lists
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -30,6 +31,7 @@ PIPELINES = {
     "batched twice": lambda loader: loader.unbatched().shuffle(30).batched(4).shuffle(3).batched(2),
     "bucketed": lambda loader: loader.unbatched().bucketed(float, [30, 60, 90], 6),
     "augmented": lambda loader: loader.map(lambda batch: batch + np.random.random()),
+    "threads": lambda loader: loader.map(np.sqrt, threads=3),
     "rebatched": lambda loader: loader.rebatched(8, shuffle=50),
     "rebatched in order": lambda loader: loader.rebatched(8),
     "rebatched, the rest dropped": lambda loader: loader.rebatched(9, shuffle=50, initial=10, drop_last=True),
@@ -56,10 +58,6 @@ def _nothing_left(loader, nothing_left):
     """The workers of the loader that is shared are there before the test."""
 
 
-def plain(pipeline):
-    return [np.asarray(element).tolist() for element in pipeline]
-
-
 def rows(elements):
     return sorted(np.concatenate([np.ravel(element) for element in elements]).tolist()) if elements else []
 
@@ -68,20 +66,20 @@ def first_and_rest(make, loader, count):
     loader.set_epoch(0)
     pipeline = make(loader)
     elements = iter(pipeline)
-    first = [np.asarray(next(elements)).tolist() for _ in range(count)]
-    state = json.loads(json.dumps(pipeline.state_dict()))
+    first = as_lists(elements, count)
+    state = as_json(pipeline.state_dict())
     del elements
     other = make(loader)
     other.load_state_dict(state)
-    assert json.loads(json.dumps(other.state_dict())) == state
-    return first, plain(other), plain(other)
+    assert as_json(other.state_dict()) == state
+    return first, as_lists(other), as_lists(other)
 
 
 @pytest.mark.parametrize("stages", PIPELINES)
 def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
     make = PIPELINES[stages]
     loader.set_epoch(0)
-    whole, following = plain(make(loader)), plain(make(loader))
+    whole, following = as_lists(make(loader)), as_lists(make(loader))
     dice = random.Random(stages)
     counts = {0, 1, len(whole) // 2, max(0, len(whole) - 1), len(whole), dice.randrange(len(whole) + 1)}
     with warnings.catch_warnings():
@@ -100,7 +98,7 @@ def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
 def test_out_of_order_each_row_comes_once(stages):
     make = PIPELINES[stages]
     with MultiLoader(ROWS.batched(5), 3, output="numpy", start_method="fork", in_order=False) as loader:
-        whole = rows(plain(make(loader)))
+        whole = rows(as_lists(make(loader)))
         for count in (1, 6, 11):
             first, rest, _ = first_and_rest(make, loader, count)
             assert rows(first + rest) == whole
@@ -109,26 +107,26 @@ def test_out_of_order_each_row_comes_once(stages):
 def test_the_state_is_there_after_the_loop_was_left(loader):
     pipeline = loader.rebatched(8, shuffle=50)
     loader.set_epoch(0)
-    whole = plain(pipeline)
+    whole = as_lists(pipeline)
     loader.set_epoch(0)
     for number, _ in enumerate(pipeline):
         if number == 4:
             break
     pipeline.load_state_dict(pipeline.state_dict())
-    assert plain(pipeline) == whole[5:]
+    assert as_lists(pipeline) == whole[5:]
 
 
 def test_states_follow_each_other(loader):
     make = PIPELINES["shuffled and batched"]
     loader.set_epoch(0)
-    whole = plain(make(loader))
+    whole = as_lists(make(loader))
     loader.set_epoch(0)
     state, got = make(loader).state_dict(), []
     while len(got) < len(whole):
         pipeline = make(loader)
         pipeline.load_state_dict(state)
         elements = iter(pipeline)
-        got += [next(elements).tolist() for _ in range(min(5, len(whole) - len(got)))]
+        got += as_lists(elements, min(5, len(whole) - len(got)))
         state = pipeline.state_dict()
     assert got == whole
 
@@ -149,7 +147,7 @@ GENERATOR = {
 def test_stages_that_cannot_are_run_again_and_one_warning_says_why(loader, stages):
     make, why = GENERATOR[stages]
     loader.set_epoch(0)
-    whole = plain(make(loader))
+    whole = as_lists(make(loader))
     with pytest.warns(
         UserWarning, match=rf"running the first 6 elements of the epoch again \({why}"
     ) as caught:
@@ -200,7 +198,7 @@ def test_a_stage_of_the_users_that_names_what_it_holds_is_continued_exactly(load
         return loader.compose(Pairs())
 
     loader.set_epoch(0)
-    whole = plain(make(loader))
+    whole = as_lists(make(loader))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, rest, _ = first_and_rest(make, loader, 7)
@@ -212,7 +210,7 @@ def test_one_that_does_not_is_run_again_and_one_warning_says_why(loader):
         return loader.compose(Pairs("kept"))
 
     loader.set_epoch(0)
-    whole = plain(make(loader))
+    whole = as_lists(make(loader))
     with pytest.warns(
         UserWarning, match="a stage holds element .*, and its state does not name it"
     ) as caught:
@@ -265,9 +263,7 @@ def test_set_epoch_to_another_begins_that_one_and_says_so(loader):
 
 
 @pytest.mark.parametrize("stages", ["unbatched", "rebatched", "bucketed"])
-def test_what_comes_before_the_rows_that_are_held_is_not_made_again(monkeypatch, stages):
-    monkeypatch.setattr(iterating, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(iterating, "STATE_SHARE", float("inf"))
+def test_what_comes_before_the_rows_that_are_held_is_not_made_again(states_everywhere, stages):
     made = []
 
     def make():
@@ -280,7 +276,7 @@ def test_what_comes_before_the_rows_that_are_held_is_not_made_again(monkeypatch,
     elements = iter(pipeline)
     for _ in range(9 * whole // 10):
         next(elements)
-    state = json.loads(json.dumps(pipeline.state_dict()))
+    state = as_json(pipeline.state_dict())
     made.clear()
     pipeline = make()
     pipeline.load_state_dict(state)

@@ -17,7 +17,6 @@ import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
 from mpwds.loader.resume.state import VERSION, described
-from mpwds.loader.worker import elements
 from mpwds.storage.streams.braces import Names
 from tests.warned import files_of
 
@@ -57,13 +56,6 @@ DATASETS = {
 def own_numbers():
     worker, workers = int(os.environ.get("WORKER", 0)), int(os.environ.get("NUM_WORKERS", 1))
     return (noisy(number) for number in range(worker, 50, workers))
-
-
-@pytest.fixture
-def states_everywhere(monkeypatch):
-    """Workers that are forks from now on send their state with every batch."""
-    monkeypatch.setattr(elements, "STATE_EVERY_S", 0)
-    monkeypatch.setattr(elements, "STATE_SHARE", float("inf"))
 
 
 @pytest.fixture(params=[0, 2])
@@ -395,21 +387,20 @@ def test_another_function_of_the_same_name_is_a_mended_one():
 
 @pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.rebatched(3, shuffle=9)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers, monkeypatch):
+def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers, at_rank):
     def make():
         return stages(MultiLoader(DataPipeline(range(80)).shuffle(20).batched(4), workers=workers))
 
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    at_rank(1, 2)
     whole = [batch.tolist() for batch in make()]
-    monkeypatch.setenv("RANK", "0")
+    at_rank(0, 2)
     loader = make()
     at_start = loader.state_dict()
     batches = iter(loader)
     for _ in range(5):
         next(batches)
     state = json.loads(json.dumps(loader.state_dict()))
-    monkeypatch.setenv("RANK", "1")
+    at_rank(1, 2)
     loader = make()
     loader.load_state_dict(state)
     assert json.loads(json.dumps(loader.state_dict()))["facts"]["rank"] == 1
@@ -421,13 +412,12 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
         assert [batch.tolist() for batch in loader] == whole
 
 
-def test_the_state_of_another_rank_that_has_no_order_is_refused(monkeypatch):
+def test_the_state_of_another_rank_that_has_no_order_is_refused(at_rank):
     loader = MultiLoader(range(20), workers=2, in_order=False)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    at_rank(1, 2)
     next(iter(loader))
     state = loader.state_dict()
-    monkeypatch.setenv("RANK", "0")
+    at_rank(0, 2)
     with pytest.raises(ValueError, match="in_order=False each rank saves and loads its own"):
         loader.load_state_dict(state)
 

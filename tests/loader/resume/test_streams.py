@@ -1,7 +1,7 @@
 """Streams of a job: its order, and its states, are those of any number of ranks and workers."""
 
+import functools
 import itertools
-import json
 import os
 import random
 import signal
@@ -12,18 +12,9 @@ import pytest
 
 import mpwds
 from mpwds import DataPipeline
+from tests.loader.jobs import RANKS, STREAMS, as_json, as_lists, in_turn, left_out_at_random, noisy, run_ranks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-
-STREAMS = 12
-
-
-def noisy(number):
-    return number + random.random() + float(np.random.random())
-
-
-def left_out_at_random(numbers):
-    return (number for number in numbers if random.random() < 0.9)
 
 
 def shuffled(*stages):
@@ -39,31 +30,20 @@ DATASETS = {
 }
 
 
-def in_turn(parts):
-    """The batches of a job, of those of its ranks."""
-    return [part[number] for number in range(max(map(len, parts))) for part in parts if number < len(part)]
-
-
-def batches_of(loader, most=None):
-    batches = iter(loader)
-    return (
-        [next(batches).tolist() for _ in range(most)] if most is not None else [b.tolist() for b in batches]
-    )
-
-
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 0), (3, 2), (12, 0), (12, 1)])
 def test_the_order_does_not_depend_on_ranks_and_workers(name, ranks, workers, loader_of):
     dataset = DATASETS[name]
-    whole = batches_of(loader_of(dataset))
-    job = in_turn([batches_of(loader_of(dataset, rank, ranks, workers)) for rank in range(ranks)])
+    whole = as_lists(loader_of(dataset))
+    parts, _ = run_ranks(functools.partial(loader_of, dataset), ranks, workers=workers)
+    job = in_turn(parts)
     assert job[: 4 * STREAMS] == whole[: 4 * STREAMS]
     assert sorted(map(str, job)) == sorted(map(str, whole))
 
 
 def test_without_streams_it_does(loader_of):
     first, second = (
-        batches_of(loader_of(DATASETS["shuffle"], workers=workers, streams=None)) for workers in (1, 3)
+        as_lists(loader_of(DATASETS["shuffle"], workers=workers, streams=None)) for workers in (1, 3)
     )
     assert first != second
 
@@ -71,48 +51,40 @@ def test_without_streams_it_does(loader_of):
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_goes_on_with_other_ranks_and_workers_also_where_states_are_missing(name, seed, loader_of):
-    dataset, draw = DATASETS[name], random.Random(f"{name} {seed}")
-    whole = batches_of(loader_of(dataset))
+    make, draw = functools.partial(loader_of, DATASETS[name]), random.Random(f"{name} {seed}")
+    whole = as_lists(make())
     job, state = [], None
     for _ in range(3):
-        ranks = draw.choice([ranks for ranks in (1, 2, 3, 4, 6, 12) if len(job) % ranks == 0])
-        steps = draw.randrange(1, 1 + STREAMS // ranks)
-        parts, states = [], []
-        for rank in range(ranks):
-            loader = loader_of(dataset, rank, ranks, draw.choice([0, 1, 12 // ranks if ranks > 3 else 3]))
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-                assert json.dumps(loader.state_dict())  # also before it is iterated
-            parts.append(batches_of(loader, steps))
-            states.append(loader.state_dict())
-            loader.close()
+        ranks = draw.choice([ranks for ranks in RANKS if len(job) % ranks == 0])
+        workers = draw.choice([0, 1, 12 // ranks if ranks > 3 else 3])
+        parts, states = run_ranks(make, ranks, draw.randrange(1, 1 + STREAMS // ranks), state, workers)
         job += in_turn(parts)
         if ranks > 1 and draw.random() < 0.3:
             states.pop(draw.randrange(ranks))
-        state = mpwds.merge_states(states)
+        state = as_json(mpwds.merge_states(states))
         assert state["delivered"] == len(job)
-    loader = loader_of(dataset, workers=2)
+    loader = make(workers=2)
     loader.load_state_dict(state)
-    job += batches_of(loader)
+    job += as_lists(loader)
     assert job[: 4 * STREAMS] == whole[: 4 * STREAMS]
     assert sorted(map(str, job)) == sorted(map(str, whole))
 
 
 def test_a_stream_whose_state_is_missing_is_made_again_with_one_warning(loader_of):
-    whole = batches_of(loader_of(DATASETS["shuffle"]))
+    whole = as_lists(loader_of(DATASETS["shuffle"]))
     first = loader_of(DATASETS["shuffle"], rank=0, ranks=2)
-    batches_of(first, 9)
+    as_lists(first, 9)
     state = first.state_dict()
     loader = loader_of(DATASETS["shuffle"])
     loader.load_state_dict(state)
     with pytest.warns(UserWarning, match="the state of stream 1 is missing") as warnings:
-        assert batches_of(loader) == whole[18:]
+        assert as_lists(loader) == whole[18:]
     assert len(warnings) == 1
 
 
 def test_ranks_that_cannot_go_on_at_a_batch_are_told_the_next_one(loader_of):
     loader = loader_of(DATASETS["shuffle"], rank=0, ranks=2)
-    batches_of(loader, 5)
+    as_lists(loader, 5)
     state = loader.state_dict()
     with pytest.raises(ValueError, match=r"after 10 batches .* as then \(2\), or a state after 12 batches"):
         loader_of(DATASETS["shuffle"], rank=0, ranks=4).load_state_dict(state)
@@ -121,12 +93,12 @@ def test_ranks_that_cannot_go_on_at_a_batch_are_told_the_next_one(loader_of):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_in_any_order_all_samples_come_once_also_after_a_change(workers, loader_of):
     dataset = DATASETS["filter and map"]
-    whole = sorted(map(str, batches_of(loader_of(dataset))))
+    whole = sorted(map(str, as_lists(loader_of(dataset))))
     first = loader_of(dataset, workers=workers, in_order=False)
-    job = batches_of(first, 30)
+    job = as_lists(first, 30)
     second = loader_of(dataset, workers=2)
     second.load_state_dict(first.state_dict())
-    assert sorted(map(str, job + batches_of(second))) == whole
+    assert sorted(map(str, job + as_lists(second))) == whole
 
 
 def test_in_any_order_the_worker_that_is_free_takes_the_next_stream(loader_of):
@@ -151,7 +123,7 @@ def test_in_any_order_the_worker_that_is_free_takes_the_next_stream(loader_of):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_worker_that_dies_is_replaced_with_all_its_streams(in_order, loader_of):
     dataset = DataPipeline(range(300)).map(lambda n: np.full(9000, noisy(n))).shuffle(20).batched(3)
-    whole = batches_of(loader_of(dataset))
+    whole = as_lists(loader_of(dataset))
     loader = loader_of(dataset, workers=2, in_order=in_order, on_worker_death="restart")
     job = []
     with pytest.warns(match="took its place"):
@@ -166,12 +138,12 @@ def test_rows_that_stages_after_the_loader_hold_are_made_again_by_other_workers(
     def loader(workers):
         return loader_of(DATASETS["filter and map"], workers=workers).rebatched(4, shuffle=40)
 
-    whole = batches_of(loader(3))
+    whole = as_lists(loader(3))
     first = loader(3)
-    job = batches_of(first, 15)
+    job = as_lists(first, 15)
     second = loader(2)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert job + batches_of(second) == whole
+    second.load_state_dict(as_json(first.state_dict()))
+    assert job + as_lists(second) == whole
 
 
 def test_stages_after_a_loader_in_any_order_do_not_run_again_in_another_one(loader_of):
@@ -179,7 +151,7 @@ def test_stages_after_a_loader_in_any_order_do_not_run_again_in_another_one(load
         return loader_of(DATASETS["shuffle"], workers=1, in_order=in_order).compose(left_out_at_random)
 
     first = loader(in_order=False)
-    batches_of(first, 5)
+    as_lists(first, 5)
     state = first.state_dict()
     with pytest.raises(ValueError, match="in_order of the loader changed"):
         loader(in_order=True).load_state_dict(state)
@@ -188,15 +160,15 @@ def test_stages_after_a_loader_in_any_order_do_not_run_again_in_another_one(load
 def test_torchs_distributed_checkpoint_keeps_the_streams_by_their_names(tmp_path, loader_of):
     import torch.distributed.checkpoint as dcp
 
-    whole = batches_of(loader_of(DATASETS["shuffle"]))
+    whole = as_lists(loader_of(DATASETS["shuffle"]))
     loader = loader_of(DATASETS["shuffle"])
-    batches_of(loader, 14)
+    as_lists(loader, 14)
     dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
     halves = []
     for rank in range(2):
         half = loader_of(DATASETS["shuffle"], rank, 2)
         dcp.load({"loader": half}, checkpoint_id=tmp_path, no_dist=True)
-        halves.append(batches_of(half))
+        halves.append(as_lists(half))
     assert in_turn(halves) == whole[14:]
 
 
@@ -208,26 +180,14 @@ UNEVEN = DataPipeline(range(120)).select(lambda number: number % STREAMS in (1, 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_rank_may_have_finished_the_epoch_that_others_are_in(way, ranks, loader_of):
     """``one by one`` is what torch's distributed checkpoint does: it keeps one of the ranks' values."""
-
-    def numbers_of(loader, most=None):
-        return [int(number) for number in itertools.islice(loader, most)]
-
-    got, states = [], []
-    for rank in range(2):
-        loader = loader_of(UNEVEN, rank, 2)
-        got += numbers_of(loader, 34)
-        states.append(loader.state_dict())
-    states = [json.loads(json.dumps(state)) for state in states]
+    (first, second), states = run_ranks(functools.partial(loader_of, UNEVEN), 2, 34)
+    states = list(map(as_json, states))
     assert [state["epoch"] for state in states] == [1, 0]
     one_by_one = {**states[0], "streams": {**states[0]["streams"], **states[1]["streams"]}}
     state = mpwds.merge_states(states) if way == "merged" else one_by_one
-    loaders = [loader_of(UNEVEN, rank, ranks) for rank in range(ranks)]
-    for rank, loader in enumerate(loaders):
-        loader = loader_of(UNEVEN, rank, ranks)
-        loader.load_state_dict(state)
-        got += numbers_of(loader)
-        assert loader.state_dict()["epoch"] == 1
-    assert sorted(got) == sorted(map(int, loader_of(UNEVEN)))
+    rest, states = run_ranks(functools.partial(loader_of, UNEVEN), ranks, state=state)
+    assert {state["epoch"] for state in states} == {1}
+    assert sorted([*first, *second, *itertools.chain(*rest)]) == sorted(as_lists(loader_of(UNEVEN)))
 
 
 def test_a_rank_that_has_set_the_next_epoch_has_still_finished_the_one_that_others_are_in(loader_of):
@@ -257,7 +217,7 @@ def test_ranks_in_the_middle_of_different_epochs_are_not_merged(loader_of):
 def test_the_length_is_that_of_the_ranks_streams(loader_of):
     dataset = DataPipeline(range(100)).batched(3)
     assert [len(loader_of(dataset, rank, 3)) for rank in range(3)] == [
-        len(batches_of(loader_of(dataset, rank, 3))) for rank in range(3)
+        len(as_lists(loader_of(dataset, rank, 3))) for rank in range(3)
     ]
 
 
@@ -301,11 +261,7 @@ def test_what_does_not_fit_is_refused(options, error, message, loader_of):
     ],
 )
 def test_states_that_do_not_belong_together_are_not_merged(change, message, loader_of):
-    states = []
-    for rank in range(2):
-        loader = loader_of(DATASETS["shuffle"], rank, 2)
-        batches_of(loader, 3)
-        states.append(loader.state_dict())
+    _, states = run_ranks(functools.partial(loader_of, DATASETS["shuffle"]), 2, 3)
     with pytest.raises(ValueError, match=message):
         mpwds.merge_states(change(*states))
 
@@ -330,11 +286,7 @@ def test_ranks_that_began_with_streams_that_were_not_in_step_are_merged(in_order
 
 
 def test_states_of_different_steps_are_not_merged(loader_of):
-    states = []
-    for rank in range(2):
-        loader = loader_of(DATASETS["shuffle"], rank, 2)
-        batches_of(loader, 3 + rank)
-        states.append(loader.state_dict())
+    _, states = run_ranks(functools.partial(loader_of, DATASETS["shuffle"]), 2, [3, 4])
     with pytest.raises(ValueError, match=r"saved at different steps, after \[3, 4\] batches"):
         mpwds.merge_states(states)
 

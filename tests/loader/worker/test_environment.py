@@ -30,9 +30,8 @@ def from_workers(look, **options):
 
 
 @start_methods
-def test_variables_tell_rank_and_worker(monkeypatch, start_method):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "5")
+def test_variables_tell_rank_and_worker(at_rank, start_method):
+    at_rank(3, 5)
     names = ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS")
     got = from_workers(lambda: [os.environ[name] for name in names], start_method=start_method)
     assert got == [["3", "5", "0", "2"], ["3", "5", "1", "2"]]
