@@ -106,10 +106,11 @@ def read(cache, name, offset=0, **options):
 
 def settle(cache, *but):
     """Waits until nothing is being fetched, apart from what is named."""
-    for fetch in list(cache_fetch._running.values()):
+    for partial, fetch in list(cache_fetch._running.items()):
         if fetch.entry.directory == cache.directory and fetch.url not in map(url, but):
-            with fetch.changed:
-                assert fetch.changed.wait_for(lambda fetch=fetch: fetch.ended, timeout=600)
+            with fetch.changed:  # `ended` alone is true before the partial file is removed
+                gone = lambda: cache_fetch._running.get(partial) is not fetch  # noqa: E731, B023
+                assert fetch.changed.wait_for(gone, timeout=600)
 
 
 def fetch(cache, *names):
