@@ -42,7 +42,7 @@ class Stored:
 
 def write_apart(folder: Path) -> None:
     """The same in a process of its own: a fork of one that has written ArrayRecord crashes."""
-    process = multiprocessing.get_context("spawn").Process(target=write, args=(folder,))
+    process = multiprocessing.get_context("fork").Process(target=write, args=(folder,))
     process.start()
     process.join()
     if process.exitcode:
