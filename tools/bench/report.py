@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             report[name] = run(name, arguments.options)
         except subprocess.CalledProcessError as error:
-            print(error.output, file=sys.stderr)
+            print(error.output, error.stderr, file=sys.stderr)
             failed.append(name)
         file.write_text(json.dumps(report, indent=1) + "\n")
         (arguments.folder / "report.md").write_text(page(report))
@@ -118,8 +118,7 @@ def run(name: str, options: list[str]) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, *words, *(["--json", str(figures)] if name in plot.DRAWN else [])],
             cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,  # warnings of peers, on stderr, are no figures
             text=True,
             check=True,
         )
