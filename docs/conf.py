@@ -18,6 +18,7 @@ extensions = [
     "sphinx_copybutton",
     "api_reference",
     "command_reference",
+    "report",
 ]
 exclude_patterns = ["_extensions"]
 
