@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from mpwds import DataPipeline, nest, tenbin
-from mpwds.loader.worker.elements import elements
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.stats.counters import Counters
 from mpwds.stats.profiler import StageProfiler
 
@@ -59,7 +59,7 @@ class Writer:
 def run_bare(dataset: Any) -> int:
     writer = Writer()
     count = 0
-    for element in elements(dataset, ALONE):
+    for element in iter_elements(dataset.stream(ALONE)):
         writer.write(element)
         count += 1
     return count
@@ -69,7 +69,8 @@ def run_metered(dataset: Any) -> int:
     writer, meter = Writer(), StageProfiler(Counters(), dataset.samples_in)
     count = 0
     with meter.epoch():
-        for element in meter.elements(elements(dataset, replace(ALONE, watch=meter.watch))):
+        stream = dataset.stream(replace(ALONE, watch=meter.watch))
+        for element in meter.elements(iter_elements(stream)):
             meter.sending(meter.samples_in(element), writer.write(element))
             count += 1
     return count
@@ -173,7 +174,7 @@ def measure_truth(seconds: float) -> None:
     context = replace(ALONE, watch=meter.watch)
     with Looker() as looker, meter.epoch():
         deadline = time.monotonic() + seconds
-        for _ in meter.elements(elements(dataset, context)):
+        for _ in meter.elements(iter_elements(dataset.stream(context))):
             if time.monotonic() > deadline:
                 break
     said = {name: stage.time_ns for name, stage in page.read().stages.items()}
