@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -20,7 +21,7 @@ REPORT = Path(__file__).parents[1] / "proof" / "report.json"
 
 class Report(SphinxDirective):
     required_arguments = 1
-    option_spec = {"from": directives.unchanged_required, "to": directives.unchanged_required}
+    option_spec: ClassVar = {"from": directives.unchanged_required, "to": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(REPORT))
