@@ -5,7 +5,8 @@
     python tools/bench/images.py --photographs 41 --dtype float32
 
 ``ships``: each contestant decodes, crops, resizes and flips with what its package ships or its pages
-advise: torchvision v2 beside webdataset and torchdata, FFmpeg in SPDL, Pillow beside grain, DALI on the CPU.
+advise: torchvision v2 beside webdataset, torchdata, MosaicML Streaming, litdata and Energon, FFmpeg in SPDL,
+Pillow beside grain, DALI on the CPU.
 ``same``: all use ``mpwds.RandomResizedCrop``, so the rest is compared; bare processes have no transport.
 
 Photographs of 500x375 pixels, of about 107 and 41 kB, become uint8 of [224, 224, 3] or float32 of
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from loading import contest, decoders, images, jpegs
+from loading import contest, decoders, formats, images, jpegs
 from loading.contest import Contest
 
 PHOTOGRAPHS = {107: {"quality": 95, "smoothness": 0.15}, 41: {"quality": 80, "smoothness": 0.2}}
@@ -51,6 +52,8 @@ def contests(options: argparse.Namespace, folder: Path) -> Iterator[Contest]:
         shards_folder = folder / str(kilobytes)
         shards_folder.mkdir()
         shards = jpegs.write_shards(shards_folder, 4, 64, photograph)
+        if "ships" in options.only:
+            formats.in_a_fork(decoders.write_formats, shards)
         for dtype in options.dtype:
             decode = decoders.cropped_uint8 if dtype == "uint8" else decoders.cropped_float32
             for workers in options.workers:

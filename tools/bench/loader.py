@@ -30,7 +30,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from loading import contest, images, jpegs, ready_batches, samples, slow_worker, stored
+from loading import contest, formats, images, jpegs, ready_batches, samples, slow_worker, stored
 from loading.contest import Contest
 
 GOALS = {"webdataset + DataLoader": 1.5, "webdataset + DataLoader, default collate": 1.35}
@@ -52,7 +52,7 @@ def contests(groups: list[str], folder: Path) -> Iterator[Contest]:
         if "uint8" in groups:
             yield images.contest(images.uint8(shards), GOALS_UINT8 | GOALS_OF_BOTH, FLOAT32_ONLY)
     if "stored" in groups:
-        stored.write_apart(folder / "stored")
+        formats.in_a_fork(stored.write, folder / "stored")
         yield stored.contest(folder / "stored", shuffled=False)
         yield stored.contest(folder / "stored", shuffled=True)
     if "samples" in groups:

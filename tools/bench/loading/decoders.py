@@ -6,16 +6,20 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from ctypes.util import find_library
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mpwds
-from loading.contest import Contest, Contestant
+from loading import formats
+from loading.contest import Contest, Contestant, is_installed
 from loading.formats import import_grain
 from loading.images import BATCH, FOR_EVER, Images, InMemory
 from loading.jpegs import SIZE
 
+LONG = 400
+"""Shards of a format whose reader ends an epoch: of 256 images each."""
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
 
@@ -32,6 +36,9 @@ def contest(images: Images, name: str) -> Contest:
         ("mpwds, random_resized_crop", ours, "simplejpeg"),
         ("webdataset + DataLoader + torchvision v2", webdataset_torchvision, "torchvision"),
         ("torchdata.nodes + torchvision v2", torchdata_torchvision, "torchdata"),
+        ("MosaicML Streaming + torchvision v2", streaming_torchvision, "torchvision"),
+        ("litdata + torchvision v2", litdata_torchvision, "litdata"),
+        ("Energon + torchvision v2", energon_torchvision, "megatron.energon"),
         ("SPDL, its own decoder", spdl_decoder, "spdl" if find_library("avfilter") else "ffmpeg"),
         ("grain + Pillow", grain_pillow, "grain"),
         ("DALI, on the CPU", dali, "nvidia.dali"),
@@ -100,6 +107,81 @@ def torchdata_torchvision(images: Images) -> Iterable[Any]:
     )
     batches = nodes.Mapper(nodes.Batcher(pairs, BATCH), stacked)
     return nodes.Loader(nodes.Prefetcher(batches, 2))
+
+
+def write_formats(shards: list[str]) -> None:
+    """Writes the images of tar shards in the formats of packages that read no tar, or prepare it."""
+    samples = [
+        {"jpg": sample["jpg"], "cls": int(sample["cls"])}
+        for sample in mpwds.WebDataset(shards, shardshuffle=False)
+    ]
+    folder = Path(shards[0]).parent
+    formats.write_mds(folder / "mds", {"jpg": "bytes", "cls": "int"}, samples, LONG)
+    if is_installed("litdata"):
+        formats.write_litdata(folder / "litdata", samples, LONG)
+    if is_installed("megatron.energon"):
+        (folder / "energon").mkdir()
+        with mpwds.ShardWriter(f"{folder}/energon/x-%d.tar", maxcount=64, verbose=0) as sink:
+            for number, sample in enumerate(samples):
+                sink.write({"__key__": f"{number:06}", **sample})
+        formats.prepare_energon(folder / "energon")
+
+
+def streaming_torchvision(images: Images) -> Iterable[Any]:
+    transform = torchvision_transform(images.dtype)
+    streaming = formats.import_streaming(unused=("transformers",))
+    from streaming.base.util import clean_stale_shared_memory
+
+    class Pairs(streaming.StreamingDataset):  # type: ignore[misc]  # it has no types
+        def __getitem__(self, number: int) -> Any:
+            sample = super().__getitem__(number)
+            return transform(opened(sample["jpg"])), sample["cls"]
+
+    clean_stale_shared_memory()
+    dataset = Pairs(local=str(Path(images.shards[0]).parent / "mds"), shuffle=True, batch_size=BATCH)
+    return streaming.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=images.workers)
+
+
+def litdata_torchvision(images: Images) -> Iterable[Any]:
+    import litdata
+
+    transform = torchvision_transform(images.dtype)
+
+    class Pairs(litdata.StreamingDataset):  # type: ignore[misc]  # as above
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return transform(opened(sample["jpg"])), sample["cls"]
+
+    dataset = Pairs(str(Path(images.shards[0]).parent / "litdata"), shuffle=True)
+    return litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=images.workers)
+
+
+def energon_torchvision(images: Images) -> Iterable[Any]:
+    from megatron import energon
+
+    transform = torchvision_transform(images.dtype)
+
+    @energon.stateless
+    def cook(sample: dict[str, Any]) -> Any:
+        pair = transform(opened(sample["jpg"])), int(sample["cls"])
+        return energon.TextSample(**energon.basic_sample_keys(sample), text=pair)
+
+    class Pairs(energon.DefaultTaskEncoder[Any, Any, Any, Any]):
+        cookers = (energon.Cooker(cook),)
+        decoder = None
+
+        def batch(self, samples: list[Any]) -> Any:
+            return stacked([sample.text for sample in samples])
+
+    dataset = energon.get_train_dataset(
+        Path(images.shards[0]).parent / "energon",
+        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=images.workers),
+        batch_size=BATCH,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=None,
+        task_encoder=Pairs(),
+    )
+    return energon.get_loader(dataset)
 
 
 def torchvision_transform(dtype: str) -> Any:

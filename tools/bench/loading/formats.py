@@ -7,10 +7,11 @@ that an epoch is long and little is written.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ sys.path.append(str(Path(__file__).parents[3] / "tests" / "storage" / "mds"))
 import peer  # noqa: E402
 
 
-def import_streaming() -> Any:
-    """mosaicml-streaming, with torch and without torchvision."""
-    return peer.import_streaming(unused=("torchvision", "transformers"))
+def in_a_fork(function: Callable[..., object], *arguments: object) -> None:
+    """Calls a function in a process of its own: a fork of one that has written ArrayRecord crashes."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"writing the datasets failed: exit code {process.exitcode}")
+
+
+def import_streaming(unused: Sequence[str] = ("torchvision", "transformers")) -> Any:
+    """mosaicml-streaming, with torch; it imports what is ``unused``, too."""
+    return peer.import_streaming(unused=unused)
 
 
 def import_grain() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -38,15 +37,6 @@ class Stored:
     @property
     def order(self) -> Any:
         return "global" if self.shuffled else False
-
-
-def write_apart(folder: Path) -> None:
-    """The same in a process of its own: a fork of one that has written ArrayRecord crashes."""
-    process = multiprocessing.get_context("fork").Process(target=write, args=(folder,))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit(f"writing the datasets failed: exit code {process.exitcode}")
 
 
 def write(folder: Path) -> None:
