@@ -167,6 +167,7 @@ from mpwds.pipeline.stages.shuffle import shuffle as shuffle
 from mpwds.pipeline.stages.unbatched import flatmap as flatmap
 from mpwds.pipeline.stages.unbatched import unbatched as unbatched
 from mpwds.pipeline.stages.unbatched import unlisted as unlisted
+from mpwds.pipeline.stream import Count as Count
 from mpwds.pipeline.stream import Source as Source
 from mpwds.pipeline.stream import WrappedStream as WrappedStream
 from mpwds.pipeline.stream import as_address as as_address

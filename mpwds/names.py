@@ -97,7 +97,7 @@ FURTHER_NAMES = {
     "mpwds.pipeline.stages.shuffle": "detshuffle shuffle",
     "mpwds.pipeline.stages.unbatched": "flatmap unbatched unlisted",
     "mpwds.pipeline.sources.webdataset": "construct_dataset",
-    "mpwds.pipeline.stream": "Source WrappedStream as_address fetch_held",
+    "mpwds.pipeline.stream": "Count Source WrappedStream as_address fetch_held",
     "mpwds.sharedmem.share": "SharedList",
     "mpwds.storage.mds.writers": "MDSWriter StreamingDatasetWriter",
     "mpwds.storage.streams.gopen": "gopen_schemes",

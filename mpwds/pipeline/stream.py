@@ -104,7 +104,16 @@ class Stream(Protocol[T_co]):
 
 @dataclass(frozen=True)
 class Count:
-    """A number of elements; ``rows`` is the rows of all batches, or the samples of all shards, if known."""
+    """A number of elements, which a stage's ``count_of`` gets and returns.
+
+    Args:
+        elements: The number.
+        rows: The rows of all batches, or the samples of all shards, if known.
+
+    Example:
+        >>> Count(10) + Count(4), Count(10).times(3)
+        (Count(elements=14, rows=None), Count(elements=30, rows=None))
+    """
 
     elements: int
     rows: int | None = None
@@ -331,6 +340,12 @@ def as_address(value: Any) -> Address:
         return tuple(map(as_address, value))
     address: int | str = value
     return address
+
+
+def number_of(address: Any) -> int:
+    """The number that is an address, or its first part: what follows tells other random numbers."""
+    number: int = address if isinstance(address, int) else address[0]
+    return number
 
 
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:

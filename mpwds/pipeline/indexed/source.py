@@ -14,7 +14,16 @@ import numpy.typing as npt
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.randomness import Permutation
-from mpwds.pipeline.stream import Address, BaseStream, Count, Description, Origin, Stream, one_sample
+from mpwds.pipeline.stream import (
+    Address,
+    BaseStream,
+    Count,
+    Description,
+    Origin,
+    Stream,
+    number_of,
+    one_sample,
+)
 from mpwds.storage.indexed.shards import IndexedShards, Lengths
 
 Numbers = npt.NDArray[np.int64]
@@ -203,13 +212,13 @@ class _IndexedStream(BaseStream[Any]):
 
     def fetch(self, address: Any) -> Any:
         try:
-            return self._source.shards.read(*self._source.place(_number(address)))
+            return self._source.shards.read(*self._source.place(number_of(address)))
         except Exception as error:
             explain(error, self._source, self, address)
             raise
 
     def describe(self, address: Any, element: object = None) -> Description:
-        shard, index = self._source.place(_number(address))
+        shard, index = self._source.place(number_of(address))
         url = self._source.shards.urls[shard]
         return Description.of_sample(element, Description(f"sample {index} of {url}", url))
 
@@ -223,12 +232,6 @@ class _IndexedStream(BaseStream[Any]):
                 "begin the epoch again, or open the dataset as it was"
             )
         self._begin(state["cursor"])
-
-
-def _number(address: Any) -> int:
-    """The sample's number, which is its address; or the first part of it, for other random numbers."""
-    number: int = address if isinstance(address, int) else address[0]
-    return number
 
 
 def order_of(

@@ -17,7 +17,16 @@ from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, Permutation, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
-from mpwds.pipeline.stream import Address, BaseStream, Count, Description, OrderedStream, Stage, Stream
+from mpwds.pipeline.stream import (
+    Address,
+    BaseStream,
+    Count,
+    Description,
+    OrderedStream,
+    Stage,
+    Stream,
+    number_of,
+)
 from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.patterns import listed, shard_names
 
@@ -159,14 +168,14 @@ class Shards(OrderedStream[dict[str, Any]]):
         self._options = options
 
     def fetch(self, address: Any) -> dict[str, Any]:
-        number = _number(address)
+        number = number_of(address)
         shard: dict[str, Any] = {"url": self._urls[number]}
         if self._options is not None and self._options[number]:
             shard["options"] = self._options[number]
         return shard
 
     def describe(self, address: Any, element: object = None) -> Description:
-        url = self._urls[_number(address)]
+        url = self._urls[number_of(address)]
         return Description(f"shard {url}", url, listed=self._urls)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,11 +193,6 @@ class Shards(OrderedStream[dict[str, Any]]):
                 "begin the epoch again, or use the shards of before"
             )
         super().load_state_dict(state)
-
-
-def _number(address: Any) -> int:
-    number: int = address if isinstance(address, int) else address[0]
-    return number
 
 
 def _as_stage(splitter: Split | None) -> Stage | None:

@@ -12,6 +12,7 @@ import tarfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -106,11 +107,15 @@ def read(cache, name, offset=0, **options):
 
 def settle(cache, *but):
     """Waits until nothing is being fetched, apart from what is named."""
-    for partial, fetch in list(cache_fetch._running.items()):
+    for fetch in list(cache_fetch._running.values()):
         if fetch.entry.directory == cache.directory and fetch.url not in map(url, but):
-            with fetch.changed:  # `ended` alone is true before the partial file is removed
-                gone = lambda: cache_fetch._running.get(partial) is not fetch  # noqa: E731, B023
-                assert fetch.changed.wait_for(gone, timeout=600)
+            with fetch.changed:
+                assert fetch.changed.wait_for(partial(has_gone, fetch), timeout=600)
+
+
+def has_gone(fetch):
+    """`ended` alone is true before the partial file is removed."""
+    return cache_fetch._running.get(fetch.entry.partial) is not fetch
 
 
 def fetch(cache, *names):
