@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.randomness import Permutation
+from mpwds.pipeline.permutation import Permutation
 
 
 def permuted(n, *facts):
