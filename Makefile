@@ -8,8 +8,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 # `make bench BENCH=pipeline ARGS=--quick` runs one of them.
-BENCH ?= transport loader images pipeline overlap rebatch startup large feed streams resume faults object_store shard_lists growth \
-	descriptions indexed mds shuffles shard_tools cache stages programs device
+BENCH ?= $(filter-out report,$(basename $(notdir $(wildcard tools/bench/*.py))))
 
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =

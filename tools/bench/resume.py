@@ -112,45 +112,24 @@ def of_litdata(folder: Path, samples: list[Sample], shards: int) -> Make:
 class Energon:
     """Energon's loader, which keeps a state of its workers each second, with names as others have them."""
 
-    def __init__(self, folder: str) -> None:
-        from megatron import energon
-
-        class Classes(energon.DefaultTaskEncoder[Any, Any, Any, Any]):
-            cookers = (energon.Cooker(energon.stateless(cook)),)
-
-            def batch(self, samples: list[Any]) -> Any:
-                return pause([sample.text for sample in samples])
-
-        dataset = energon.get_train_dataset(
-            folder,
-            worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=WORKERS),
-            batch_size=BATCH,
-            shuffle_buffer_size=1000,
-            max_samples_per_sequence=PER_SHARD,
-            task_encoder=Classes(),
-        )
-        self._loader = energon.get_savable_loader(dataset, checkpoint_every_sec=1)
+    def __init__(self, folder: Path) -> None:
+        self._loader = formats.energon_loader(folder, class_of, pause, BATCH, WORKERS, buffer=1000)
         self.state_dict, self.load_state_dict = self._loader.save_state_rank, self._loader.restore_state_rank
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._loader)
 
 
-def cook(sample: dict[str, Any]) -> Any:
-    from megatron import energon
-
-    return energon.TextSample(**energon.basic_sample_keys(sample), text=sample["cls"])
+def class_of(sample: Sample) -> int:
+    return int(sample["cls"])
 
 
 def of_energon(folder: Path, samples: list[Sample], shards: int) -> Make:
     import megatron.energon  # noqa: F401  # is it installed?
 
-    folder.mkdir()
-    with mpwds.ShardWriter(f"{folder}/x-%04d.tar", maxcount=PER_SHARD, verbose=0) as sink:
-        for number, sample in enumerate(samples * shards):
-            sink.write({"__key__": f"{number:08}", **sample})
+    formats.write_shards(folder, samples * shards, PER_SHARD)
     formats.prepare_energon(folder)
-    return partial(Energon, str(folder))
+    return partial(Energon, folder)
 
 
 def states_at(make: Make, batches: list[int]) -> list[Any]:

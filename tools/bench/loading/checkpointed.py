@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mpwds
-
-sys.path.append(str(Path(__file__).parents[3] / "tests" / "storage" / "mds"))
+from loading import formats
 
 BATCH, WORKERS, SHARDS, BUFFER = 8, 2, 16, 200
 STEP_S, SAVE_EVERY = 0.01, 50
@@ -49,11 +46,12 @@ def text_of(number: int) -> str:
     return f"{number:<4096}"
 
 
+def samples_of(count: int) -> list[formats.Sample]:
+    return [{"txt": text_of(number)} for number in range(count)]
+
+
 def write_tar(folder: Path, samples: int) -> None:
-    for shard in range(SHARDS):
-        with mpwds.TarWriter(folder / f"x-{shard:04}.tar") as sink:
-            for number in range(shard * samples // SHARDS, (shard + 1) * samples // SHARDS):
-                sink.write({"__key__": f"{number:06}", "txt": text_of(number)})
+    formats.write_shards(folder, samples_of(samples), samples // SHARDS)
 
 
 def urls(folder: Path) -> str:
@@ -104,34 +102,20 @@ def of_torchdata(folder: Path) -> Any:
     return StatefulDataLoader(Counted(), batch_size=None, num_workers=WORKERS)
 
 
-def import_streaming() -> Any:
-    import peer
-
-    return peer.import_streaming(("torchvision", "transformers"))
-
-
 def write_mds(folder: Path, samples: int) -> None:
-    writer = import_streaming().MDSWriter(out=str(folder), columns={"txt": "str"})
-    with writer as sink:
-        for number in range(samples):
-            sink.write({"txt": text_of(number)})
+    formats.write_mds(folder, {"txt": "str"}, samples_of(samples), shards=1)
 
 
 def of_streaming(folder: Path) -> Any:
-    streaming = import_streaming()
+    streaming = formats.import_streaming()
     streaming.base.util.clean_stale_shared_memory()
     dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
     return streaming.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
 
 
 def write_litdata(folder: Path, samples: int) -> None:
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(str(folder), chunk_size=samples // SHARDS)
-    for number in range(samples):
-        writer[number] = text_of(number)
-    writer.done()
-    writer.merge()
+    texts = [text_of(number) for number in range(samples)]
+    formats.write_litdata(folder, texts, 1, per_shard=samples // SHARDS)
 
 
 def of_litdata(folder: Path) -> Any:
@@ -145,23 +129,15 @@ def write_energon(folder: Path, samples: int) -> None:
     import megatron.energon  # noqa: F401  an ImportError leaves it out
 
     write_tar(folder, samples)
-    command = [str(Path(sys.executable).with_name("energon")), "prepare", str(folder), "--non-interactive"]
-    fields = ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}']
-    subprocess.run([*command, "--split-ratio", "1,0,0", *fields], check=True, capture_output=True)
+    formats.prepare_energon(folder)
 
 
 def of_energon(folder: Path) -> Any:
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+    return formats.energon_loader(folder, first_field, list, BATCH, WORKERS, BUFFER, repeat=False)
 
-    dataset = get_train_dataset(
-        str(folder),
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=WORKERS),
-        batch_size=BATCH,
-        shuffle_buffer_size=BUFFER,
-        max_samples_per_sequence=None,
-        repeat=False,
-    )
-    return get_savable_loader(dataset)
+
+def first_field(sample: formats.Sample) -> Any:
+    return sample["txt"]
 
 
 def first(batch: Any) -> Any:
@@ -179,7 +155,7 @@ CONTESTANTS = {
         "megatron-energon",
         write_energon,
         of_energon,
-        lambda batch: batch.text,
+        list,
         save=lambda loader: loader.save_state_rank(),
         load=lambda loader, state: loader.restore_state_rank(state),
     ),

@@ -120,10 +120,7 @@ def write_formats(shards: list[str]) -> None:
     if is_installed("litdata"):
         formats.write_litdata(folder / "litdata", samples, LONG)
     if is_installed("megatron.energon"):
-        (folder / "energon").mkdir()
-        with mpwds.ShardWriter(f"{folder}/energon/x-%d.tar", maxcount=64, verbose=0) as sink:
-            for number, sample in enumerate(samples):
-                sink.write({"__key__": f"{number:06}", **sample})
+        formats.write_shards(folder / "energon", samples, 64)
         formats.prepare_energon(folder / "energon")
 
 
@@ -157,31 +154,13 @@ def litdata_torchvision(images: Images) -> Iterable[Any]:
 
 
 def energon_torchvision(images: Images) -> Iterable[Any]:
-    from megatron import energon
-
     transform = torchvision_transform(images.dtype)
 
-    @energon.stateless
-    def cook(sample: dict[str, Any]) -> Any:
-        pair = transform(opened(sample["jpg"])), int(sample["cls"])
-        return energon.TextSample(**energon.basic_sample_keys(sample), text=pair)
+    def pair(sample: dict[str, Any]) -> tuple[Any, int]:
+        return transform(opened(sample["jpg"])), int(sample["cls"])
 
-    class Pairs(energon.DefaultTaskEncoder[Any, Any, Any, Any]):
-        cookers = (energon.Cooker(cook),)
-        decoder = None
-
-        def batch(self, samples: list[Any]) -> Any:
-            return stacked([sample.text for sample in samples])
-
-    dataset = energon.get_train_dataset(
-        Path(images.shards[0]).parent / "energon",
-        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=images.workers),
-        batch_size=BATCH,
-        shuffle_buffer_size=100,
-        max_samples_per_sequence=None,
-        task_encoder=Pairs(),
-    )
-    return energon.get_loader(dataset)
+    folder = Path(images.shards[0]).parent / "energon"
+    return formats.energon_loader(folder, pair, stacked, BATCH, images.workers, buffer=100)
 
 
 def torchvision_transform(dtype: str) -> Any:

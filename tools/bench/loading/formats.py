@@ -49,6 +49,15 @@ def import_grain() -> Any:
     return grain
 
 
+def write_shards(folder: Path, samples: Sequence[Sample], per_shard: int) -> str:
+    """Tar shards without links, each sample with a key of its own; returns their pattern."""
+    folder.mkdir(exist_ok=True)
+    with mpwds.ShardWriter(f"{folder}/x-%04d.tar", maxcount=per_shard, verbose=0) as sink:
+        for number, sample in enumerate(samples):
+            sink.write({"__key__": f"{number:08}", **sample})
+    return f"{folder}/x-{{0000..{-(-len(samples) // per_shard) - 1:04}}}.tar"
+
+
 def write_tar(folder: Path, samples: Sequence[Sample], shards: int) -> str:
     """Returns a pattern of the shards."""
     folder.mkdir()
@@ -77,22 +86,23 @@ def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[Sample], 
     return str(folder)
 
 
-def write_litdata(folder: Path, samples: Sequence[Any], shards: int) -> str:
-    """As a single chunk; returns the folder."""
+def write_litdata(folder: Path, samples: Sequence[Any], shards: int, per_shard: int | None = None) -> str:
+    """As a single chunk by default, or as chunks without links; returns the folder."""
     from litdata.streaming.writer import BinaryWriter
 
-    folder.mkdir()
-    writer = BinaryWriter(str(folder), chunk_size=len(samples))
+    folder.mkdir(exist_ok=True)
+    writer = BinaryWriter(str(folder), chunk_size=per_shard or len(samples))
     for number, sample in enumerate(samples):
         writer[number] = sample
     writer.done()
     writer.merge()
-    index = json.loads((folder / "index.json").read_text())
-    (chunk,) = index["chunks"]
-    index["chunks"] = [{**chunk, "filename": f"chunk-0-{number}.bin"} for number in range(shards)]
-    (folder / chunk["filename"]).rename(folder / "chunk-0-0.bin")
-    _link(folder, "chunk-0-{}.bin", shards)
-    (folder / "index.json").write_text(json.dumps(index))
+    if per_shard is None:
+        index = json.loads((folder / "index.json").read_text())
+        (chunk,) = index["chunks"]
+        index["chunks"] = [{**chunk, "filename": f"chunk-0-{number}.bin"} for number in range(shards)]
+        (folder / chunk["filename"]).rename(folder / "chunk-0-0.bin")
+        _link(folder, "chunk-0-{}.bin", shards)
+        (folder / "index.json").write_text(json.dumps(index))
     return str(folder)
 
 
@@ -123,6 +133,41 @@ def prepare_energon(folder: Path) -> str:
     command += ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--no-progress", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return str(folder)
+
+
+def energon_loader(
+    folder: Path,
+    value: Callable[[Sample], Any],
+    batch: Callable[[list[Any]], Any],
+    batch_size: int,
+    workers: int,
+    buffer: int | None,
+    **options: Any,
+) -> Any:
+    """Energon's loader of the values that a function makes of samples, which are not decoded."""
+    from megatron import energon
+
+    @energon.stateless
+    def cook(sample: Sample) -> Any:
+        return energon.TextSample(**energon.basic_sample_keys(sample), text=value(sample))
+
+    class Values(energon.DefaultTaskEncoder[Any, Any, Any, Any]):
+        cookers = (energon.Cooker(cook),)
+        decoder = None
+
+        def batch(self, samples: list[Any]) -> Any:
+            return batch([sample.text for sample in samples])
+
+    dataset = energon.get_train_dataset(
+        str(folder),
+        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        batch_size=batch_size,
+        shuffle_buffer_size=buffer,
+        max_samples_per_sequence=None,
+        task_encoder=Values(),
+        **options,
+    )
+    return energon.get_savable_loader(dataset, checkpoint_every_sec=1)
 
 
 def _link(folder: Path, name: str, shards: int) -> None:

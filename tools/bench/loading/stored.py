@@ -46,11 +46,9 @@ def write(folder: Path) -> None:
         {"tokens": rng.integers(0, 50_000, TOKENS, dtype=np.int32), "cls": number}
         for number in range(PER_SHARD)
     ]
-    (folder / "tar").mkdir(parents=True)
-    with mpwds.ShardWriter(f"{folder}/tar/x-%04d.tar", maxcount=PER_SHARD, verbose=0) as sink:
-        for number, sample in enumerate(samples * SHORT):
-            fields = {"bin": sample["tokens"].tobytes(), "cls": sample["cls"]}
-            sink.write({"__key__": f"{number:06}", **fields})
+    folder.mkdir()
+    tar = [{"bin": sample["tokens"].tobytes(), "cls": sample["cls"]} for sample in samples * SHORT]
+    formats.write_shards(folder / "tar", tar, PER_SHARD)
     formats.write_mds(folder / "mds", COLUMNS, samples, LONG)
     np.save(folder / "rows.npy", np.stack([sample["tokens"] for sample in samples] * LONG))
     if is_installed("litdata"):
@@ -156,31 +154,13 @@ def their_litdata(stored: Stored) -> Iterable[Any]:
 
 
 def their_energon(stored: Stored) -> Iterable[Any]:
-    from megatron import energon
-
-    class Tokens(energon.DefaultTaskEncoder[Any, Any, Any, Any]):
-        cookers = (energon.Cooker(energon.stateless(cook)),)
-
-        def batch(self, samples: list[Any]) -> Any:
-            tokens, classes = zip(*(sample.text for sample in samples), strict=True)
-            return np.stack(tokens), np.array(classes)
-
-    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=WORKERS)
-    dataset = energon.get_train_dataset(
-        f"{stored.folder}/tar",
-        worker_config=config,
-        batch_size=BATCH,
-        shuffle_buffer_size=BUFFER if stored.shuffled else None,
-        max_samples_per_sequence=None,
-        task_encoder=Tokens(),
-    )
-    return energon.get_loader(dataset)
+    buffer = BUFFER if stored.shuffled else None
+    return formats.energon_loader(stored.folder / "tar", to_arrays, stacked, BATCH, WORKERS, buffer)
 
 
-def cook(sample: dict[str, Any]) -> Any:
-    from megatron import energon
-
-    return energon.TextSample(**energon.basic_sample_keys(sample), text=to_arrays(sample))
+def stacked(pairs: list[tuple[Any, int]]) -> tuple[Any, Any]:
+    tokens, classes = zip(*pairs, strict=True)
+    return np.stack(tokens), np.array(classes)
 
 
 def their_grain(stored: Stored) -> Iterable[Any]:
