@@ -1,12 +1,14 @@
-"""Ctrl-C while it must not act: while processes start or end, and in finalizers, where Python drops it."""
+"""Signals while they must not act: while processes start or end, in finalizers, and in calls that give up."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 pending: list[KeyboardInterrupt] = []
 
@@ -44,3 +46,16 @@ def interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if interrupts:
             handler(*interrupts[-1])
+
+
+def uninterrupted(call: Callable[..., object], *arguments: object) -> None:
+    """Makes a call during which this thread is sent no signal but those that end a program.
+
+    ``zmq.Context.term`` gives up at any signal with a handler, such as the SIGCHLD of a program that uses
+    torch's ``DataLoader``: what was sent is not waited for, and threads and descriptors stay.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _ENDING)
+    try:
+        call(*arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,10 +1,11 @@
-"""Ctrl-C while it must not act, and in finalizers."""
+"""Signals while they must not act."""
 
+import ctypes
 import signal
 
 import pytest
 
-from mpwds.interrupts import deferring, interrupts_deferred, raise_deferred
+from mpwds.interrupts import deferring, interrupts_deferred, raise_deferred, uninterrupted
 
 
 def test_an_interrupt_takes_effect_at_the_end_of_the_block_and_later_ones_at_once():
@@ -24,3 +25,21 @@ def test_an_interrupt_in_a_finalizer_is_raised_once_where_the_program_can_be_int
     with pytest.raises(KeyboardInterrupt):
         raise_deferred()
     raise_deferred()
+
+
+def test_a_call_that_a_signal_would_end_halfway_runs_to_its_end():
+    system, heard = ctypes.CDLL(None), []
+
+    def wait():
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        returned.append(system.poll(None, 0, 200))
+
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    try:
+        returned = []
+        wait()
+        uninterrupted(wait)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (returned, heard) == ([-1, 0], [1, 1])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

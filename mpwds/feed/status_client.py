@@ -17,6 +17,7 @@ from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
 from mpwds.feed.report import FeedReport, Status, feed_report, lost
+from mpwds.interrupts import uninterrupted
 from mpwds.loader.engine.local_worker import batch_of
 from mpwds.loader.messages.channel import LENGTHS
 
@@ -94,7 +95,7 @@ class StatusClient:
             raise MpwdsError(f"a server sent a batch that cannot be decoded: {error}") from error
 
     def close(self) -> None:
-        self._context.destroy(0)
+        uninterrupted(self._context.destroy, 0)
 
     def __enter__(self) -> StatusClient:
         return self

@@ -7,6 +7,7 @@ import zmq
 
 from mpwds import nest
 from mpwds.feed import wire
+from mpwds.interrupts import uninterrupted
 from tests.feed.messages import COMMANDS
 
 
@@ -24,7 +25,7 @@ class Client:
         return self
 
     def __exit__(self, *exception):
-        self._context.destroy(0)
+        uninterrupted(self._context.destroy, 0)
 
     def say(self, kind, **changed):
         self.socket.send(wire.pack(kind, **{**COMMANDS[kind], **changed}))

@@ -16,6 +16,7 @@ from mpwds import nest
 from mpwds.errors import MpwdsError, ServerLost, WorkerTimeout
 from mpwds.feed import wire
 from mpwds.feed.wire import DataHeader
+from mpwds.interrupts import uninterrupted
 from mpwds.loader.messages.channel import frame_of
 from mpwds.stats.snapshot import CounterSnapshot
 from tests.feed.messages import WELCOME
@@ -59,7 +60,7 @@ class HostileServer:
     def __exit__(self, *exception):
         self._ends.set()
         self._thread.join()
-        self._context.destroy(0)
+        uninterrupted(self._context.destroy, 0)
 
     def _serve(self):
         while not self._ends.is_set():

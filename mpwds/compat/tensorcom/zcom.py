@@ -25,6 +25,7 @@ from mpwds.compat.tensorcom.conversion import (
 )
 from mpwds.errors import StreamError, TenbinError
 from mpwds.feed import unix_sockets
+from mpwds.interrupts import uninterrupted
 from mpwds.storage.streams.braces import Names
 from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
@@ -437,4 +438,4 @@ def _close(zmq_socket: Any, context: Any, files: dict[str, int], pid: int) -> No
         return
     unix_sockets.remove(files)
     zmq_socket.close()
-    context.term()
+    uninterrupted(context.term)

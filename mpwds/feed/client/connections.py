@@ -32,6 +32,7 @@ from mpwds.feed.client.connection import (
     RemoteOptions,
     ServerConnection,
 )
+from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
 from mpwds.viewing.wording import size
@@ -102,7 +103,7 @@ class ServerConnections:
         try:
             self._follow(self._urls)
         except BaseException:
-            self._context.destroy(0)
+            uninterrupted(self._context.destroy, 0)
             raise
 
     def _follow(self, urls: list[str]) -> None:
@@ -247,7 +248,7 @@ class ServerConnections:
             connection.close()
         for connection in [*self.connections, *self.gone]:
             connection.free()
-        self._context.term()
+        uninterrupted(self._context.term)
 
     def _compare(self) -> None:
         """Raises if two servers have different datasets."""

@@ -14,6 +14,7 @@ import zmq
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys, unix_sockets, wire
+from mpwds.interrupts import uninterrupted
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -35,7 +36,7 @@ class Router:
         self._logged: dict[str, float] = {}
         with contextlib.ExitStack() as ends:
             context = zmq.Context()
-            ends.callback(context.term)
+            ends.callback(uninterrupted, context.term)
             self._socket = router = context.socket(zmq.ROUTER)
             ends.callback(router.close, int(_LINGER_S * 1000))
             router.router_mandatory = True

@@ -158,6 +158,40 @@ def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
         assert output.split() == undisturbed(2)[0]
 
 
+def test_signals_that_a_program_handles_leave_no_threads_or_descriptors_of_what_it_closes():
+    script = """if True:
+        import os, signal, sys, mpwds
+        from mpwds.feed.status_client import StatusClient
+
+        def possessions():
+            return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task")]
+
+        def use():
+            with mpwds.RemoteLoader(sys.argv[1], output="numpy", shared_memory=False) as loader:
+                next(iter(loader))
+            with StatusClient([sys.argv[1]], timeout=120) as client:
+                client.status()
+            with mpwds.Server(range(3), "tcp://127.0.0.1:0"):
+                pass
+            mpwds.tensorcom.Connection("zpub://127.0.0.1:0").close()
+
+        use()
+        before = possessions()
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        for _ in range(10):
+            use()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(before, possessions())
+    """
+    with ServerProcess(rows(), workers=1) as server:
+        words = [sys.executable, "-c", script, server.url]
+        ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    before, after = ran.stdout.split("] [")
+    assert before[1:] == after.strip()[:-1]
+
+
 @pytest.fixture
 def script_that_waits():
     """Starts a program with a ``loader`` of a URL, which runs a statement and ends."""
