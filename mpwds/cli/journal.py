@@ -16,8 +16,7 @@ from mpwds.cli.options import Part
 from mpwds.cli.outputs import already_there, existing, make_folders, warn_of_older, which_exist
 from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.streams.base import stream_version
-from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.storage.streams.gopen import gopen, version_at
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 from mpwds.storage.writing.destinations import (
     is_series,
@@ -245,8 +244,7 @@ def version_of(url: str) -> object:
     if is_local(url):
         status = os.stat(local_path(url))
         return status.st_size, status.st_mtime_ns
-    with open_at(url, read_ahead=0) as stream:
-        return stream_version(stream)
+    return version_at(url)
 
 
 def versions_of(urls: Iterable[str]) -> list[str]:

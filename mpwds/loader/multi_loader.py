@@ -564,8 +564,10 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
                 stream.load_state_dict(loaded)
             stream.got, stream.keeps_states, self._position.last = got, takes_ahead, stream
         loader._statistics.times.runs_ahead = any(stage.runs_ahead for stage in self.stages)
-        elements = StagesIterator(stream.elements(), lambda: loader._statistics.times)
-        return loader._convert(elements, staged=True)
+        elements = stream.elements()
+        next(elements)
+        timed = StagesIterator(elements, lambda: loader._statistics.times)
+        return loader._convert(timed, staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""

@@ -186,9 +186,10 @@ class StagesStream(Replayed):
         self._moved = False  # other ranks began it
 
     def elements(self) -> Generator[Any, None, None]:
-        """The elements. When the iterator is dropped, only the state is kept."""
+        """First ``None``, then the elements. When the iterator is dropped, only the state is kept."""
         loaded, resumed = self._delivered, self.resumed
         try:
+            yield None  # it has begun, and what follows runs even if no element is asked for
             yield from iter_elements(self)
             if self.got is None and resumed and self._delivered == loaded:
                 warn_of_empty_epoch()

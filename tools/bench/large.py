@@ -113,6 +113,10 @@ def multi_loader(method: str, dataset: Any, workers: int) -> Any:
 MakeLoader = Callable[[Any, int], Any]
 
 FORK: tuple[str, MakeLoader] = ("DataLoader, fork", functools.partial(torch_loader, "fork"))
+FORKSERVER: tuple[str, MakeLoader] = (
+    "DataLoader, forkserver",
+    functools.partial(torch_loader, "forkserver"),
+)
 SPAWN: tuple[str, MakeLoader] = ("DataLoader, spawn", functools.partial(torch_loader, "spawn"))
 OUR_DATALOADER: tuple[str, MakeLoader] = ("mpwds.DataLoader", our_dataloader)
 OURS: tuple[str, MakeLoader] = ("MultiLoader", functools.partial(multi_loader, "spawn"))
@@ -132,6 +136,7 @@ CASES: dict[str, list[tuple[Callable[..., Any], str, tuple[str, MakeLoader]]]] =
     ],
     "strings": [
         (strings, "list of strings", FORK),
+        (strings, "list of strings", FORKSERVER),
         (strings, "list of strings", SPAWN),
         (strings, "list of strings", OURS),
         (strings, "list of strings", OUR_FORKS),

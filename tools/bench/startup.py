@@ -1,6 +1,6 @@
 """Measures how soon the first batch is there, and what a worker costs in memory.
 
-    python tools/bench/startup.py              # all, about three minutes
+    python tools/bench/startup.py              # all, about four minutes
     python tools/bench/startup.py --rounds 1 --workers 1
 
 torch's DataLoader by each of its start methods, mpwds.DataLoader, and MultiLoader by each of its, run in
@@ -8,7 +8,8 @@ turn on the same dataset; a time is the median over the rounds, from the loader'
 batch. ``later`` is the same for the next loader in the same program, which matters where something stays:
 the fork server. Memory is that of one worker after twenty batches: USS,
 what would be free without it, and PSS, which counts pages that it shares in part. ``numpy`` is a dataset of
-arrays that needs nothing but NumPy; ``torch`` is one that imports torch. Ratios are to DataLoader by fork.
+arrays that needs nothing but NumPy; ``torch`` is one that imports torch; ``shards`` are tar shards, which
+webdataset reads under DataLoader, and ours under ours. Ratios are to the first loader of a table.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gc
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,10 +29,12 @@ import numpy as np
 import psutil
 import torch
 import torch.utils.data
+import webdataset
 
 import mpwds
 
 BATCHES = 20
+METHODS = ("fork", "forkserver", "spawn")
 
 
 class Arrays:
@@ -67,18 +71,27 @@ def multi_loader(dataset: Any, method: str, workers: int) -> Any:
     return mpwds.MultiLoader(dataset, workers, start_method=method)
 
 
-def loaders(kind: str) -> dict[str, Make]:
+def loaders(kind: str, shards: list[str]) -> dict[str, Make]:
     """What is compared, by name."""
+    theirs = torch.utils.data.DataLoader
+    makers: dict[str, Make] = {}
+    if kind == "shards":
+        peer, mine = (
+            package.WebDataset(shards, shardshuffle=False).decode().to_tuple("npy").batched(64).repeat()
+            for package in (webdataset, mpwds)
+        )
+        for method in METHODS:
+            makers[f"webdataset, DataLoader, {method}"] = functools.partial(dataloader, theirs, peer, method)
+        for method in METHODS:
+            makers[f"MultiLoader, {method}"] = functools.partial(multi_loader, mine, method)
+        return makers
     for_torch = ArraysForTorch() if kind == "numpy" else Tensors()
     # Ours needs no class of torch's: by it, workers would import torch after all.
     ours = _arrays if kind == "numpy" else Tensors()
-    theirs = torch.utils.data.DataLoader
-    makers: dict[str, Make] = {
-        f"DataLoader, {method}": functools.partial(dataloader, theirs, for_torch, method)
-        for method in ("fork", "forkserver", "spawn")
-    }
+    for method in METHODS:
+        makers[f"DataLoader, {method}"] = functools.partial(dataloader, theirs, for_torch, method)
     makers["mpwds.DataLoader"] = functools.partial(dataloader, mpwds.DataLoader, for_torch, None)
-    for method in ("fork", "forkserver", "spawn"):
+    for method in METHODS:
         makers[f"MultiLoader, {method}"] = functools.partial(multi_loader, ours, method)
     return makers
 
@@ -119,8 +132,16 @@ def memory_mb(loader: Any, iterator: Any) -> tuple[float, float]:
     ) / 1e6
 
 
-def measure(kind: str, workers: int, rounds: int) -> None:
-    makers = loaders(kind)
+def write_shards(folder: str) -> list[str]:
+    """Writes 64 arrays of 64 numbers into each of eight shards."""
+    with mpwds.ShardWriter(f"{folder}/%d.tar", maxcount=64, verbose=False) as shards:
+        for number in range(8 * 64):
+            shards.write({"__key__": f"{number:06}", "npy": np.ones(64, np.int64)})
+    return [f"{folder}/{number}.tar" for number in range(8)]
+
+
+def measure(kind: str, workers: int, rounds: int, shards: list[str]) -> None:
+    makers = loaders(kind, shards)
     first: dict[str, list[float]] = {name: [] for name in makers}
     later: dict[str, list[float]] = {name: [] for name in makers}
     memory = {}
@@ -135,7 +156,7 @@ def measure(kind: str, workers: int, rounds: int) -> None:
             del iterator, other_iterator
             close(other)
             close(loader)
-    reference = statistics.median(first["DataLoader, fork"])
+    reference = statistics.median(first[next(iter(makers))])
     print(
         f"\n{kind + ' dataset, workers: ' + str(workers):34} {'first':>8} {'later':>8} {'ratio':>7} USS, PSS"
     )
@@ -151,14 +172,17 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--only", nargs="+", choices=["numpy", "torch"], default=["numpy", "torch"])
+    kinds = ["numpy", "torch", "shards"]
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     options = parser.parse_args()
 
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {versions}; medians of {options.rounds} rounds")
-    for kind in options.only:
-        for workers in options.workers:
-            measure(kind, workers, options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        shards = write_shards(folder)
+        for kind in options.only:
+            for workers in options.workers:
+                measure(kind, workers, options.rounds, shards)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.imports import require
-from mpwds.storage.streams.base import Version
+from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.pipes import open_command
 from mpwds.storage.streams.ranges import READ_AHEAD, RangesAhead
 from mpwds.storage.streams.resuming import (
@@ -113,21 +113,21 @@ def open_cloud(
     return open_resource(source, mode, bufsize, offset, stop, retries)
 
 
-def find_object(url: str) -> None:
-    """Raises ``StreamNotFound`` if cloud storage has no such object; asks as :func:`open_cloud` does."""
+def object_version(url: str) -> Version:
+    """The version of an object; asks as :func:`open_cloud` does. ``StreamNotFound`` if there is none."""
     shown = without_credentials(url)
     if _used_by_pid not in (None, os.getpid()):
-        open_cloud(url, read_ahead=0).close()
-        return
+        with open_cloud(url, read_ahead=0) as stream:
+            return stream_version(stream)
 
-    def ask() -> None:
+    def ask() -> Version:
         store, path = _store(url, None, 60.0)
         try:
-            _obstore().head(store, path)
+            return _version(_obstore().head(store, path))
         except _obstore_errors() as error:
             raise _translated(error, shown, "found", None) from error
 
-    Attempts(shown, Retries()).run(ask, "when it was looked for")
+    return Attempts(shown, Retries()).run(ask, "when it was looked for")
 
 
 @dataclass

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.urls import (
     has_rules,
     is_local,
@@ -125,25 +126,30 @@ def shards_ahead(url: str, read_ahead: int | None = None, size: int | None = Non
 
 
 def exists(url: str) -> bool:
-    """True if there is a file or an object of this name. Commands and pipes never exist.
-
-    Cloud storage is asked without opening the object.
-    """
+    """True if there is a file or an object of this name. Commands and pipes never exist."""
     if url == "-" or url_scheme(url) == "pipe":
         return False
     if is_local(url):
         return os.path.isfile(local_path(url))
-    name, opener = _opener_of(url)
     try:
-        if opener is _CLOUD:
-            from mpwds.storage.streams.cloud import find_object
-
-            find_object(name)
-        else:
-            open_at(url, read_ahead=0).close()
+        version_at(url)
     except FileNotFoundError:
         return False
     return True
+
+
+def version_at(url: str) -> Version:
+    """The version of a file or object, as far as its storage tells. ``FileNotFoundError`` if there is none.
+
+    Cloud storage is asked without opening the object.
+    """
+    name, opener = _opener_of(url)
+    if opener is _CLOUD:
+        from mpwds.storage.streams.cloud import object_version
+
+        return object_version(name)
+    with open_at(url, read_ahead=0) as stream:
+        return stream_version(stream)
 
 
 def reader(url: str | os.PathLike[str], **options: Any) -> BinaryIO:

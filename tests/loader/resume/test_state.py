@@ -196,10 +196,11 @@ def test_set_epoch_keeps_the_state_if_it_names_the_epoch_that_is_continued(make,
             assert plain(loader) == epochs[3]
 
 
-def test_set_epoch_after_the_loop_was_left_names_the_next_epoch(make):
+@pytest.mark.parametrize("elements", [3, 0])
+def test_set_epoch_after_the_loop_was_left_names_the_next_epoch(make, elements):
     loader = make(range(8))
     for epoch, pipeline in ((5, loader), (8, loader.map(abs))):
-        taken(pipeline, 3)
+        taken(pipeline, elements)
         pipeline.set_epoch(epoch)
         assert pipeline.state_dict()["epoch"] == epoch
 

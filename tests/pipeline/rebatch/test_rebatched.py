@@ -66,6 +66,19 @@ def test_addresses_of_batches_whose_rows_are_held_are_kept():
         assert sum(map(len, stream.state_dict()["unused"])) == 20
 
 
+def test_addresses_of_rows_of_a_batch_that_is_not_complete_are_kept():
+    class Failing(Endless):
+        def __next__(self):
+            if self.count == 2000:
+                raise ValueError("bad")
+            return super().__next__()
+
+    stream = Rebatched(5000, shuffle=20).stream(Failing())
+    with pytest.raises(ValueError, match="bad"):
+        next(stream)
+    assert sum(map(len, stream.state_dict()["unused"])) == 2 * 2000
+
+
 def numbers_in(batches):
     return [number for batch in batches for number in batch.tolist()]
 
