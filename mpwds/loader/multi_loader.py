@@ -72,8 +72,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         workers: Number of worker processes. 0 does the work in this process, with the results of one worker.
         in_order: Workers take turns: the order depends only on dataset, seed, epoch and number of workers.
             Otherwise the first batch to arrive is next, and a slow worker does not delay others.
-        prefetch: Batches that each worker prepares ahead, beside the two that the training loop holds. Of
-            batches up to 32 kB, a worker prepares about 200 kB.
+        prefetch: Batches that each worker prepares ahead (of batches up to 32 kB, about 200 kB). If the loop
+            keeps more than ``prefetch + 1`` batches of one worker, further ones are copied out of its memory.
         start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
             that has imported what the dataset needs, which is faster. ``"fork"`` forks this process. ``None``
             is ``"forkserver"``; or ``"spawn"`` if a module that the dataset needs starts threads, opens files
