@@ -1,4 +1,7 @@
 import hashlib
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 import mpwds
 from mpwds.cli.demo.training import default_cache_dir, digits_task, ensure_digits
 
+ROOT = Path(__file__).parents[2]
 TRAIN = [f"digits-train-{number:03d}.tar" for number in range(12)]
 TEST = [f"digits-test-{number:03d}.tar" for number in range(4)]
 
@@ -45,6 +49,17 @@ def test_the_task_says_what_the_shards_hold(digits):
     assert sum(len(labels) for _, labels in task.held_out) == task.held_out_samples == 441
     images, labels = next(iter(task.train))
     assert (images.shape, images.dtype, labels.shape) == ((64, 3, 8, 8), np.uint8, (64,))
+
+
+def test_the_program_of_the_readme_trains_from_them(digits):
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    step = "def train_step(images, labels):\n    print(tuple(images.shape[1:]), images.dtype, len(labels))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", step + program], cwd=digits, capture_output=True, text=True, check=True
+    )
+    steps = done.stdout.splitlines()
+    assert {line.rpartition(" ")[0] for line in steps} == {"(3, 8, 8) torch.uint8"}
+    assert sum(int(line.rpartition(" ")[2]) for line in steps) == 3 * 1356
 
 
 def test_what_is_complete_is_not_written_again(digits):

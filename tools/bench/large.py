@@ -3,10 +3,10 @@
     python tools/bench/large.py                        # 2 GB and 4 workers: needs about 16 GB, five minutes
     python tools/bench/large.py --gb 0.25 --strings 1000000
 
-A dataset holds one array (or a list of strings) and is read whole in each epoch. Each loader runs in a
-process of its own, which makes the dataset first. Memory is the sum of PSS over trainer and workers, so that
-pages which they share count once: ``before`` there are workers, when the ``first`` batch has come, and after
-one and three ``epochs``. ``time`` is that to the first batch.
+A dataset holds one array, a list of strings or a list of dicts, and is read whole in each epoch. Each loader
+runs in a process of its own, which makes the dataset first. Memory is the sum of PSS over trainer and
+workers, so that pages which they share count once: ``before`` there are workers, when the ``first`` batch has
+come, and after one and three ``epochs``. ``time`` is that to the first batch.
 """
 
 from __future__ import annotations
@@ -54,6 +54,19 @@ class Words:
         return sum(len(self.strings[1000 * index + number]) for number in range(1000))
 
 
+class Records:
+    """A dataset of Python objects, a thousand in an element, which tells how much they hold."""
+
+    def __init__(self, records: Any) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records) // 1000
+
+    def __getitem__(self, index: int) -> int:
+        return sum(len(self.records[1000 * index + number]["boxes"]) for number in range(1000))
+
+
 def array(gb: float) -> Any:
     rows = np.ones((max(8, int(gb * 1e9 / 1e6)), 125_000))
     return Rows(rows)
@@ -90,6 +103,34 @@ def shared_strings(count: int) -> Any:
     return Words(mpwds.share(strings(count).strings))
 
 
+def records(count: int) -> Any:
+    return Records(
+        [
+            {"name": f"{number:012}.jpg", "label": number % 1000, "boxes": [(number + 0.5, 1.5, 2.5, 3.5)]}
+            for number in range(count)
+        ]
+    )
+
+
+def shared_records(count: int) -> Any:
+    import mpwds
+
+    return Records(mpwds.share(records(count).records))
+
+
+def webdataset_loader(dataset: Any, workers: int) -> Any:
+    """A pipeline whose source holds the objects; each worker reads all of them."""
+    import webdataset
+
+    pipeline = webdataset.DataPipeline(functools.partial(elements_of, dataset))
+    return torch_loader("fork", pipeline, workers)
+
+
+def elements_of(dataset: Any) -> Iterator[Any]:
+    for index in range(len(dataset)):
+        yield dataset[index]
+
+
 def torch_loader(method: str, dataset: Any, workers: int) -> Any:
     import torch.utils.data
 
@@ -104,7 +145,7 @@ def our_dataloader(dataset: Any, workers: int) -> Any:
     return mpwds.DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
-def multi_loader(method: str, dataset: Any, workers: int) -> Any:
+def multi_loader(method: str | None, dataset: Any, workers: int) -> Any:
     import mpwds
 
     return mpwds.MultiLoader(dataset, workers, start_method=method, output="numpy")
@@ -119,7 +160,9 @@ FORKSERVER: tuple[str, MakeLoader] = (
 )
 SPAWN: tuple[str, MakeLoader] = ("DataLoader, spawn", functools.partial(torch_loader, "spawn"))
 OUR_DATALOADER: tuple[str, MakeLoader] = ("mpwds.DataLoader", our_dataloader)
-OURS: tuple[str, MakeLoader] = ("MultiLoader", functools.partial(multi_loader, "spawn"))
+WEBDATASET: tuple[str, MakeLoader] = ("webdataset, DataLoader", webdataset_loader)
+OURS: tuple[str, MakeLoader] = ("MultiLoader", functools.partial(multi_loader, None))
+OURS_SPAWNED: tuple[str, MakeLoader] = ("MultiLoader, spawn", functools.partial(multi_loader, "spawn"))
 OUR_FORKS: tuple[str, MakeLoader] = ("MultiLoader, fork", functools.partial(multi_loader, "fork"))
 
 CASES: dict[str, list[tuple[Callable[..., Any], str, tuple[str, MakeLoader]]]] = {
@@ -129,6 +172,7 @@ CASES: dict[str, list[tuple[Callable[..., Any], str, tuple[str, MakeLoader]]]] =
         (array, "array", OUR_DATALOADER),
         (tensor, "tensor", OUR_DATALOADER),
         (array, "array", OURS),
+        (array, "array", OURS_SPAWNED),
         (array, "array", OUR_FORKS),
         (shared_array, "mpwds.share(array)", OURS),
         (mapped_file, "memmap", SPAWN),
@@ -139,9 +183,20 @@ CASES: dict[str, list[tuple[Callable[..., Any], str, tuple[str, MakeLoader]]]] =
         (strings, "list of strings", FORKSERVER),
         (strings, "list of strings", SPAWN),
         (strings, "list of strings", OURS),
+        (strings, "list of strings", OURS_SPAWNED),
         (strings, "list of strings", OUR_FORKS),
         (shared_strings, "mpwds.share(list)", OURS),
         (shared_strings, "mpwds.share(list)", FORK),
+    ],
+    "records": [
+        (records, "list of dicts", FORK),
+        (records, "list of dicts", FORKSERVER),
+        (records, "list of dicts", SPAWN),
+        (records, "list of dicts", WEBDATASET),
+        (records, "list of dicts", OURS),
+        (records, "list of dicts", OUR_FORKS),
+        (shared_records, "mpwds.share(list)", OURS),
+        (shared_records, "mpwds.share(list)", FORK),
     ],
 }
 
@@ -198,7 +253,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gb", type=float, default=2.0, help="size of the array")
-    parser.add_argument("--strings", type=int, default=10_000_000, help="length of the list")
+    parser.add_argument("--strings", type=int, default=10_000_000, help="length of the list of strings")
+    parser.add_argument("--records", type=int, default=300_000, help="length of the list of dicts")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--without", nargs="+", default=[], help="loaders to leave out")
@@ -208,8 +264,8 @@ def main() -> None:
     versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {versions}")
     for kind in options.only:
-        size = options.gb if kind == "array" else options.strings
-        what = f"array of {size:g} GB" if kind == "array" else f"{size:,} strings"
+        size = {"array": options.gb, "strings": options.strings, "records": options.records}[kind]
+        what = f"array of {size:g} GB" if kind == "array" else f"{size:,} {kind}"
         print(f"\n{f'{what}, {options.workers} workers':44} before  first  1 epoch  3 epochs (MB)     time")
         for make, data, (name, loader_of) in CASES[kind]:
             if name in options.without:

@@ -1,6 +1,6 @@
 """Measures loaders beside their peers, from what is stored to the training loop.
 
-    python tools/bench/loader.py                  # all, about ten minutes
+    python tools/bench/loader.py                  # all, a quarter of an hour
     python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
     python tools/bench/loader.py --json figures.json    # as tools/bench/report.py does
@@ -18,7 +18,8 @@ all, make their batches in the same memory again and again; grain and the map-st
 in memory. ``stored``: small samples, each from the format of its own package, in the order in which they are
 stored, and shuffled (globally, or by shards and a buffer of 1,000 samples where a package has no other way,
 as webdataset and Energon). ``samples``: map-style datasets that do nothing, so only fetching, collating and
-transport are measured. ``ready``: transport alone, of one array that is changed a little each time.
+transport are measured. ``ready``: transport alone, of one array that is changed a little each time and read
+whole by the training process; a copy without workers shows what the machine could do at best.
 ``slow``: one worker is 20 times slower than the other three.
 """
 
@@ -58,7 +59,7 @@ def contests(groups: list[str], folder: Path) -> Iterator[Contest]:
     if "samples" in groups:
         yield from samples.contests()
     if "ready" in groups:
-        yield from map(ready_batches.contest, (16, 160, 640))
+        yield from map(ready_batches.contest, ready_batches.SHAPES)
     if "slow" in groups:
         yield slow_worker.contest()
 
@@ -78,9 +79,8 @@ def main() -> None:
     import torch.utils.data  # noqa: F401  # for contestants
     import webdataset  # noqa: F401
 
-    machine = contest.machine(
-        "torch", "webdataset", "mosaicml-streaming", "litdata", "megatron-energon", "spdl", "grain"
-    )
+    packages = ("torch", "webdataset", "mosaicml-streaming", "litdata", "megatron-energon", "spdl", "grain")
+    machine = contest.machine(*packages, "tensorcom")
     print(f"{machine}\nbest of {rounds} alternating runs of {seconds:g} s")
     samples_per_s = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Measures reading shards of object storage, at a server process that imitates S3.
 
-    python tools/bench/object_store.py            # eight minutes
+    python tools/bench/object_store.py            # nine minutes
     python tools/bench/object_store.py --quick    # two places, one worker, a minute
     python tools/bench/object_store.py --busy 50 --reset 50   # every 50th answer is a 503, another breaks off
 
@@ -9,7 +9,8 @@ connection (0: no limit). It sends files that are in memory by ``sendfile``, so 
 than a real server, and it shares this machine's cores with the readers.
 
 A reader is a process that reads shards from start to end; ``workers`` are as many processes with shards of
-their own. ``one GET`` is ``read_ahead=0``; ``ahead`` is the default of ``s3://``. Readers run in turn.
+their own. ``one GET`` is ``read_ahead=0``; ``ahead`` is the default of ``s3://``. MosaicML Streaming and
+litdata read the same samples from their own formats, with their defaults. Readers run in turn.
 Figures are medians of the rounds, but for other packages, which read once. ``cpu`` is processor seconds for
 a GB, with those of programs that a reader starts; ``gap`` is the mean milliseconds between the last sample of
 a shard and the first of the next; ``requests`` those for a shard; ``MB`` the peak memory of a worker. The
@@ -19,6 +20,7 @@ ramp of reading ahead counts.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -33,7 +35,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from loading import formats
+from loading.contest import is_installed
 
 import mpwds
 
@@ -72,6 +78,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         shard = _make_shard(folder, arguments.megabytes)
+        formats.in_a_fork(_write_formats, folder, arguments.megabytes, arguments.shards)
         for latency, rate in places:
             print(f"\n{latency} ms to the first byte, {rate or 'any'} MB/s a connection\n{header}")
             for count in workers:
@@ -104,6 +111,14 @@ def _make_shard(folder: str, megabytes: int) -> str:
     return f"{folder}/0.tar"
 
 
+def _write_formats(folder: str, megabytes: int, shards: int) -> None:
+    """The same samples for other packages, in as many shards of the same size."""
+    samples = [{"bin": os.urandom(_SAMPLE_BYTES)}] * (megabytes * 1_000_000 // _SAMPLE_BYTES)
+    formats.write_mds(Path(folder, "mds"), {"bin": "bytes"}, samples, shards)
+    if is_installed("litdata"):
+        formats.write_litdata(Path(folder, "litdata"), samples, shards)
+
+
 def _measure(reader: str, server: list[Any], workers: int, shards: int) -> Figures:
     """Starts a server, and processes that read from it; returns what they say."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
@@ -113,6 +128,7 @@ def _measure(reader: str, server: list[Any], workers: int, shards: int) -> Figur
     environment = {
         **os.environ,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",  # for MosaicML Streaming
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -153,7 +169,12 @@ def _requests(port: int) -> int:
 def _read(reader: str, worker: int, shards: int) -> None:
     """A worker: reads shards, and prints what that took."""
     names = [f"bucket/{worker}-{number:06}.tar" for number in range(shards)]
-    samples = READERS[reader][1](names)
+    package, read = READERS[reader]
+    if read is _of_streaming:
+        formats.import_streaming()
+    else:
+        importlib.import_module(package)  # which is not counted
+    samples = read(names)
     began, usage = time.perf_counter(), _processor_s()
     size, last, url, gaps = 0, 0.0, "", []
     for found, length in samples:
@@ -205,18 +226,34 @@ def _of_s3fs(names: list[str]) -> Samples:
                 yield name, len(block)
 
 
-def _of_boto3(names: list[str]) -> Samples:
-    """How mosaicml-streaming and litdata fetch shards: as whole files by boto3, here one after the other."""
-    import boto3
-
-    client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+def _of_streaming(names: list[str]) -> Samples:
+    streaming = formats.import_streaming()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for name in names:
-            bucket, _, key = name.partition("/")
-            client.download_file(bucket, key, f"{folder}/shard")
-            with open(f"{folder}/shard", "rb") as file:
-                while block := file.read(_SAMPLE_BYTES):
-                    yield name, len(block)
+        dataset = streaming.StreamingDataset(
+            remote="s3://bucket/mds", local=folder, shuffle=False, batch_size=1
+        )
+        yield from _numbered(dataset, len(names))
+
+
+def _of_litdata(names: list[str]) -> Samples:
+    import litdata
+    from litdata.streaming import downloader
+
+    # Our server has no certificate.
+    downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        dataset = litdata.StreamingDataset(
+            "s3://bucket/litdata",
+            cache_dir=folder,
+            storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
+        )
+        yield from _numbered(dataset, len(names))
+
+
+def _numbered(dataset: Any, shards: int) -> Samples:
+    each = len(dataset) // shards
+    for number, sample in enumerate(dataset):
+        yield str(number // each), len(sample["bin"])
 
 
 READERS: dict[str, tuple[str, Callable[[list[str]], Samples]]] = {
@@ -226,7 +263,8 @@ READERS: dict[str, tuple[str, Callable[[list[str]], Samples]]] = {
     "http, read_ahead=8": ("urllib3", _of_mpwds("http", read_ahead=8)),
     "webdataset, pipe:curl": ("webdataset", _of_webdataset),
     "s3fs": ("s3fs", _of_s3fs),
-    "boto3 whole files": ("boto3", _of_boto3),
+    "MosaicML Streaming": ("boto3", _of_streaming),
+    "litdata": ("litdata", _of_litdata),
 }
 """Readers by name: the package that each needs, and a function of the shards' names."""
 _OURS = list(READERS)[:4]
@@ -241,11 +279,11 @@ def _is_installed(reader: str) -> bool:
 
 
 class Server:
-    """A server of one file under any name below ``/bucket/``, for GET and HEAD."""
+    """A server for GET and HEAD: of the files beside the shard by their names, and else of the shard."""
 
     def __init__(self, path: str, latency_s: float, rate: float, busy: int, reset: int) -> None:
-        self._file = os.open(path, os.O_RDONLY)
-        self._size = os.fstat(self._file).st_size
+        self._shard = Path(path)
+        self._files: dict[Path, int] = {}
         self._latency_s, self._rate, self._busy, self._reset = latency_s, rate, busy, reset
         self._lock = threading.Lock()
         self._requests = 0
@@ -278,11 +316,13 @@ class Server:
         with self._lock:
             self._requests += 1
             number = self._requests
+            file = self._file_of(path)
         time.sleep(self._latency_s)
+        size = os.fstat(file).st_size
         asked = _RANGE.search(head)
         start = int(asked[1]) if asked else 0
-        stop = min(self._size, int(asked[2]) + 1) if asked and asked[2] else self._size
-        more = f"Content-Range: bytes {start}-{stop - 1}/{self._size}\r\n" if asked else ""
+        stop = min(size, int(asked[2]) + 1) if asked and asked[2] else size
+        more = f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n" if asked else ""
         status = "206 Partial Content" if asked else "200 OK"
         if self._busy and number % self._busy == 0:
             start, stop, more, status = 0, 0, "Retry-After: 1\r\n", "503 Slow Down"
@@ -291,16 +331,24 @@ class Server:
         if method == "HEAD":
             return
         if self._reset and number % self._reset == 0:
-            self._send(connection, start, (start + stop) // 2)
+            self._send(connection, file, start, (start + stop) // 2)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise ConnectionError
-        self._send(connection, start, stop)
+        self._send(connection, file, start, stop)
 
-    def _send(self, connection: socket.socket, start: int, stop: int) -> None:
+    def _file_of(self, path: str) -> int:
+        file = self._shard.parent / path.partition("?")[0].removeprefix("/bucket/")
+        if not file.is_file():
+            file = self._shard
+        if file not in self._files:
+            self._files[file] = os.open(file, os.O_RDONLY)
+        return self._files[file]
+
+    def _send(self, connection: socket.socket, file: int, start: int, stop: int) -> None:
         began, first = time.monotonic(), start
         while start < stop:
             size = min(_SLICE_BYTES, stop - start) if self._rate else stop - start
-            start += os.sendfile(connection.fileno(), self._file, start, size)
+            start += os.sendfile(connection.fileno(), file, start, size)
             if self._rate:
                 time.sleep(max(0.0, began + (start - first) / self._rate - time.monotonic()))
 

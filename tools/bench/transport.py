@@ -235,10 +235,11 @@ def measure_start_up(rounds: int) -> None:
 
     for name, make, method in (
         ("DataLoader, fork", torch_loader, "fork"),
+        ("DataLoader, forkserver", torch_loader, "forkserver"),
         ("DataLoader, spawn", torch_loader, "spawn"),
         ("MultiLoader, fork", our_loader, "fork"),
-        ("MultiLoader, forkserver", our_loader, "forkserver"),
-        ("MultiLoader, spawn (default)", our_loader, "spawn"),
+        ("MultiLoader, forkserver (default)", our_loader, "forkserver"),
+        ("MultiLoader, spawn", our_loader, "spawn"),
     ):
         times = [time_to_first_batch(lambda make=make, method=method: make(method)) for _ in range(rounds)]
         loader = make(method)

@@ -16,7 +16,7 @@ from loading import formats
 from loading.contest import Contest, Contestant, is_installed
 from loading.formats import import_grain
 from loading.images import BATCH, FOR_EVER, Images, InMemory
-from loading.jpegs import SIZE
+from loading.jpegs import SIZE, Decode
 
 LONG = 400
 """Shards of a format whose reader ends an epoch: of 256 images each."""
@@ -31,14 +31,11 @@ GOALS = {
 
 
 def contest(images: Images, name: str) -> Contest:
-    """All contestants. ``images.decode`` is what those use that ship no decoder."""
+    """All contestants, each with what its package ships."""
     ways: list[tuple[str, Callable[[Images], Iterable[Any]], str]] = [
         ("mpwds, random_resized_crop", ours, "simplejpeg"),
         ("webdataset + DataLoader + torchvision v2", webdataset_torchvision, "torchvision"),
-        ("torchdata.nodes + torchvision v2", torchdata_torchvision, "torchdata"),
-        ("MosaicML Streaming + torchvision v2", streaming_torchvision, "torchvision"),
-        ("litdata + torchvision v2", litdata_torchvision, "litdata"),
-        ("Energon + torchvision v2", energon_torchvision, "megatron.energon"),
+        *((f"{label} + torchvision v2", partial(by_torchvision, way), of) for label, way, of in LOADERS),
         ("SPDL, its own decoder", spdl_decoder, "spdl" if find_library("avfilter") else "ffmpeg"),
         ("grain + Pillow", grain_pillow, "grain"),
         ("DALI, on the CPU", dali, "nvidia.dali"),
@@ -48,6 +45,14 @@ def contest(images: Images, name: str) -> Contest:
         for label, way, package in ways
     ]
     return Contest(name, contestants, BATCH, images.workers)
+
+
+def with_the_same_function(images: Images) -> list[Contestant]:
+    """Contestants that use ``images.decode``, beside those of ``images.contest``. DALI calls no function."""
+    return [
+        Contestant(name, partial(way, images, images.decode), package=package)
+        for name, way, package in LOADERS
+    ]
 
 
 def ours(images: Images) -> Iterable[Any]:
@@ -88,8 +93,14 @@ def webdataset_torchvision(images: Images) -> Iterable[Any]:
     return DataLoader(pairs.batched(BATCH), batch_size=None, num_workers=images.workers)
 
 
-def torchdata_torchvision(images: Images) -> Iterable[Any]:
+def by_torchvision(way: Callable[[Images, Decode], Iterable[Any]], images: Images) -> Iterable[Any]:
+    transform = torchvision_transform(images.dtype)
+    return way(images, lambda jpeg: transform(opened(jpeg)))
+
+
+def torchdata_nodes(images: Images, decode: Decode) -> Iterable[Any]:
     """Its mapper in threads: its processes are those of torch's DataLoader."""
+    import torch.utils.data
     import torchdata.nodes
 
     class Pairs:
@@ -98,14 +109,13 @@ def torchdata_torchvision(images: Images) -> Iterable[Any]:
             return iter(dataset.to_tuple("jpg", "cls"))
 
     one_thread()
-    transform = torchvision_transform(images.dtype)
     nodes = torchdata.nodes
     pairs = nodes.ParallelMapper(
         nodes.IterableWrapper(Pairs()),
-        lambda pair: (transform(opened(pair[0])), int(pair[1])),
+        lambda pair: (decode(pair[0]), int(pair[1])),
         num_workers=images.workers,
     )
-    batches = nodes.Mapper(nodes.Batcher(pairs, BATCH), stacked)
+    batches = nodes.Mapper(nodes.Batcher(pairs, BATCH), torch.utils.data.default_collate)
     return nodes.Loader(nodes.Prefetcher(batches, 2))
 
 
@@ -124,43 +134,52 @@ def write_formats(shards: list[str]) -> None:
         formats.prepare_energon(folder / "energon")
 
 
-def streaming_torchvision(images: Images) -> Iterable[Any]:
-    transform = torchvision_transform(images.dtype)
+def mosaicml_streaming(images: Images, decode: Decode) -> Iterable[Any]:
+    _declare_operators()
     streaming = formats.import_streaming(unused=("transformers",))
     from streaming.base.util import clean_stale_shared_memory
 
     class Pairs(streaming.StreamingDataset):  # type: ignore[misc]  # it has no types
         def __getitem__(self, number: int) -> Any:
             sample = super().__getitem__(number)
-            return transform(opened(sample["jpg"])), sample["cls"]
+            return decode(sample["jpg"]), sample["cls"]
 
     clean_stale_shared_memory()
     dataset = Pairs(local=str(Path(images.shards[0]).parent / "mds"), shuffle=True, batch_size=BATCH)
     return streaming.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=images.workers)
 
 
-def litdata_torchvision(images: Images) -> Iterable[Any]:
+def lightning_litdata(images: Images, decode: Decode) -> Iterable[Any]:
     import litdata
-
-    transform = torchvision_transform(images.dtype)
 
     class Pairs(litdata.StreamingDataset):  # type: ignore[misc]  # as above
         def __getitem__(self, index: Any) -> Any:
             sample = super().__getitem__(index)
-            return transform(opened(sample["jpg"])), sample["cls"]
+            return decode(sample["jpg"]), sample["cls"]
 
     dataset = Pairs(str(Path(images.shards[0]).parent / "litdata"), shuffle=True)
     return litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=images.workers)
 
 
-def energon_torchvision(images: Images) -> Iterable[Any]:
-    transform = torchvision_transform(images.dtype)
+def energon(images: Images, decode: Decode) -> Iterable[Any]:
+    from torch.utils.data import default_collate
+
+    _declare_operators()
 
     def pair(sample: dict[str, Any]) -> tuple[Any, int]:
-        return transform(opened(sample["jpg"])), int(sample["cls"])
+        return decode(sample["jpg"]), int(sample["cls"])
 
     folder = Path(images.shards[0]).parent / "energon"
-    return formats.energon_loader(folder, pair, stacked, BATCH, images.workers, buffer=100)
+    return formats.energon_loader(folder, pair, default_collate, BATCH, images.workers, buffer=100)
+
+
+LOADERS: list[tuple[str, Callable[[Images, Decode], Iterable[Any]], str]] = [
+    ("torchdata.nodes", torchdata_nodes, "torchdata"),
+    ("MosaicML Streaming", mosaicml_streaming, "torchvision"),
+    ("litdata", lightning_litdata, "litdata"),
+    ("Energon", energon, "megatron.energon"),
+]
+"""Loaders that take any function of a JPEG's bytes."""
 
 
 def torchvision_transform(dtype: str) -> Any:
@@ -329,13 +348,6 @@ def image_size(jpeg: bytes) -> tuple[int, int]:
 
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
     return width, height
-
-
-def stacked(pairs: list[tuple[Any, int]]) -> tuple[Any, Any]:
-    import torch
-
-    pixels, labels = zip(*pairs, strict=True)
-    return torch.stack(pixels), torch.tensor(labels)
 
 
 def one_thread() -> None:

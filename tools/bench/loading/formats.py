@@ -39,6 +39,14 @@ def import_streaming(unused: Sequence[str] = ("torchvision", "transformers")) ->
     return peer.import_streaming(unused=unused)
 
 
+def import_wids() -> Any:
+    """From the folder of packages to compare with, in the virtual environment."""
+    sys.path.append(str(Path(sys.prefix) / "peers"))
+    import wids
+
+    return wids
+
+
 def import_grain() -> Any:
     """grain looks at flags that only a program of absl's would have parsed."""
     import grain

@@ -69,6 +69,7 @@ def contest(folder: Path, shuffled: bool) -> Contest:
         ("mpwds.MultiLoader, MDS", ours_mds, "mpwds"),
         ("mpwds.DataLoader, rows of a file", ours_rows, "mpwds"),
         ("webdataset + DataLoader", their_webdataset, "webdataset"),
+        ("wids + DataLoader", their_wids, "torch"),
         ("MosaicML Streaming", their_streaming, "torch"),
         ("litdata", their_litdata, "litdata"),
         ("Energon", their_energon, "megatron.energon"),
@@ -133,6 +134,21 @@ def their_webdataset(stored: Stored) -> Iterable[Any]:
     dataset = webdataset.WebDataset(stored.shards, shardshuffle=SHORT if stored.shuffled else False)
     samples = (dataset.shuffle(BUFFER) if stored.shuffled else dataset).map(to_arrays)
     return DataLoader(samples.batched(BATCH).repeat(), batch_size=None, num_workers=WORKERS)
+
+
+def their_wids(stored: Stored) -> Iterable[Any]:
+    """Shuffled by its sampler, which shuffles the samples of some shards at a time."""
+    from torch.utils.data import DataLoader
+
+    wids = formats.import_wids()
+    names = [{"url": name, "nsamples": PER_SHARD} for name in mpwds.expand_urls(stored.shards)]
+    dataset = wids.ShardListDataset(names * (LONG // SHORT), transformations=[_of_wids], localname=str)
+    sampler = wids.ChunkedSampler(dataset, shuffle=True, shufflefirst=True) if stored.shuffled else None
+    return DataLoader(dataset, BATCH, sampler=sampler, num_workers=WORKERS)
+
+
+def _of_wids(sample: dict[str, Any]) -> tuple[Any, int]:
+    return np.frombuffer(sample[".bin"].read(), np.int32), int(sample[".cls"].read())
 
 
 def their_streaming(stored: Stored) -> Iterable[Any]:
