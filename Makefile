@@ -13,7 +13,7 @@ BENCH ?= $(filter-out report,$(basename $(notdir $(wildcard tools/bench/*.py))))
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs bench bench-report soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs linkcheck bench bench-report soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -62,6 +62,10 @@ docs-serve: docs
 # Links and anchors of all pages, and what the search finds.
 test-docs: docs $(VENV)/has-test
 	$(BIN)/python -m pytest $(or $(ARGS),tests/site)
+
+# Links to other sites. `.ci/run` leaves it out, as it needs a network.
+linkcheck: $(VENV)/has-docs
+	$(BIN)/sphinx-build -b linkcheck -j auto -q docs build/linkcheck $(ARGS)
 
 # What cannot be installed here is left out, and the benchmarks say so.
 bench: $(VENV)/has-test $(VENV)/has-peers

@@ -44,3 +44,10 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+# `make linkcheck`. Other sites may be slow, or refuse a request now and then.
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_rate_limit_timeout = 60
+# Addresses of this machine. Add those that need a login.
+linkcheck_ignore = [r"https?://(127\.0\.0\.1|localhost)\b"]

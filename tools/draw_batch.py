@@ -63,9 +63,7 @@ def topologies(name: str) -> str:
     }
     for number, (title, (call, meaning)) in enumerate(panels.items()):
         left = number * (column + 16)
-        picture.say(left, 16, title, bold=True)
-        picture.parts.append(text(left, 36, call, picture.theme.text, size=11))
-        picture.say(left, 54, meaning, faint=True)
+        heading(picture, left, 0, title, call, meaning)
         local = number != 1
         remote = number != 0
         picture.frame(left + 1, 66, column - 2, 74)
@@ -74,12 +72,57 @@ def topologies(name: str) -> str:
         for worker in range(4 if local else 0):
             picture.chip(left + 76 + worker * 36, 98, 1, "w", width=30, height=30)
         for server in range(2 if remote else 0):
-            x = left + server * (column // 2)
-            picture.frame(x + 1, 156, column // 2 - 6, 62)
-            picture.say(x + 10, 174, f"cpu{server + 1}", faint=True)
-            for worker in range(2):
-                picture.chip(x + 10 + worker * 36, 182, 2, "w", width=30, height=28)
-    return svg(picture.parts, 226)
+            machine(picture, left + server * (column // 2), 156, column // 2 - 7, f"cpu{server + 1}")
+    group(picture, 0, 244, WIDTH // 2 - 8)
+    cluster(picture, WIDTH // 2 + 8, 244, WIDTH // 2 - 8)
+    return svg(picture.parts, 464)
+
+
+def group(picture: Picture, left: int, top: int, width: int) -> None:
+    """Trainers that get the same batches."""
+    call = 'RemoteLoader("tcp://cpu{1..2}:7880", group="sweep")'
+    heading(picture, left, top, "Groups", call, "each batch is made once, and all trainers get it")
+    step = (width + 8) // 3
+    for trainer in range(3):
+        x = left + trainer * step
+        picture.frame(x + 1, top + 66, step - 10, 74)
+        picture.say(x + 10, top + 86, f"trainer {trainer}", faint=True)
+        picture.chip(x + 10, top + 98, 0, "loop", width=52, height=30)
+        picture.chip(x + 70, top + 98, 2, "7", width=30, height=30)
+    for server in range(2):
+        machine(picture, left + server * step, top + 156, step - 10, f"cpu{server + 1}")
+
+
+def cluster(picture: Picture, left: int, top: int, width: int) -> None:
+    """Ranks, and servers that come and go."""
+    call = 'RemoteLoader("dns+tcp://feeders:7880", streams=96)'
+    heading(picture, left, top, "Clusters", call, "servers come and go; the order stays")
+    step = (width + 8) // 3
+    for rank in range(3):
+        x = left + rank * step
+        picture.frame(x + 1, top + 66, step - 10, 74)
+        picture.say(x + 10, top + 86, f"rank {rank}", faint=True)
+        picture.chip(x + 10, top + 98, 0, "loop", width=52, height=30)
+    step = (width + 8) // 4
+    for server, label in enumerate(("server", "server", "is new", "is lost")):
+        lost = label == "is lost"
+        machine(picture, left + server * step, top + 156, step - 10, label, 0 if lost else 2, dashed=lost)
+
+
+def heading(picture: Picture, left: int, top: int, title: str, call: str, meaning: str) -> None:
+    picture.say(left, top + 16, title, bold=True)
+    picture.parts.append(text(left, top + 36, call, picture.theme.text, size=11))
+    picture.say(left, top + 54, meaning, faint=True)
+
+
+def machine(
+    picture: Picture, x: int, top: int, width: int, label: str, workers: int = 2, dashed: bool = False
+) -> None:
+    """A machine that makes batches."""
+    picture.frame(x + 1, top, width, 62, dashed=dashed)
+    picture.say(x + 10, top + 18, label, faint=True)
+    for worker in range(workers):
+        picture.chip(x + 10 + worker * 36, top + 26, 2, "w", width=30, height=28)
 
 
 if __name__ == "__main__":

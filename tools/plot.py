@@ -1,15 +1,16 @@
-"""Draws the pictures of the report's figures: samples per second beside peers, and curves of growth.
+"""Draws the pictures of the report's figures: samples per second beside peers, growth, and orders.
 
     python tools/plot.py    # what tools/bench/report.py does, too: in docs/proof, from its report.json
 
-Writes ``throughput-light.svg``, ``growth-light.svg`` and their dark counterparts, as far as the report has
-the benchmarks that measure them.
+Writes ``throughput-light.svg``, ``growth-light.svg``, ``shuffles-light.svg`` and their dark counterparts, as
+far as the report has the benchmarks that measure them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,22 @@ from typing import Any
 from pictures import COLOURS, THEMES, WIDTH, Picture, svg, text
 
 LABELS, FIGURES, BAR, ROW, TITLE = 220, 84, 14, 24, 46
+CAPTION = 115
+"""Characters of small print in a line."""
 # A chart of curves: its size, the size of its plot, and where that begins.
 CHART_WIDTH, CHART_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT, LEFT, TOP = 380, 240, 300, 138, 56, 46
+# The squares of orders, four in a row.
+SIDE, COLUMN, SQUARE_ROW = 172, 196, 230
 REFERENCES = ("DataLoader", "at best")
 UNITS = (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of work: its heading, its name in the benchmark, and a label for each contestant shown."""
+    """One kind of work: its heading, its name in the benchmark, and a label for each contestant shown.
+
+    A contestant without a figure is left out, and so is a panel without contestants.
+    """
 
     title: str
     contest: str
@@ -40,7 +48,10 @@ PANELS = [
         {
             "mpwds.MultiLoader": "mpwds MultiLoader",
             "SPDL, SharedMemorySegmentPool": "SPDL, shared memory pool",
-            "torch DataLoader": "torch DataLoader",
+            "grain, mp_prefetch": "grain",
+            "torch DataLoader": "torch DataLoader, fork",
+            "torch DataLoader, forkserver": "torch DataLoader, forkserver",
+            "torch DataLoader, spawn": "torch DataLoader, spawn",
         },
     ),
     Panel(
@@ -65,9 +76,11 @@ def throughput(figures: dict[str, Any], theme_name: str) -> str:
     for panel in PANELS:
         found = figures["samples_per_s"].get(panel.contest, {})
         shown = {label: found[name] for name, label in panel.labels.items() if name in found}
+        if not shown:
+            continue
         parts.append(text(0, top + 24, panel.title, theme.text, weight=600))
         top += TITLE
-        longest = max(shown.values(), default=0)
+        longest = max(shown.values())
         for label, value in shown.items():
             ours = label.startswith("mpwds")
             width = max(2, round((WIDTH - LABELS - FIGURES) * value / longest))
@@ -80,8 +93,11 @@ def throughput(figures: dict[str, Any], theme_name: str) -> str:
             parts.append(text(LABELS + width + 8, top + 11, f"{value:,.0f}", theme.text, weight=weight))
             top += ROW
         top += 12
-    parts.append(text(0, top + 10, f"Two workers. {figures['machine']}.", theme.faint, size=11))
-    return svg(parts, top + 20)
+    caption = f"Two workers. {figures['machine']}."
+    for line in textwrap.wrap(caption, CAPTION, break_on_hyphens=False):
+        parts.append(text(0, top + 10, line, theme.faint, size=11))
+        top += 15
+    return svg(parts, top + 5)
 
 
 def growth(figures: dict[str, Any], theme_name: str) -> str:
@@ -145,9 +161,26 @@ def amount(value: float) -> str:
     return f"{value:g}"
 
 
+def shuffles(figures: dict[str, Any], theme_name: str) -> str:
+    """A square for each order: a sample's place in the epoch to the right, its place in storage upwards."""
+    picture = Picture(theme_name)
+    for number, order in enumerate(figures["orders"]):
+        left, top = number % 4 * COLUMN, number // 4 * SQUARE_ROW
+        picture.say(left, top + 14, order["name"], bold=True)
+        picture.frame(left + 1, top + 24, SIDE - 2, SIDE)
+        places = [int(place) for place in order["places"].split()]
+        xs = [left + 3 + position * (SIDE - 8) // len(places) for position in range(len(places))]
+        ys = [top + 22 + SIDE - place * (SIDE - 4) // 1000 for place in places]
+        points = "".join(f"M{x} {y}h2" for x, y in zip(xs, ys, strict=True))
+        picture.parts.append(f'<path d="{points}" stroke="{picture.theme.ours}" stroke-width="2"/>')
+        picture.say(left, top + SIDE + 42, f"{order['classes']} classes in a batch", faint=True)
+    return svg(picture.parts, -(-len(figures["orders"]) // 4) * SQUARE_ROW)
+
+
 DRAWN: dict[str, tuple[str, Callable[[dict[str, Any], str], str]]] = {
     "loader": ("throughput", throughput),
     "growth": ("growth", growth),
+    "shuffles": ("shuffles", shuffles),
 }
 """The name of a picture, and what draws it, by the benchmark whose ``--json`` has its figures."""
 
@@ -157,7 +190,7 @@ def pictures(report: dict[str, Any]) -> dict[str, str]:
     return {
         f"{name}-{theme}.svg": drawn(report[benchmark]["figures"], theme)
         for benchmark, (name, drawn) in DRAWN.items()
-        if benchmark in report
+        if "figures" in report.get(benchmark, {})
         for theme in THEMES
     }
 

@@ -1,5 +1,6 @@
 """``make bench-report``: a page of what benchmarks print, each of which can be run again."""
 
+import datetime
 import importlib
 import json
 import re
@@ -14,6 +15,15 @@ PROOF = ROOT / "docs/proof"
 FIGURE = re.compile(
     r"(\d[\d,.]*)[ -]?(?:[kMG]B/s|(?:batches|images|rows|samples)/s|[mun]s\b|times (?:as|faster))"
 )
+OTHER_FIGURES = {
+    "docs/design.md": "figures that defend a choice",
+    "docs/guides/servers/watching-feeds.md": "an example of a verdict",
+    "docs/guides/training/what-bounds-my-training.md": "what its programs print",
+    "docs/proof/faults.md": "a run of which it tells the date",
+    "docs/proof/report.md": "the report",
+}
+"""Pages whose figures need not be in the report: what they have instead."""
+PAGES = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")}
 
 
 @pytest.fixture
@@ -55,7 +65,29 @@ def test_the_pictures_show_figures_of_the_report(plot):
     assert {name: (PROOF / name).read_text() for name in drawn} == drawn
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_contestant_without_a_figure_is_left_out(plot):
+    panel, other = plot.PANELS
+    figures = {"machine": "2 cores", "samples_per_s": {panel.contest: {"mpwds.MultiLoader": 1000.0}}}
+    drawn = plot.throughput(figures, "light")
+    assert panel.title in drawn
+    assert "mpwds MultiLoader" in drawn
+    assert "grain" not in drawn
+    assert other.title not in drawn
+
+
+def test_the_report_is_of_one_machine_one_set_of_versions_and_one_day():
+    parts = json.loads((PROOF / "report.json").read_text()).values()
+    assert len({part["machine"] for part in parts}) == 1
+    versions = {}
+    for part in parts:
+        for package, version in part["versions"].items():
+            versions.setdefault(package, set()).add(version)
+    assert {package: found for package, found in versions.items() if len(found) > 1} == {}
+    dates = [datetime.date.fromisoformat(part["date"]) for part in parts]
+    assert max(dates) - min(dates) <= datetime.timedelta(days=1)
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *PAGES} - {*OTHER_FIGURES}))
 def test_a_page_quotes_only_figures_of_the_report(page):
     report = json.loads((PROOF / "report.json").read_text())
     measured = "\n".join(run["output"] for run in report.values())

@@ -4,6 +4,8 @@ import functools
 import json
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -109,6 +111,14 @@ def test_the_links_of_the_readme_lead_somewhere():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.mark.parametrize("program", sorted(ROOT.glob("tools/draw_*.py")), ids=lambda path: path.stem)
+def test_pictures_are_as_their_program_draws_them(program, tmp_path):
+    subprocess.run([sys.executable, program, tmp_path], check=True)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert len(drawn) > 1
+    assert {name: (ROOT / "docs/images" / name).read_text() for name in drawn} == drawn
+
+
 @pytest.mark.parametrize("source", sorted((ROOT / "docs/proof").glob("*.md")), ids=lambda path: path.stem)
 def test_the_tests_that_prove_something_exist(source):
     folder = ROOT
@@ -162,7 +172,8 @@ def browser():
         browser.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
 def test_each_page_fits_a_screen_and_shows_its_pictures(browser, width, scheme):
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     tab = context.new_page()

@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other, and writes a page of what they print, on which machine.
 
-    python tools/bench/report.py                         # all, about an hour
+    python tools/bench/report.py                         # all, about an hour and a half
     python tools/bench/report.py --only loader resume    # these again; the others stay as they are
     python tools/bench/report.py --only transport -- --quick
 
@@ -77,8 +77,10 @@ OPTIONS = {
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "webdataset", "mosaicml-streaming", "litdata", "spdl-core", "grain"),
     *("torchdata", "torchvision", "megatron-energon", "nvidia-dali-cuda120", "datasets", "ray"),
-    *("tensorflow-cpu", "s3fs", "simplejpeg", "obstore", "urllib3"),
+    *("tensorflow-cpu", "array_record", "tensorcom", "s3fs", "boto3", "simplejpeg", "obstore", "urllib3"),
 )
+PEERS = Path(sys.prefix, "peers")
+"""The folder of packages whose own requirements do not fit beside the others (``tools/peers.txt``)."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -129,6 +131,7 @@ def run(name: str, options: list[str]) -> dict[str, Any]:
         "seconds": round(time.time() - began),
         "load": round(load, 1),
         "machine": machine(),
+        "commit": commit(),
         "versions": versions(),
         "output": done.stdout,
         **drawn,
@@ -146,11 +149,22 @@ def machine() -> str:
 def versions() -> dict[str, str]:
     found = {"Python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        for each in metadata.distributions(name=package, path=[*sys.path, str(PEERS)]):
+            found.setdefault(package, each.version)
+    for each in metadata.distributions(name="webdataset", path=[str(PEERS)]):
+        found["wids (in webdataset)"] = each.version
     return found
+
+
+def commit() -> str:
+    """The commit that is checked out; empty outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
 
 
 def page(report: dict[str, Any]) -> str:
@@ -163,6 +177,8 @@ def page(report: dict[str, Any]) -> str:
         if (run := report.get(name)) is None:
             continue
         shown = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
+        if run.get("commit"):
+            shown = f"mpwds at {run['commit']}, {shown}"
         lines += ["", f"## {title}", "", explained(name), "", f"`{run['command']}`", ""]
         lines += ["```text", run["output"].strip("\n"), "```", ""]
         took = f"{run['date']}, {run['seconds']} s; load {run['load']} when it began"

@@ -1,7 +1,7 @@
 """Measures how well each way to shuffle mixes samples, and how fast it reads them.
 
-    python tools/bench/shuffles.py                                    # prints the table, a minute
-    python tools/bench/shuffles.py --svg docs/images/shuffles.svg     # draws it, too
+    python tools/bench/shuffles.py                        # prints the table, a minute
+    python tools/bench/shuffles.py --json figures.json    # as tools/bench/report.py does
     python tools/bench/shuffles.py --quick
 
 The dataset has 100,000 samples in 100 tar shards, stored class by class: each shard holds one of 100 classes.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import tarfile
 import tempfile
@@ -34,6 +35,8 @@ import mpwds
 
 SHARDS, PER_SHARD, BATCH = 100, 1000, 256
 SAMPLES = SHARDS * PER_SHARD
+POINTS = 700
+"""Samples of each order in its picture."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Quality and cost of each way to shuffle")
-    parser.add_argument("--svg", type=Path, help="also draw the orders into this file")
+    parser.add_argument("--json", type=Path, help="file to write the orders to")
     parser.add_argument("--quick", action="store_true", help="one round, fewer large samples")
     arguments = parser.parse_args()
     rounds, large_samples = (1, 2000) if arguments.quick else (3, 20_000)
@@ -97,8 +100,8 @@ def main() -> None:
             rates = [max(speeds[way.name, urls]) for urls in (small, large)]
             found.append(_measured(way, small, *rates))
     print(_table(found))
-    if arguments.svg:
-        arguments.svg.write_text(_drawn(found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"orders": [_pictured(each) for each in found]}) + "\n")
 
 
 def _shards(folder: str, size: int, linked: bool) -> str:
@@ -164,37 +167,14 @@ def _table(found: list[Figures]) -> str:
     return "\n".join(lines)
 
 
-_SIDE, _GAP, _HEAD, _FOOT, _COLUMNS, _POINTS = 170, 24, 24, 50, 4, 700
+def _pictured(each: Figures) -> dict[str, Any]:
+    """What a picture shows of an order: no speeds, so it is the same in every run.
 
-
-def _drawn(found: list[Figures]) -> str:
-    """A square for each order: a sample's place in the epoch to the right, its place in storage upwards."""
-    rows = -(-len(found) // _COLUMNS)
-    width, height = _COLUMNS * (_SIDE + _GAP), rows * (_HEAD + _SIDE + _FOOT)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="13" fill="#7d8590">'
-    ]
-    places = np.sort(np.random.default_rng(0).choice(SAMPLES, _POINTS, replace=False))
-    for position, each in enumerate(found):
-        row, column = divmod(position, _COLUMNS)
-        left, top = column * (_SIDE + _GAP), row * (_HEAD + _SIDE + _FOOT) + _HEAD
-        x = left + places * (_SIDE - 2) / SAMPLES
-        y = top + _SIDE - each.order[places] * _SIDE / SAMPLES
-        points = "".join(f"M{a:.0f} {b:.0f}h2" for a, b in zip(x, y, strict=True))
-        notes = (
-            f"{each.classes:.0f} of 100 classes in a batch",
-            f"{each.small_per_s / 1000:.0f}k/s of 300 B, {each.large_per_s / 1000:.0f}k/s of 100 kB",
-        )
-        parts += [
-            f'<text x="{left}" y="{top - 8}" font-weight="600">{each.way.name}</text>',
-            f'<rect x="{left}" y="{top}" width="{_SIDE}" height="{_SIDE}" fill="none" stroke="#7d8590" '
-            'stroke-opacity="0.4"/>',
-            f'<path d="{points}" stroke="#2f81f7" stroke-width="2"/>',
-        ]
-        for line, note in enumerate(notes):
-            parts.append(f'<text x="{left}" y="{top + _SIDE + 16 + 15 * line}" font-size="11">{note}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    ``places`` are the places in storage, in thousandths, of samples that are evenly spread over the epoch.
+    They are one string, and so one line of the report.
+    """
+    places = each.order[np.arange(POINTS) * SAMPLES // POINTS] * 1000 // SAMPLES
+    return {"name": each.way.name, "classes": round(each.classes, 1), "places": " ".join(map(str, places))}
 
 
 if __name__ == "__main__":
