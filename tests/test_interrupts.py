@@ -2,6 +2,7 @@
 
 import ctypes
 import signal
+import threading
 
 import pytest
 
@@ -42,4 +43,18 @@ def test_a_call_that_a_signal_would_end_halfway_runs_to_its_end():
     finally:
         signal.signal(signal.SIGALRM, before)
     assert (returned, heard) == ([-1, 0], [1, 1])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_signals_that_end_a_program_end_such_a_call():
+    system = ctypes.CDLL(None)
+
+    def wait():
+        timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer.start()
+        returned.append(system.poll(None, 0, 600_000))
+
+    returned = []
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(wait)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

@@ -83,12 +83,9 @@ def group(picture: Picture, left: int, top: int, width: int) -> None:
     call = 'RemoteLoader("tcp://cpu{1..2}:7880", group="sweep")'
     heading(picture, left, top, "Groups", call, "each batch is made once, and all trainers get it")
     step = (width + 8) // 3
+    loops(picture, left, top + 66, step, "trainer")
     for trainer in range(3):
-        x = left + trainer * step
-        picture.frame(x + 1, top + 66, step - 10, 74)
-        picture.say(x + 10, top + 86, f"trainer {trainer}", faint=True)
-        picture.chip(x + 10, top + 98, 0, "loop", width=52, height=30)
-        picture.chip(x + 70, top + 98, 2, "7", width=30, height=30)
+        picture.chip(left + trainer * step + 70, top + 98, 2, "7", width=30, height=30)
     for server in range(2):
         machine(picture, left + server * step, top + 156, step - 10, f"cpu{server + 1}")
 
@@ -97,12 +94,7 @@ def cluster(picture: Picture, left: int, top: int, width: int) -> None:
     """Ranks, and servers that come and go."""
     call = 'RemoteLoader("dns+tcp://feeders:7880", streams=96)'
     heading(picture, left, top, "Clusters", call, "servers come and go; the order stays")
-    step = (width + 8) // 3
-    for rank in range(3):
-        x = left + rank * step
-        picture.frame(x + 1, top + 66, step - 10, 74)
-        picture.say(x + 10, top + 86, f"rank {rank}", faint=True)
-        picture.chip(x + 10, top + 98, 0, "loop", width=52, height=30)
+    loops(picture, left, top + 66, (width + 8) // 3, "rank")
     step = (width + 8) // 4
     for server, label in enumerate(("server", "server", "is new", "is lost")):
         lost = label == "is lost"
@@ -113,6 +105,15 @@ def heading(picture: Picture, left: int, top: int, title: str, call: str, meanin
     picture.say(left, top + 16, title, bold=True)
     picture.parts.append(text(left, top + 36, call, picture.theme.text, size=11))
     picture.say(left, top + 54, meaning, faint=True)
+
+
+def loops(picture: Picture, left: int, top: int, step: int, label: str) -> None:
+    """Three training processes."""
+    for number in range(3):
+        x = left + number * step
+        picture.frame(x + 1, top, step - 10, 74)
+        picture.say(x + 10, top + 20, f"{label} {number}", faint=True)
+        picture.chip(x + 10, top + 32, 0, "loop", width=52, height=30)
 
 
 def machine(

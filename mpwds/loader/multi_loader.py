@@ -70,8 +70,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             ``WORKER`` and ``NUM_WORKERS``. All workers share one copy of the dataset's arrays and tensors;
             those in shared memory or a mapped file are not copied (see :func:`mpwds.share`).
         workers: Number of worker processes. 0 does the work in this process, with the results of one worker.
-        in_order: Workers take turns: the order depends only on dataset, seed, epoch and number of workers.
-            Otherwise the first batch to arrive is next, and a slow worker does not delay others.
+        in_order: Workers take turns: the order depends only on dataset, seed, epoch, and the numbers of ranks
+            and workers. Otherwise the first batch to arrive is next, and a slow worker does not delay others.
         prefetch: Batches that each worker prepares ahead (of batches up to 32 kB, about 200 kB). If the loop
             keeps more than ``prefetch + 1`` batches of one worker, further ones are copied out of its memory.
         start_method: ``"spawn"`` starts fresh interpreters. ``"forkserver"`` forks one fresh interpreter
@@ -564,10 +564,8 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
                 stream.load_state_dict(loaded)
             stream.got, stream.keeps_states, self._position.last = got, takes_ahead, stream
         loader._statistics.times.runs_ahead = any(stage.runs_ahead for stage in self.stages)
-        elements = stream.elements()
-        next(elements)
-        timed = StagesIterator(elements, lambda: loader._statistics.times)
-        return loader._convert(timed, staged=True)
+        elements = StagesIterator(stream.elements(), lambda: loader._statistics.times)
+        return loader._convert(elements, staged=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` of the loader, with or without stages, epoch ``epoch``."""

@@ -186,10 +186,15 @@ class StagesStream(Replayed):
         self._moved = False  # other ranks began it
 
     def elements(self) -> Generator[Any, None, None]:
-        """First ``None``, then the elements. When the iterator is dropped, only the state is kept."""
+        """The elements. When the iterator is dropped, only the state is kept."""
+        elements = self._elements()
+        next(elements)  # begins it: what it does at its end is done even if no element is asked for
+        return elements
+
+    def _elements(self) -> Generator[Any, None, None]:
         loaded, resumed = self._delivered, self.resumed
         try:
-            yield None  # it has begun, and what follows runs even if no element is asked for
+            yield None
             yield from iter_elements(self)
             if self.got is None and resumed and self._delivered == loaded:
                 warn_of_empty_epoch()

@@ -52,7 +52,6 @@ from mpwds.storage.writing.tar_writer import TarWriter
 
 _OPENINGS = 10
 SHARDS = 8
-PEERS = str(Path(sys.prefix) / "peers")
 
 
 @dataclass(frozen=True)
@@ -153,9 +152,7 @@ def write_formats(place: Path, size: int, samples: int) -> None:
 
 
 def _wids(place: str) -> Any:
-    sys.path.append(PEERS)
-    import wids
-
+    wids = formats.import_wids()
     urls = [f"{place}/tar/x-{shard:04}.tar" for shard in range(SHARDS)]
     shards = [{"url": url, "nsamples": len(mpwds.IndexedDataset(url))} for url in urls]
     return wids.ShardListDataset(shards, transformations=[], localname=str)
@@ -220,8 +217,7 @@ def measure(package: str, case: Case) -> tuple[float, float]:
     if case.what == "format":
         return measure_format(OPENERS[package][1](case.shards), case.reads), 0.0
     if package == "wids":
-        sys.path.append(PEERS)
-        import wids
+        wids: Any = formats.import_wids()
     else:
         from mpwds import wids
     before = memory()

@@ -41,30 +41,17 @@ class Rows:
         return float(np.asarray(self.array[index]).sum())
 
 
-class Words:
-    """A dataset of strings, a thousand in an element, which tells their length."""
+class Items:
+    """A dataset of Python objects, a thousand in an element, which tells how long they print."""
 
-    def __init__(self, strings: Any) -> None:
-        self.strings = strings
-
-    def __len__(self) -> int:
-        return len(self.strings) // 1000
-
-    def __getitem__(self, index: int) -> int:
-        return sum(len(self.strings[1000 * index + number]) for number in range(1000))
-
-
-class Records:
-    """A dataset of Python objects, a thousand in an element, which tells how much they hold."""
-
-    def __init__(self, records: Any) -> None:
-        self.records = records
+    def __init__(self, items: Any) -> None:
+        self.items = items
 
     def __len__(self) -> int:
-        return len(self.records) // 1000
+        return len(self.items) // 1000
 
     def __getitem__(self, index: int) -> int:
-        return sum(len(self.records[1000 * index + number]["boxes"]) for number in range(1000))
+        return sum(len(repr(self.items[1000 * index + number])) for number in range(1000))
 
 
 def array(gb: float) -> Any:
@@ -94,17 +81,17 @@ def mapped_file(gb: float) -> Any:
 
 
 def strings(count: int) -> Any:
-    return Words([f"images/train/{number:012}.jpg" for number in range(count)])
+    return Items([f"images/train/{number:012}.jpg" for number in range(count)])
 
 
 def shared_strings(count: int) -> Any:
     import mpwds
 
-    return Words(mpwds.share(strings(count).strings))
+    return Items(mpwds.share(strings(count).items))
 
 
 def records(count: int) -> Any:
-    return Records(
+    return Items(
         [
             {"name": f"{number:012}.jpg", "label": number % 1000, "boxes": [(number + 0.5, 1.5, 2.5, 3.5)]}
             for number in range(count)
@@ -115,7 +102,7 @@ def records(count: int) -> Any:
 def shared_records(count: int) -> Any:
     import mpwds
 
-    return Records(mpwds.share(records(count).records))
+    return Items(mpwds.share(records(count).items))
 
 
 def webdataset_loader(dataset: Any, workers: int) -> Any:

@@ -1,6 +1,6 @@
 """Measures how soon the first batch is there, and what a worker costs in memory.
 
-    python tools/bench/startup.py              # all, about four minutes
+    python tools/bench/startup.py              # all, about nine minutes
     python tools/bench/startup.py --rounds 1 --workers 1
 
 torch's DataLoader by each of its start methods, mpwds.DataLoader, and MultiLoader by each of its, run in

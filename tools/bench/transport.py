@@ -152,16 +152,6 @@ def consume(batch: Any, case: Case) -> None:
         np.add.reduce(tensor.numpy().reshape(-1).view(np.int64))
 
 
-def time_to_first_batch(make: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    loader = make()
-    iterator = iter(loader)
-    next(iterator)
-    elapsed = time.perf_counter() - start
-    close(loader, iterator)
-    return elapsed
-
-
 def close(loader: Any, iterator: Any = None) -> None:
     del iterator
     if hasattr(loader, "close"):
@@ -219,40 +209,6 @@ def measure_rates(cases: list[Case], workers: list[int], rounds: int, seconds: f
             )
 
 
-def measure_start_up(rounds: int) -> None:
-    """Time to the first batch and memory of a worker, for batches of 512 bytes and two workers."""
-    shape, dtype = (64,), "int64"
-    print(f"\n{'start-up, 2 workers, int64 [64]':42} first batch   PSS of a worker")
-
-    def torch_loader(context: str) -> Any:
-        dataset = ReadyBatches(shape, dtype)
-        return torch.utils.data.DataLoader(
-            dataset, batch_size=None, num_workers=2, multiprocessing_context=context
-        )
-
-    def our_loader(start_method: str) -> Any:
-        return mpwds.MultiLoader(numpy_batches(shape, dtype), workers=2, start_method=start_method)
-
-    for name, make, method in (
-        ("DataLoader, fork", torch_loader, "fork"),
-        ("DataLoader, forkserver", torch_loader, "forkserver"),
-        ("DataLoader, spawn", torch_loader, "spawn"),
-        ("MultiLoader, fork", our_loader, "fork"),
-        ("MultiLoader, forkserver (default)", our_loader, "forkserver"),
-        ("MultiLoader, spawn", our_loader, "spawn"),
-    ):
-        times = [time_to_first_batch(lambda make=make, method=method: make(method)) for _ in range(rounds)]
-        loader = make(method)
-        iterator = iter(loader)
-        for _ in range(WARM_UP_BATCHES):
-            next(iterator)
-        pids = loader.worker_pids if hasattr(loader, "worker_pids") else [w.pid for w in iterator._workers]
-        memory = statistics.mean(map(pss_mb, pids))
-        print(f"{name:42} {statistics.median(times):9.2f} s   {memory:10.1f} MB", flush=True)
-        close(loader, iterator)
-        del loader, iterator
-
-
 def measure_stall(seconds: float = 3.0) -> None:
     """Memory of trainer and workers while the consumer does nothing."""
     print(f"\nconsumer stalled for {seconds:g} s, 2 workers (PSS of trainer and workers, MB)")
@@ -279,7 +235,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a run, after warming up")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    groups = ["large", "small", "reads", "collate", "start", "stall"]
+    groups = ["large", "small", "reads", "collate", "stall"]
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     options = parser.parse_args()
     if options.quick:
@@ -292,8 +248,6 @@ def main() -> None:
     cases = [case for case in CASES if case.group in options.only]
     if cases:
         measure_rates(cases, options.workers, options.rounds, options.seconds)
-    if "start" in options.only:
-        measure_start_up(options.rounds)
     if "stall" in options.only:
         measure_stall()
 
