@@ -43,15 +43,16 @@ class Panel:
 
 PANELS = [
     Panel(
-        "Ready batches of 10 MB, worker to training loop (rows/s)",
-        "ready batches of 10 MB (a row is a sample)",
+        "Ready batches of 9.6 MB, which the training loop reads (samples/s)",
+        "ready batches of 9.6 MB, read",
         {
             "mpwds.MultiLoader": "mpwds MultiLoader",
             "SPDL, SharedMemorySegmentPool": "SPDL, shared memory pool",
             "grain, mp_prefetch": "grain",
-            "torch DataLoader": "torch DataLoader, fork",
+            "torch DataLoader, fork": "torch DataLoader, fork",
             "torch DataLoader, forkserver": "torch DataLoader, forkserver",
             "torch DataLoader, spawn": "torch DataLoader, spawn",
+            "tensorcom": "tensorcom",
         },
     ),
     Panel(

@@ -82,9 +82,10 @@ def main() -> None:
         for latency, rate in places:
             print(f"\n{latency} ms to the first byte, {rate or 'any'} MB/s a connection\n{header}")
             for count in workers:
-                found: dict[str, list[Figures]] = {name: [] for name in readers}
+                running = [name for name in readers if count == 1 or name not in _ALONE]
+                found: dict[str, list[Figures]] = {name: [] for name in running}
                 for turn in range(rounds):
-                    for name in readers if turn == 0 else [name for name in readers if name in _OURS]:
+                    for name in running if turn == 0 else [name for name in running if name in _OURS]:
                         server = [shard, latency / 1000, rate * 1e6, arguments.busy, arguments.reset]
                         found[name].append(_measure(name, server, count, arguments.shards))
                 _print(found, count)
@@ -268,6 +269,8 @@ READERS: dict[str, tuple[str, Callable[[list[str]], Samples]]] = {
 }
 """Readers by name: the package that each needs, and a function of the shards' names."""
 _OURS = list(READERS)[:4]
+_ALONE = {"MosaicML Streaming"}
+"""Readers of which a machine runs one: several would use the same names of shared memory."""
 
 
 def _is_installed(reader: str) -> bool:
