@@ -1,6 +1,6 @@
 """Measures loaders beside their peers, from what is stored to the training loop.
 
-    python tools/bench/loader.py                  # all, a quarter of an hour
+    python tools/bench/loader.py                  # all, eleven minutes
     python tools/bench/loader.py --quick          # about a minute, less exact
     python tools/bench/loader.py --only uint8 --rounds 5
     python tools/bench/loader.py --json figures.json    # as tools/bench/report.py does

@@ -1,6 +1,6 @@
 """Measures reading shards of object storage, at a server process that imitates S3.
 
-    python tools/bench/object_store.py            # nine minutes
+    python tools/bench/object_store.py            # eleven minutes
     python tools/bench/object_store.py --quick    # two places, one worker, a minute
     python tools/bench/object_store.py --busy 50 --reset 50   # every 50th answer is a 503, another breaks off
 
