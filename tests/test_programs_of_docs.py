@@ -25,6 +25,7 @@ import pytest
 from PIL import Image
 
 import mpwds
+from tests.storage.conftest import Web
 
 DOCS = Path(__file__).parents[1] / "docs"
 # These have tests of their own, with what their programs need; the examples of trainers do, too.
@@ -39,6 +40,26 @@ TESTED_ELSEWHERE = {
     "guides/training/what-bounds-my-training",
     "reference/command-line",
 }
+BEFORE = {
+    "index": """
+import io
+import os
+from PIL import Image
+import mpwds
+
+with mpwds.TarWriter("train-000000.tar") as sink:
+    for number in range(3):
+        Image.new("RGB", (256, 256)).save(image := io.BytesIO(), "JPEG")
+        sink.write({"__key__": str(number), "jpg": image.getvalue(), "cls": number})
+for shard in range(1, 147):
+    os.link("train-000000.tar", f"train-{shard:06}.tar")
+
+def train_step(images, labels):
+    assert images.shape[1:] == (224, 224, 3)
+    assert len(images) == len(labels)
+"""
+}
+"""What a page does not show: the shards and the training step that a reader has."""
 BLOCK = re.compile(
     r"^(<!-- not run: [^\n]* -->\n\n)?```(python|sh|yaml)\n(.*?)^```(?:\n\n```text\n(.*?)^```)?",
     re.MULTILINE | re.DOTALL,
@@ -91,7 +112,15 @@ PAGES = [name for name in sorted(map(name_of, DOCS.rglob("*.md"))) if blocks_of(
 
 
 @pytest.fixture
-def run(tmp_path):
+def bucket():
+    """The environment in which programs find an object store, on this machine."""
+    server = Web()
+    yield {"AWS_ENDPOINT_URL": server.url("").rstrip("/"), "AWS_SKIP_SIGNATURE": "true"}
+    server.close()
+
+
+@pytest.fixture
+def run(tmp_path, bucket):
     """Runs a program in a folder of its own; returns what it prints."""
 
     def run(program, *arguments, options=()):
@@ -100,6 +129,7 @@ def run(tmp_path):
         commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `mpwds` and `python`
         environment = {
             **os.environ,
+            **bucket,
             "PATH": commands,
             "PYTHONPATH": str(DOCS.parent),
             "PYTHONUNBUFFERED": "1",
@@ -118,7 +148,7 @@ def run(tmp_path):
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in TESTED_ELSEWHERE])
 def test_the_programs_of_a_page_print_what_it_says(run, page):
     blocks = [block for block in blocks_of(page) if block.is_run]
-    printed = run(program_of(blocks)).split(RAN)[:-1]
+    printed = run(BEFORE.get(page, "") + program_of(blocks)).split(RAN)[:-1]
     for block, text in zip(blocks, printed, strict=True):
         if block.prints:
             same = doctest.OutputChecker().check_output(block.prints, text, doctest.ELLIPSIS)

@@ -59,7 +59,7 @@ BENCHMARKS = {
 }
 OPTIONS = {
     "transport": "--rounds 3",
-    "images": "--photographs 107 --workers 2",
+    "images": "--workers 2",
     "pipeline": "--rounds 3",
     "rebatch": "--rounds 2 --seconds 0.5",
     "startup": "--rounds 3",
@@ -172,6 +172,9 @@ def page(report: dict[str, Any]) -> str:
         "# Report",
         "",
         "`make bench-report` writes this page: what each benchmark printed, and on which machine.",
+        "",
+        "A `goal` is a ratio that the project aims at. Where the ratio beside it is lower, it is missed.",
+        "[Where mpwds is slower](benchmarks.md#where-mpwds-is-slower) lists what loses.",
     ]
     for name, title in BENCHMARKS.items():
         if (run := report.get(name)) is None:
