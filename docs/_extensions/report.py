@@ -1,7 +1,7 @@
 """The directive ``report``: shows what a benchmark printed in the last report, so no page has older figures.
 
 Its argument is the benchmark's name. ``:from:`` and ``:to:`` are how the first line begins, and the first one
-that is left out; by default all lines are shown.
+that is left out; by default all lines are shown. Lines about goals of the project are only in the report.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Report(SphinxDirective):
         lines = run["output"].strip("\n").splitlines()
         first = self._place("from", lines, 0)
         last = first + self._place("to", lines[first:], len(lines) - first)
-        text = "\n".join(lines[first:last]).strip("\n")
+        shown = (line for line in lines[first:last] if not line.lstrip().startswith("goal:"))
+        text = "\n".join(shown).strip("\n")
         block = nodes.literal_block(text, text, language="text")
-        command = f"``{run['command']}``, {run['date']}, {run['machine']}: :doc:`/proof/report`."
+        command = f"`{run['command']}`, {run['date']}, {run['machine']}: [report](/proof/report.md)."
         return [block, *self.parse_text_to_nodes(StringList([command], "report"))]
 
     def _place(self, option: str, lines: list[str], default: int) -> int:

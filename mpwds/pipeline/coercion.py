@@ -110,10 +110,6 @@ class _Own(Part):
     def samples_in(self) -> Callable[[Any], int] | None:
         return self.ask("samples_in")  # type: ignore[no-any-return]  # as the user says
 
-    @property
-    def configuration(self) -> dict[str, Any]:
-        return self.ask("__dict__", {})  # type: ignore[no-any-return]
-
     def __str__(self) -> str:
         kind: Any = type(self.given)
         is_bare = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__

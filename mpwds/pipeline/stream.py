@@ -349,7 +349,15 @@ def number_of(address: Any) -> int:
 
 
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:
-    """The elements at ``addresses``, fetched in ascending order, so that a source reads forward."""
+    """Pairs of address and element for each of ``addresses``, in their order.
+
+    ``stream`` fetches them in ascending order, so that a source reads forward. Addresses from JSON become
+    tuples again (``as_address``).
+
+    Example:
+        >>> fetch_held(Source("abc"), [2, 0])
+        [(2, 'c'), (0, 'a')]
+    """
     held = [as_address(address) for address in addresses]
     elements = {place: stream.fetch(held[place]) for place in sorted(range(len(held)), key=held.__getitem__)}
     return [(address, elements[place]) for place, address in enumerate(held)]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.tar_members import member_bytes
+from mpwds.viewing.wording import counted
 
 _LABEL = "cls"
 
@@ -67,16 +68,23 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
     their names, as ``cls`` (torchvision's ``ImageFolder``). If it is ``None``, they are classes if ``root``
     holds nothing but two or more folders, and each sample is a single file.
 
-    Raises ``ValueError`` if there is no sample, a file stands beside the class folders, or a sample has a
-    ``cls``; ``OSError`` if a folder cannot be read.
+    Raises ``ValueError`` if there is no sample, a file stands beside the class folders, a sample has a
+    ``cls``, or fewer than a tenth of the samples are why the folders are no classes; ``OSError`` if a folder
+    cannot be read.
     """
     tree = group_files(root, sorted(_files_below(root)))
-    folders = sorted({group.key.partition("/")[0] for group in tree.groups})
+    folders = sorted({group.key.partition("/")[0] for group in tree.groups if "/" in group.key})
     flat = next((group.key for group in tree.groups if "/" not in group.key), None)
     if with_classes is None:
-        with_classes = (
-            flat is None and len(folders) > 1 and all(len(group.files) == 1 for group in tree.groups)
-        )
+        strays = [group for group in tree.groups if "/" not in group.key or len(group.files) > 1]
+        with_classes = len(folders) > 1 and not strays
+        if len(folders) > 1 and 0 < len(strays) * 10 < len(tree.groups):
+            names = " and ".join(name for name, _ in strays[0].files[:2])
+            raise ValueError(
+                f"{root}: its folders would be classes, but for {counted(len(strays), 'sample')} of "
+                f"{len(tree.groups):,}: {names}. Move these away, or say --from classes, or --from groups "
+                "for samples without a class"
+            )
     if not with_classes:
         return tree
     if flat is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from mpwds.loader.resume.progress import field_of
@@ -19,6 +21,9 @@ from mpwds.pipeline.iterable_sources import iterates_itself
 VERSION = 7
 
 _DEPTH, _MOST_PARTS = 5, 100  # what is deeper or larger is data
+_MOST_TEXT = 80
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
@@ -82,18 +87,19 @@ def described(dataset: Any) -> list[str]:
     """A pipeline's source, with its number of shards or elements, and its stages.
 
     It is the same in another process, and has no paths: shards may have moved. A function is described by its
-    name, so that it can be mended, and a lambda by its code.
+    name, so that it can be mended, and a lambda by its code. With both go the values that they hold: arguments
+    of ``functools.partial``, variables of an outer function, public attributes of an object.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
-        return [_counted(name + _lambdas_in(dataset), dataset)]
+        return [_counted(name + _held(dataset), dataset)]
     origin, *stages = dataset.parts
     return _origin(origin) + described_stages(stages, dataset.given_epochs)
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
     """Stages as they print, without what differs between processes, and how often they run."""
-    parts = [_lasting(str(stage)) + _lambdas_in(stage.configuration) for stage in stages]
+    parts = [_lasting(str(stage)) + _held(*stage.configuration.values()) for stage in stages]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
 
@@ -117,22 +123,56 @@ def _counted(name: str, elements: Any) -> str:
         return name
 
 
-def _lambdas_in(value: Any, depth: int = _DEPTH) -> str:
-    """The digest of each lambda in a stage's attributes, which all print alike."""
-    if isinstance(value, FunctionType):
-        digest = hashlib.blake2b(repr(_facts_of_code(value.__code__)).encode(), digest_size=4)
-        return f" [code {digest.hexdigest()}]" if value.__name__ == "<lambda>" else ""
-    if isinstance(value, functools.partial):
-        value = [value.func, *value.args, *value.keywords.values()]
-    elif is_dataclass(value):
-        value = getattr(value, "__dict__", {})
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return ""
-    if depth == 0 or len(value) > _MOST_PARTS:
-        return ""
-    return "".join(_lambdas_in(part, depth - 1) for part in value)
+def _held(*arguments: Any) -> str:
+    """What a stage's arguments hold, as far as they do not print it; a long text becomes a digest."""
+    told = ", ".join(text for each in arguments if not isinstance(each, _PLAIN) for text in _told("", each))
+    return f" [{told if len(told) <= _MOST_TEXT else f'values {_digest(told)}'}]" if told else ""
+
+
+def _told(name: str, value: Any, depth: int = _DEPTH) -> Iterator[str]:
+    """Texts for each lambda and each plain value in a function, or in an object of the user's own class."""
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, _PLAIN):
+        if not (isinstance(value, str) and "/" in value):  # shards may have moved
+            yield f"{name}={value!r}" if name else repr(value)
+    elif isinstance(value, FunctionType):
+        if value.__name__ == "<lambda>":
+            yield f"code {_digest(repr(_facts_of_code(value.__code__)))}"
+        parts = zip(value.__code__.co_freevars, map(_content, value.__closure__ or ()), strict=True)
+    elif isinstance(value, functools.partial):
+        parts = [("", part) for part in (value.func, *value.args)] + list(value.keywords.items())
+    elif isinstance(value, MethodType):
+        parts = [("", value.__self__)]
+    elif isinstance(value, (list, tuple)):  # data, unless there are functions in it
+        parts = [(name, part) for part in value[: _MOST_PARTS + 1] if not isinstance(part, _PLAIN)]
+    elif isinstance(value, dict):
+        parts = [(str(key), part) for key, part in value.items() if not isinstance(part, _PLAIN)]
+    elif is_dataclass(value) or _is_own(value):
+        attributes = getattr(value, "__dict__", {})
+        parts = [(key, part) for key, part in attributes.items() if not key.startswith("_")]
+    if depth and len(parts := list(parts)) <= _MOST_PARTS:
+        for name, part in parts:
+            yield from _told(name, part, depth - 1)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is assigned later
+        return None
+
+
+def _is_own(value: Any) -> bool:
+    """True for a stage or a function object of a class that belongs to no installed package."""
+    if isinstance(value, type) or not (callable(value) or hasattr(value, "stream")):
+        return False
+    module = type(value).__module__
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.partition(".")[0] not in ("builtins", "mpwds") and not file.startswith(_INSTALLED)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _facts_of_code(code: CodeType) -> tuple[Any, ...]:

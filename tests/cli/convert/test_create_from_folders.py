@@ -100,6 +100,22 @@ def test_folders_that_might_be_classes_are_told(run, write_files, tmp_path, file
     assert how.startswith(told or "")
 
 
+@pytest.mark.parametrize(
+    ("strays", "named"),
+    [(["readme.txt"], "readme.txt"), (["a/0.b.jpg", "a/0.c.jpg"], "a/0.b.jpg and a/0.c.jpg")],
+)
+def test_a_stray_file_does_not_cost_the_labels_of_a_thousand_pictures(
+    run, write_files, tmp_path, strays, named
+):
+    files = [f"{folder}/x{number}.jpg" for folder in "ab" for number in range(6)]
+    source = write_files(dict.fromkeys([*files, *strays], b""))
+    result = run("create", source, tmp_path / "x.tar")
+    assert result.returncode == 1
+    assert f"but for 1 sample of 13: {named}. Move these away" in result.stderr
+    assert not (tmp_path / "x.tar").exists()
+    assert run("create", source, tmp_path / "x.tar", "--from", "groups").returncode == 0
+
+
 def test_a_single_folder_is_no_class(run, write_files, tmp_path, members):
     run("create", write_files({"a/1.txt": b"", "a/2.txt": b""}), tmp_path / "x.tar")
     assert keys(tmp_path / "x.tar") == ["a/1", "a/2"]

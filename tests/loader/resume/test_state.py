@@ -2,8 +2,10 @@
 
 import copy
 import json
+import logging
 import os
 import pickle
+import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +14,7 @@ import cloudpickle
 import msgpack
 import numpy as np
 import pytest
+import torch
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
@@ -384,6 +387,60 @@ def test_another_function_of_the_same_name_is_a_mended_one():
     MultiLoader(DataPipeline(range(9)).map(crop)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"was map\(crop\), is map\(noisy\)"):
         MultiLoader(DataPipeline(range(9)).map(noisy)).load_state_dict(state)
+
+
+class Scaled:
+    """A function object, and a stage, of a user's own."""
+
+    def __init__(self, factor):
+        self.factor = factor
+        self.log = logging.getLogger(f"scaled.{factor}")
+        self._seen = [factor]
+
+    def __call__(self, rows):
+        return rows
+
+    def stream(self, source, context=None):
+        return source
+
+
+def scaled(factor):
+    def function(row):
+        return row * factor
+
+    return function
+
+
+VALUES = {
+    "a stage's": (lambda n: DataPipeline("a").pipe(Scaled(n)), "Scaled [factor=1], is Scaled [factor=2]"),
+    "an object's": (lambda n: DataPipeline("a").map(Scaled(n)), "map(Scaled(...)) [factor=1]"),
+    "in a list": (lambda n: DataPipeline("a").map(partial(map, [Scaled(n)])), "map(map) [factor=1]"),
+    "a method's": (lambda n: DataPipeline("a").map(Scaled(n).__call__), "map(__call__) [factor=1]"),
+    "of partial": (lambda n: DataPipeline("a").map(partial(noisy, number=n)), "map(noisy) [number=1]"),
+    "of collation": (lambda n: DataPipeline("a").batched(4, partial(zip, n)), "[1]"),
+    "of a closure": (lambda n: DataPipeline("a").map(scaled(n)), "map(function) [factor=1]"),
+    "of a lambda": (lambda n: DataPipeline("a").map(lambda row: row * n), ", n=1]"),
+    "of a source": (lambda n: partial(range, n), "[1]"),
+    "many": (lambda n: DataPipeline("a").map(partial(zip, *[n] * 90)), "map(zip) [values "),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), VALUES.values(), ids=VALUES)
+def test_another_value_that_a_function_or_an_object_holds_is_another_dataset(make, message):
+    state = MultiLoader(make(1)).state_dict()
+    MultiLoader(make(1)).load_state_dict(state)
+    MultiLoader(pickle.loads(cloudpickle.dumps(make(1)))).load_state_dict(state)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MultiLoader(make(2)).load_state_dict(state)
+
+
+def test_what_changes_while_a_program_runs_is_no_other_dataset():
+    scaled, module = Scaled(1), torch.nn.Identity()  # of a class that the user did not write
+    dataset = DataPipeline("a").map(scaled).map(module)
+    state = MultiLoader(dataset).state_dict()
+    scaled._seen, scaled.log = [2], logging.getLogger("other")
+    module.eval()
+    MultiLoader(dataset).load_state_dict(state)
 
 
 @pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.rebatched(3, shuffle=9)])
