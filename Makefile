@@ -13,7 +13,7 @@ BENCH ?= $(filter-out report,$(basename $(notdir $(wildcard tools/bench/*.py))))
 # The tests start hundreds of interpreters, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs linkcheck bench bench-report soak mutants clean
+.PHONY: demo demo-remote demo-cluster test test-slow test-trainers test-cluster lint docs docs-serve test-docs linkcheck bench bench-report suites soak mutants clean
 .NOTPARALLEL:
 
 demo: $(VENV)/has-demo
@@ -76,6 +76,11 @@ bench: $(VENV)/has-test $(VENV)/has-peers
 bench-report: $(VENV)/has-test $(VENV)/has-peers
 	@$(MAKE) --no-print-directory $(VENV)/has-report || $(MAKE) --no-print-directory $(VENV)/has-bench || true
 	$(BIN)/python tools/bench/report.py $(ARGS)
+
+# The tests that webdataset's authors wrote, with webdataset and with mpwds. `make suites ARGS="torch --file F"`
+# runs torch's of DataLoader. Not in `.ci/run`, as it needs a network.
+suites: $(VENV)/has-test
+	$(BIN)/python tools/suites.py $(or $(ARGS),webdataset)
 
 # `make soak ARGS="--minutes 1"`; then trainings that go on after faults with other numbers of ranks; then
 # trainers that are killed at random moments, new ones each time; then a million messages of garbage, ten
