@@ -179,22 +179,11 @@ def with_our_webdataset(text: str) -> str:
 def tests_of_webdataset(folder: Path) -> dict[str, str]:
     """The files of its tests, by name. A server for what they read from the network runs until the end."""
     release = f"webdataset=={importlib.metadata.version('webdataset')}"
-    download = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        release,
-    ]
-    done = subprocess.run([*download, "--dest", folder], capture_output=True, text=True)
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    done = subprocess.run([*download, "--no-binary", ":all:", release], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"suites: pip cannot download the source distribution of {release}:\n{done.stderr}")
-    handler = functools.partial(Handler, directory=folder / "mpwds")
-    server = Server(("127.0.0.1", 0), handler)
+    server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=folder / "mpwds"))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     tests = {"tests/__init__.py": "", "imageio/__init__.py": "", "imageio/v3.py": IMAGEIO}
@@ -202,9 +191,7 @@ def tests_of_webdataset(folder: Path) -> dict[str, str]:
         for member in archive:
             file = archive.extractfile(member) if "/tests/" in member.name else None
             if file is not None:
-                text = file.read().decode()
-                name = member.name.partition("/")[2]
-                tests[name] = re.sub(NETWORK, address, text)
+                tests[member.name.partition("/")[2]] = re.sub(NETWORK, address, file.read().decode())
     return {**tests, "tests/conftest.py": CONFTEST.format(server=address)}
 
 
@@ -243,28 +230,19 @@ def write_shards(folder: Path) -> None:
 
 def run(folder: Path) -> dict[str, Outcome]:
     """How each test in a folder ends, by its name."""
-    report = folder / "report.xml"
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        ".",
-        "--color",
-        "no",
-    ]
-    reporting = ["--timeout", str(TIMEOUT_S), "--junitxml", report.name, "-o", "junit_logging=no", "."]
     print(f"running the tests with {folder.name}", flush=True)
-    with open(folder / "log", "w") as log:
-        subprocess.run(
-            [*pytest, *reporting], cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
-        )
-    if not report.exists():
-        sys.exit(f"suites: pytest ended without a report:\n{(folder / 'log').read_text()[-2000:]}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    options = (
+        f"-p no:cacheprovider --rootdir . --color no --timeout {TIMEOUT_S} --junitxml report.xml".split()
+    )
+    command = [sys.executable, "-m", "pytest", "-q", *options, "-o", "junit_logging=no", "."]
+    log, report = folder / "log", folder / "report.xml"
+    with open(log, "w") as file:
+        subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=file)
+    if not report.exists() or all(
+        outcome(case).kind != "passed" for case in ET.parse(report).iter("testcase")
+    ):
+        sys.exit(f"suites: no test passes with {folder.name}:\n{log.read_text()[-2000:]}")
     return {
         f"{case.get('classname', '').removeprefix('tests.')}.{case.get('name')}": outcome(case)
         for case in ET.parse(report).iter("testcase")
