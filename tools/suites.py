@@ -179,7 +179,7 @@ def with_our_webdataset(text: str) -> str:
 def tests_of_webdataset(folder: Path) -> dict[str, str]:
     """The files of its tests, by name. A server for what they read from the network runs until the end."""
     release = f"webdataset=={importlib.metadata.version('webdataset')}"
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     done = subprocess.run([*download, "--no-binary", ":all:", release], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"suites: pip cannot download the source distribution of {release}:\n{done.stderr}")
