@@ -157,7 +157,7 @@ def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:
 
 def _makes_a_stage(f: Any) -> bool:
     if isinstance(f, type):
-        return issubclass(f, (Filter, PipelineStage))
+        return issubclass(f, (Filter, PipelineStage)) or hasattr(f, "stream")
     if isinstance(f, PipelineFilter):
         return True
     try:

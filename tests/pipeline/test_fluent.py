@@ -53,6 +53,21 @@ def test_a_subclass_may_override_a_method_and_call_it():
     assert list(Doubled([1, 2]).map(abs)) == [2, 4]
 
 
+def test_pipe_calls_a_class_of_the_users_own_with_its_arguments():
+    class Every:
+        def __init__(self, number):
+            self.number = number
+
+        def stream(self, source, context=None):
+            for place, pair in enumerate(source):
+                if place % self.number == 0:
+                    yield pair
+
+    assert list(DataPipeline(range(6)).pipe(Every, 3)) == [0, 3]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'number'"):
+        DataPipeline(range(6)).pipe(Every)
+
+
 def test_wrong_arguments_are_an_error_of_the_function():
     with pytest.raises(TypeError, match=r"rsample\(\) has no argument 'q'"):
         DataPipeline([]).rsample(q=1)

@@ -87,8 +87,8 @@ def described(dataset: Any) -> list[str]:
     """A pipeline's source, with its number of shards or elements, and its stages.
 
     It is the same in another process, and has no paths: shards may have moved. A function is described by its
-    name, so that it can be mended, and a lambda by its code. With both go the values that they hold: arguments
-    of ``functools.partial``, variables of an outer function, public attributes of an object.
+    name, so that it can be mended, and a lambda by its code. With both go the values that they hold:
+    arguments of ``functools.partial``, variables of an outer function, public attributes of an object.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
