@@ -108,7 +108,8 @@ class EpochIterator(EpochBatches):
                     self._start(self._workers[index])
         except BaseException:
             times.end()
-            if group.is_finished:  # by the interpreter's exit, while this thread still runs
+            # At the interpreter's exit, the fork server and the workers may end while this thread still runs.
+            if not threading.main_thread().is_alive():
                 raise SystemExit from None
             raise
         self._in_order = in_order
@@ -361,5 +362,4 @@ def finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
     """Ends the workers when their loader is collected, or the interpreter exits."""
     with interrupts.deferring(), interrupts_deferred():
         leave_all(iterations)
-        group.is_finished = True
         group.close()

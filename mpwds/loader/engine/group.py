@@ -72,7 +72,6 @@ class WorkerGroup:
         self._fingerprint: bytes | None = None
         self._ended: dict[int, CounterSnapshot] = {}
         self._warned_of_idle = False
-        self.is_finished = False  # by the interpreter's exit: a thread may still be about to start workers
 
     def is_owner(self) -> bool:
         """False in a fork of the process that the workers belong to."""
