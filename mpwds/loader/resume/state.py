@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import re
@@ -16,6 +17,7 @@ from mpwds.loader.resume.progress import field_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
+from mpwds.pipeline.handlers import reraise_exception
 from mpwds.pipeline.iterable_sources import iterates_itself
 
 VERSION = 7
@@ -98,9 +100,20 @@ def described(dataset: Any) -> list[str]:
 
 
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
-    """Stages as they print, without what differs between processes, and how often they run."""
-    parts = [_lasting(str(stage)) + _held(*stage.configuration.values()) for stage in stages]
+    """Stages as they print, without what differs between processes, and how often they run.
+
+    Handlers do not count: a run that met a bad sample may go on with one that skips it.
+    """
+    alike = map(_without_handler, stages)
+    parts = [_lasting(str(stage)) + _held(*stage.configuration.values()) for stage in alike]
     return parts if epochs == ONCE else [*parts, str(epochs)]
+
+
+def _without_handler(stage: Any) -> Any:
+    if "handler" in stage.configuration:
+        stage = copy.copy(stage)
+        object.__setattr__(stage, "handler", reraise_exception)  # stages are frozen
+    return stage
 
 
 def _origin(origin: Any) -> list[str]:

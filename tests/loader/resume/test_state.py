@@ -434,6 +434,23 @@ def test_another_value_that_a_function_or_an_object_holds_is_another_dataset(mak
         MultiLoader(make(2)).load_state_dict(state)
 
 
+def test_a_run_that_met_a_bad_sample_goes_on_with_a_handler_that_skips_it(make):
+    def decoded(number):
+        if number == 7:
+            raise ValueError("a bad sample")
+        return number
+
+    dataset = DataPipeline(range(12)).map(decoded)
+    loader = make(dataset)
+    with pytest.raises(ValueError, match="a bad sample"):
+        list(loader)
+    state = loader.state_dict()
+    skipping = DataPipeline(range(12)).map(decoded, handler=mpwds.ignore_and_continue)
+    again = make(skipping)
+    again.load_state_dict(state)
+    assert sorted(again) == [8, 9, 10, 11]
+
+
 def test_what_changes_while_a_program_runs_is_no_other_dataset():
     scaled, module = Scaled(1), torch.nn.Identity()  # of a class that the user did not write
     dataset = DataPipeline("a").map(scaled).map(module)
