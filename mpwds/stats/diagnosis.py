@@ -156,7 +156,8 @@ def _bound_by_workers(stats: LoaderMeasures, slow: WorkerStats | None, more_help
     busy = cpu_s + stats.others_cpu_s > _FULL * stats.cores * max(worker.active_s for worker in stats.workers)
     but = f" (on more than {stats.cores} processors, which are all busy{_held(stats)})" if busy else ""
     add = f"add workers{but} or " if more_help else ""
-    advice = f"{takes}: {add}{_make_cheaper(top)}"
+    waits = 1 - per(cpu_s, working_s) - queued
+    advice = f"{takes}: {add}{_make_cheaper(top, waits)}"
     return advice if slow is None else f"{advice}; {_slowness(stats, slow)}: see what is in its shards"
 
 
@@ -216,11 +217,13 @@ def _what(stage: StageStats) -> str:
     return f"storage: {stage.name}" if stage.storage else f"stage {stage.name}"
 
 
-def _make_cheaper(stage: StageStats) -> str:
+def _make_cheaper(stage: StageStats, waits: float = 0.0) -> str:
     if stage.name == WRITING_BATCHES:
         return "send less: uint8 in place of float32, converted on the device"
     if stage.storage:
         return "read from faster storage (cache_dir= keeps copies of shards that are elsewhere)"
+    if waits > _MOST and stage.name != THE_DATASET:
+        return "let its calls overlap (threads=16), as they wait more than they compute"
     return "make it faster"
 
 

@@ -62,6 +62,19 @@ CROP = "stage map(crop) takes 70% of worker time: add workers or make it faster"
 STEP = "of the time: the training step is the bound; "
 WHOLE = {
     "a slow stage": (stats(), WAITS + CROP),
+    "a stage that waits": (
+        stats(worker(0, cpu_s=4.0), worker(1, cpu_s=5.0)),
+        f"{WAITS}stage map(crop) takes 70% of worker time: add workers or let its calls overlap "
+        "(threads=16), as they wait more than they compute",
+    ),
+    "a stage that waits as much as it computes": (
+        stats(worker(0, cpu_s=5.0), worker(1, cpu_s=5.0)),
+        WAITS + CROP,
+    ),
+    "a stage that waits for a processor": (
+        stats(worker(0, cpu_s=4.0, queued_s=2.5), worker(1, cpu_s=4.0, queued_s=2.5)),
+        WAITS + CROP,
+    ),
     "a slow worker that holds nobody back, and a slow stage": (
         stats(worker(0), worker(1), worker(2, batches=100), in_order=False),
         f"{WAITS}{CROP}; worker 2 (pid 102) takes 100 ms a batch, the others 10: see what is in its shards",
