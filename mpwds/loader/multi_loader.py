@@ -611,7 +611,7 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
         self.loader._epoch = self._position.load(self.loader, state_dict, self._described())
 
     def _described(self) -> list[str]:
-        from mpwds.loader.resume.state import described_stages
+        from mpwds.loader.resume.description import described_stages
 
         return described_stages(self.stages, self.given_epochs)
 

@@ -137,7 +137,7 @@ def serve(
     if tensorcom:
         return _send_tensorcom(dataset, tensorcom, workers, start_method, epochs)
     from mpwds.feed.server.server import Server
-    from mpwds.loader.resume.state import described
+    from mpwds.loader.resume.description import described
 
     with contextlib.ExitStack() as ends:
         options: dict[str, Any] = {"start_method": start_method, "max_clients": max_clients}
@@ -253,7 +253,7 @@ def _send_tensorcom(
 ) -> None:
     from mpwds.compat.tensorcom.feeding import send_batches
     from mpwds.loader.multi_loader import MultiLoader
-    from mpwds.loader.resume.state import described
+    from mpwds.loader.resume.description import described
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with MultiLoader(dataset, workers=workers, start_method=start_method, output="numpy") as loader:

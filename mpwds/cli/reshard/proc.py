@@ -19,7 +19,7 @@ from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import digest
 from mpwds.cli.options import Distributed
 from mpwds.cli.outputs import shard_names
-from mpwds.feed.definition import fingerprint
+from mpwds.loader.resume.description import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.error_context import add_note, notes_of

@@ -22,6 +22,7 @@ from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
+from mpwds.loader.resume.description import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.lease import CopiedBatches
@@ -278,11 +279,10 @@ class Remote:
 def workers_of_servers(dataset: Any, options: LoaderOptions) -> Remote:
     """The servers whose workers make parts of a dataset's epochs beside a loader's own workers."""
     assert options.remote is not None
-    fingerprint = definition.fingerprint(dataset)
     chosen = RemoteOptions(
         directory_of(options.remote),
         keys=options.keys,
-        fingerprint=fingerprint,
+        fingerprint=fingerprint(dataset),
         timeout=options.timeout,
         prefetch=options.prefetch,
         local=options.workers,

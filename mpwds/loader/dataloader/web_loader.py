@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import shortened
 from mpwds.loader.rebatching import Rebatching
+from mpwds.loader.resume.description import described_stages
 from mpwds.loader.resume.progress import field_of
-from mpwds.loader.resume.state import VERSION, check, described_stages
+from mpwds.loader.resume.state import VERSION, check
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import IteratorStream, skip

@@ -3,13 +3,14 @@
 import pytest
 
 import mpwds
-from mpwds.feed import definition, wire
+from mpwds.feed import wire
+from mpwds.loader.resume.description import fingerprint
 from tests.feed.faults.checking import at, delivered, rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, free_port, turned_away
 
 
 def fingerprints(*datasets):
-    return [definition.fingerprint(dataset) for dataset in datasets]
+    return [fingerprint(dataset) for dataset in datasets]
 
 
 def test_another_version_of_the_protocol_is_refused(monkeypatch):

@@ -19,7 +19,8 @@ import torch
 import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
-from mpwds.loader.resume.state import VERSION, described
+from mpwds.loader.resume.description import described
+from mpwds.loader.resume.state import VERSION
 from mpwds.storage.streams.braces import Names
 from tests.warned import files_of
 

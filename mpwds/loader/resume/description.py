@@ -1,0 +1,175 @@
+"""Tells datasets apart: a description that people read, and a fingerprint of all that is known.
+
+A state goes with a description. It leaves out what a user may mend between two runs: the code of named
+functions, and handlers. Servers that share an epoch compare fingerprints, which leave out nothing but paths
+and the code of installed packages: both may differ between machines that do the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import ONCE, Epochs
+from mpwds.pipeline.handlers import reraise_exception
+from mpwds.pipeline.iterable_sources import iterates_itself
+
+_MOST_PARTS = 100  # what has more is data
+_MOST_TEXT = 80
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_IDENTITY = re.compile(r" at 0x[0-9a-f]+")
+_PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
+
+
+def described(dataset: Any) -> list[str]:
+    """A pipeline's source, with its number of shards or elements, and its stages.
+
+    It is the same in another process, and has no paths: shards may have moved. A function is described by its
+    name, and a lambda by its code. With both go the values that they hold: arguments of
+    ``functools.partial``, variables of an outer function, public attributes of an object.
+    """
+    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+        name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
+        return [_counted(name + _held(dataset), dataset)]
+    origin, *stages = dataset.parts
+    return _origin(origin) + described_stages(stages, dataset.given_epochs)
+
+
+def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
+    """Stages as they print, without what differs between processes, and how often they run."""
+    alike = map(_without_handler, stages)
+    parts = [_lasting(str(stage)) + _held(*stage.configuration.values()) for stage in alike]
+    return parts if epochs == ONCE else [*parts, str(epochs)]
+
+
+def fingerprint(dataset: Any) -> str:
+    """A digest of a dataset's description, and of the code and the values in it."""
+    digest = hashlib.blake2b(repr(described(dataset)).encode(), digest_size=16)
+    for text in _texts("", dataset, True, 12, set()):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _without_handler(stage: Any) -> Any:
+    """The stage as it would be by default: a run that met a bad sample may go on with one that skips it."""
+    if "handler" in stage.configuration:
+        stage = copy.copy(stage)
+        object.__setattr__(stage, "handler", reraise_exception)  # stages are frozen
+    return stage
+
+
+def _origin(origin: Any) -> list[str]:
+    if hasattr(origin, "description"):  # of a dataset elsewhere
+        return list(origin.description)
+    if isinstance(origin, DataPipeline):
+        return described(origin)
+    if not origin.parts:
+        elements = getattr(origin, "elements", origin)
+        return [_counted(type(elements).__name__, getattr(origin, "urls", elements))]
+    mixed = ["; ".join(_origin(part)) for part in origin.parts]
+    rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
+    return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
+
+
+def _counted(name: str, elements: Any) -> str:
+    try:
+        return f"{name} ({len(elements)})"
+    except (TypeError, NotImplementedError):
+        return name
+
+
+def _held(*arguments: Any) -> str:
+    """What a stage's arguments hold, as far as they do not print it; a long text becomes a digest."""
+    held = [each for each in arguments if not isinstance(each, _PLAIN)]
+    told = ", ".join(text for each in held for text in _texts("", each, False, 5, set()))
+    return f" [{told if len(told) <= _MOST_TEXT else f'values {_digest(told)}'}]" if told else ""
+
+
+def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> Iterator[str]:
+    """Texts for the code and the plain values in a value; unless ``whole``, for those that may not change.
+
+    Then objects of installed classes, private attributes, and plain values in lists count as data.
+    """
+    if isinstance(value, _PLAIN):
+        if not (isinstance(value, str) and "/" in value):
+            yield f"{name}={value!r}" if name else repr(value)
+        return
+    if depth == 0 or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, FunctionType) and (whole or value.__name__ == "<lambda>"):
+        yield f"code {_digest(repr(_facts_of_code(value.__code__)))}"
+    parts = list(_parts_of(value, whole))
+    if whole:
+        yield f"{getattr(value, '__qualname__', type(value).__qualname__)} {len(parts)}"
+    elif isinstance(value, (list, tuple, dict)):
+        parts = [(name, part) for name, part in parts if not isinstance(part, _PLAIN)]
+    if whole or len(parts) <= _MOST_PARTS:
+        for name, part in parts[:_MOST_PARTS]:
+            yield from _texts(name, part, whole, depth - 1, seen)
+
+
+def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
+    """What a function, a container or an object holds, with names."""
+    if isinstance(value, FunctionType):
+        more = [("", value.__defaults__), ("", value.__kwdefaults__)] if whole else []
+        return [*zip(value.__code__.co_freevars, map(_content, value.__closure__ or ()), strict=True), *more]
+    if isinstance(value, functools.partial):
+        return [*(("", part) for part in (value.func, *value.args)), *value.keywords.items()]
+    if isinstance(value, MethodType):
+        return [("", value.__self__), ("", value.__func__)]
+    if isinstance(value, (list, tuple)):
+        return [("", part) for part in value[: _MOST_PARTS + 1]]
+    if isinstance(value, dict):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, (type, ModuleType)) or not (whole or is_dataclass(value) or _is_own(value)):
+        return []
+    attributes = dict(getattr(value, "__dict__", {}))
+    if is_dataclass(value):
+        attributes.update({field.name: getattr(value, field.name) for field in fields(value)})
+    return [(name, part) for name, part in attributes.items() if whole or not name.startswith("_")]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is assigned later
+        return None
+
+
+def _is_own(value: Any) -> bool:
+    """True for a stage or a function object of a class that belongs to no installed package."""
+    if not (callable(value) or hasattr(value, "stream")):
+        return False
+    module = type(value).__module__
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.partition(".")[0] not in ("builtins", "mpwds") and not file.startswith(_INSTALLED)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _facts_of_code(code: CodeType) -> tuple[Any, ...]:
+    """Describes the code of a function, without where it was written."""
+    constants: list[Any] = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_facts_of_code(constant))
+        else:
+            constants.append(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+    return code.co_code, code.co_names, constants
+
+
+def _lasting(text: str) -> str:
+    return _PATH.sub("'...'", _IDENTITY.sub("", text))
