@@ -20,7 +20,6 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -163,17 +162,12 @@ def test_python_that_is_only_shown_is_valid(page):
 
 
 @pytest.mark.slow
-def test_distributed_training_goes_in_step(run, tmp_path):
-    rng = np.random.default_rng(0)
-    for shard, samples in enumerate((30, 17, 41, 8, 25)):
-        with mpwds.TarWriter(tmp_path / f"train-{shard:03}.tar") as sink:
-            for number in range(samples):
-                label = number % 2
-                np.save(array := io.BytesIO(), rng.normal(2 * label - 1, 0.5, 12).astype(np.float32))
-                sink.write({"__key__": f"{shard}-{number:03}", "npy": array.getvalue(), "cls": label})
-    program = blocks_of("guides/training/distributed")[0].code
+def test_distributed_training_goes_in_step(run):
+    shards, program, commands, *_ = (block.code for block in blocks_of("guides/training/distributed"))
+    assert commands.endswith("torchrun --nproc-per-node=2 train.py 'train-{000..009}.tar'\n")
+    run(shards)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    printed = run(program, "train-{000..004}.tar", options=launch)
+    printed = run(program, "train-{000..009}.tar", options=launch)
     lines = re.findall(r"rank (\d), epoch (\d): (\d+) steps, loss (\d\.\d+)", printed)
     assert sorted((rank, epoch) for rank, epoch, *_ in lines) == [(r, e) for r in "01" for e in "012"]
     for epoch in "012":
