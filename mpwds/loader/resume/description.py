@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -110,9 +111,11 @@ def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> It
     if isinstance(value, FunctionType) and (whole or value.__name__ == "<lambda>"):
         yield f"code {_digest(repr(_facts_of_code(value.__code__)))}"
     parts = list(_parts_of(value, whole))
+    is_container = isinstance(value, (list, tuple, dict))
     if whole:
-        yield f"{getattr(value, '__qualname__', type(value).__qualname__)} {len(parts)}"
-    elif isinstance(value, (list, tuple, dict)):
+        size = len(value) if is_container else len(parts)
+        yield f"{getattr(value, '__qualname__', type(value).__qualname__)} {size}"
+    elif is_container:
         parts = [(name, part) for name, part in parts if not isinstance(part, _PLAIN)]
     if whole or len(parts) <= _MOST_PARTS:
         for name, part in parts[:_MOST_PARTS]:
@@ -131,7 +134,7 @@ def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
     if isinstance(value, (list, tuple)):
         return [("", part) for part in value[: _MOST_PARTS + 1]]
     if isinstance(value, dict):
-        return [(str(key), part) for key, part in value.items()]
+        return [(str(key), part) for key, part in islice(value.items(), _MOST_PARTS + 1)]
     if isinstance(value, (type, ModuleType)) or not (whole or is_dataclass(value) or _is_own(value)):
         return []
     attributes = dict(getattr(value, "__dict__", {}))

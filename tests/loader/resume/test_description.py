@@ -64,6 +64,7 @@ DIFFER = {
     "types of numbers": (1, 1.0),
     "texts": ("a", "b"),
     "lengths": ((1, 2), (1, 2, 2)),
+    "large lengths": ([1] * 150, [1] * 160),
     "lists and tuples": ([1], (1,)),
     "keys": ({"a": 1}, {"b": 1}),
     "values": ({"a": 1}, {"a": 2}),
