@@ -26,6 +26,7 @@ from mpwds.pipeline.iterable_sources import iterates_itself
 
 _MOST_PARTS = 100  # what has more is data
 _MOST_TEXT = 80
+_CODE = "code "
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
@@ -43,13 +44,17 @@ def described(dataset: Any) -> list[str]:
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
         return [_counted(name + _held(dataset), dataset)]
     origin, *stages = dataset.parts
-    return _origin(origin) + described_stages(stages, dataset.given_epochs)
+    return _origin(origin) + described_stages(stages, dataset.given_epochs, values=True)
 
 
-def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE) -> list[str]:
-    """Stages as they print, without what differs between processes, and how often they run."""
+def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE, values: bool = False) -> list[str]:
+    """Stages as they print, without what differs between processes, and how often they run.
+
+    Without ``values``, as for stages that run in the training process, what functions and objects hold does
+    not count: it may change while they run. (What workers change is their own copy.)
+    """
     alike = map(_without_handler, stages)
-    parts = [_lasting(str(stage)) + _held(*stage.configuration.values()) for stage in alike]
+    parts = [_lasting(str(stage)) + _held(*stage.configuration.values(), values=values) for stage in alike]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
 
@@ -89,10 +94,11 @@ def _counted(name: str, elements: Any) -> str:
         return name
 
 
-def _held(*arguments: Any) -> str:
+def _held(*arguments: Any, values: bool = True) -> str:
     """What a stage's arguments hold, as far as they do not print it; a long text becomes a digest."""
     held = [each for each in arguments if not isinstance(each, _PLAIN)]
-    told = ", ".join(text for each in held for text in _texts("", each, False, 5, set()))
+    texts = [text for each in held for text in _texts("", each, False, 5, set())]
+    told = ", ".join(text for text in texts if values or text.startswith(_CODE))
     return f" [{told if len(told) <= _MOST_TEXT else f'values {_digest(told)}'}]" if told else ""
 
 
@@ -109,7 +115,7 @@ def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> It
         return
     seen.add(id(value))
     if isinstance(value, FunctionType) and (whole or value.__name__ == "<lambda>"):
-        yield f"code {_digest(repr(_facts_of_code(value.__code__)))}"
+        yield f"{_CODE}{_digest(repr(_facts_of_code(value.__code__)))}"
     parts = list(_parts_of(value, whole))
     is_container = isinstance(value, (list, tuple, dict))
     if whole:

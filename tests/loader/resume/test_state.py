@@ -435,6 +435,14 @@ def test_another_value_that_a_function_or_an_object_holds_is_another_dataset(mak
         MultiLoader(make(2)).load_state_dict(state)
 
 
+def test_what_stages_behind_the_loader_hold_may_change_while_they_run():
+    scaled = Scaled(1)
+    loader = MultiLoader(DataPipeline(range(9)), workers=0).map(scaled).map(partial(noisy, number=1))
+    state = loader.state_dict()
+    scaled.factor = 2
+    loader.load_state_dict(state)
+
+
 def test_a_run_that_met_a_bad_sample_goes_on_with_a_handler_that_skips_it(make):
     def decoded(number):
         if number == 7:
