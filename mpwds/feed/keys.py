@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, SecurityError
 from mpwds.feed.wire import IDENTITY_NBYTES
+
+logger = logging.getLogger("mpwds.feed")
 
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
@@ -169,7 +172,11 @@ def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str], refused
     with asked:
         while len(question := asked.recv_multipart()) > 1:
             version, request, _, address, _, mechanism, *credentials = question
-            known = mechanism == b"CURVE" and _knows(folder, z85.encode(credentials[0]))
+            try:
+                known = mechanism == b"CURVE" and _knows(folder, z85.encode(credentials[0]))
+            except Exception as error:  # without an answer, clients would wait for ever
+                known = False
+                logger.warning("keys of clients cannot be looked up: %s: %s", type(error).__name__, error)
             if not known:
                 refused.append(address.decode(errors="replace"))
             verdict = [b"200", b"OK"] if known else [b"400", b"this key is not known here"]

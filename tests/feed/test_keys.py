@@ -132,12 +132,16 @@ def test_a_damaged_key_shuts_out_its_own_client_alone(folder):
             assert len(epoch_of(loader)) == 24
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore:waiting for the server")
-def test_nobody_gets_in_if_keys_can_no_longer_be_looked_up(folder, monkeypatch):
+def test_nobody_gets_in_while_keys_cannot_be_looked_up(folder, monkeypatch, caplog):
+    knows = keys._knows
     monkeypatch.setattr(keys, "_knows", lambda folder, key: 1 / 0)
     with served(numbers(), keys=folder) as server:
-        turned_away(server.url, because="do not match", keys=folder)
+        turned_away(server.url, because="does not know the key", keys=folder)
+        assert "keys of clients cannot be looked up: ZeroDivisionError" in caplog.text
+        monkeypatch.setattr(keys, "_knows", knows)
+        with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
+            assert len(epoch_of(loader)) == 24
 
 
 def test_a_thousand_failed_handshakes_that_nobody_looks_at_keep_no_client_out():
