@@ -4,6 +4,8 @@ import pytest
 import zmq
 
 from mpwds.feed.status_client import StatusClient
+from mpwds.loader.launching import forkserver
+from tests.feed import forked
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +14,18 @@ def patient(monkeypatch):
     monkeypatch.setitem(StatusClient.__init__.__kwdefaults__, "timeout", 120)
     for module in ("connections", "remote_worker"):
         monkeypatch.setattr(f"mpwds.feed.client.{module}.SAY_EVERY_S", 600)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def process_that_is_forked():
+    """Servers in processes of their own are forks of it."""
+    forked.prepare()
+
+
+@pytest.fixture(autouse=True)
+def one_fork_server():
+    """Workers of servers in threads are forks of this one, so that no test waits for a new one."""
+    forkserver.ready(["tests.feed.serving"])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,9 +8,9 @@ import sys
 from mpwds.feed.server.server import Server
 
 
-def main():
+def serve(pickled):
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
-    dataset, url, options = pickle.load(sys.stdin.buffer)
+    dataset, url, options = pickle.loads(pickled)
     with Server(dataset, url, **options) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
@@ -19,4 +19,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.stdin.buffer.read())

@@ -15,6 +15,8 @@ import cloudpickle
 import numpy as np
 
 import mpwds
+from tests.feed import run_server
+from tests.feed.forked import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 96
@@ -49,13 +51,14 @@ def turned_away(url, because="no server is ready", **options):
 class ServerProcess:
     """A server in a process of its own, on a port that it gets again when it is started again.
 
-    ``within`` is a command that runs it: ``["ip", "netns", "exec", "name"]``.
+    Its workers are forks of it, unless a test says otherwise. Those of servers in threads are not. ``within``
+    is a command that runs it: ``["ip", "netns", "exec", "name"]``.
     """
 
     def __init__(self, dataset, url=None, within=(), **options):
         self._within = within
         self.url = url or f"tcp://127.0.0.1:{free_port()}"
-        self._arguments = dataset, self.url, options
+        self._arguments = dataset, self.url, {"start_method": "fork", **options}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
         self.process = None
         self.start()
@@ -63,6 +66,10 @@ class ServerProcess:
     def start(self):
         if self.process is not None:
             self.process.stdout.close()
+        pickled = cloudpickle.dumps(self._arguments)
+        if not self._within:
+            self.process = ForkedProcess(run_server.serve, pickled, self._log)
+            return
         self.process = subprocess.Popen(
             [*self._within, sys.executable, "-m", "tests.feed.run_server"],
             stdin=subprocess.PIPE,
@@ -71,7 +78,7 @@ class ServerProcess:
             cwd=ROOT,
         )
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
-            pipe.write(cloudpickle.dumps(self._arguments))
+            pipe.write(pickled)
 
     def wait_until_ready(self):
         assert self.process.stdout.readline().decode().strip() == self.url, self.log
