@@ -198,7 +198,7 @@ class _Scan:
         """Goes to the next block that is a header; if there is none, to the end, if that is known."""
         source = self._source
         position = self._position + BLOCK
-        while self._can_go_on:
+        while self._can_go_on and position + BLOCK <= source.end:
             try:
                 window, at = source.window(position, BLOCK)
             except ShardError:

@@ -2,7 +2,7 @@ import gzip
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpwds.errors import ShardError
@@ -70,6 +70,7 @@ def test_damage_names_the_place_and_where_reading_continues():
 
 
 @given(length=st.integers(1, 6 * 1024))
+@example(length=3 * 512)  # a header, and none of its data
 def test_a_truncated_archive_shows_all_members_that_are_whole(length):
     data = archive_of(MEMBERS)
     whole = scanned(data)
