@@ -223,7 +223,7 @@ def _make_cheaper(stage: StageStats, waits: float = 0.0) -> str:
     if stage.storage:
         return "read from faster storage (cache_dir= keeps copies of shards that are elsewhere)"
     if waits > _MOST and stage.name != THE_DATASET:
-        return "let its calls overlap (threads=16), as they wait more than they compute"
+        return "let its calls overlap by map(f, threads=16), as they wait more than they compute"
     return "make it faster"
 
 

@@ -65,7 +65,7 @@ WHOLE = {
     "a stage that waits": (
         stats(worker(0, cpu_s=4.0), worker(1, cpu_s=5.0)),
         f"{WAITS}stage map(crop) takes 70% of worker time: add workers or let its calls overlap "
-        "(threads=16), as they wait more than they compute",
+        "by map(f, threads=16), as they wait more than they compute",
     ),
     "a stage that waits as much as it computes": (
         stats(worker(0, cpu_s=5.0), worker(1, cpu_s=5.0)),

@@ -1,8 +1,10 @@
 """Tells datasets apart: a description that people read, and a fingerprint of all that is known.
 
-A state goes with a description. It leaves out what a user may mend between two runs: the code of named
-functions, and handlers. Servers that share an epoch compare fingerprints, which leave out nothing but paths
-and the code of installed packages: both may differ between machines that do the same.
+A state goes with a description. It leaves out what a user may mend between two runs, or what may differ
+between ranks and change while a program runs: the code of named functions, what closures and function
+objects hold, and handlers. Descriptions are saved, sent and printed, and an argument may be a secret: texts
+are told by a digest. Servers that share an epoch compare fingerprints, which leave out nothing but paths and
+the code of installed packages: both may differ between machines that do the same.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ import copy
 import functools
 import hashlib
 import re
-import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
@@ -28,7 +28,6 @@ _MOST_PARTS = 100  # what has more is data
 _MOST_TEXT = 80
 _CODE = "code "
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _IDENTITY = re.compile(r" at 0x[0-9a-f]+")
 _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 
@@ -37,8 +36,8 @@ def described(dataset: Any) -> list[str]:
     """A pipeline's source, with its number of shards or elements, and its stages.
 
     It is the same in another process, and has no paths: shards may have moved. A function is described by its
-    name, and a lambda by its code. With both go the values that they hold: arguments of
-    ``functools.partial``, variables of an outer function, public attributes of an object.
+    name, a lambda by its code, and ``functools.partial`` by its arguments, too; a user's stage by its public
+    attributes.
     """
     if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
@@ -50,8 +49,8 @@ def described(dataset: Any) -> list[str]:
 def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE, values: bool = False) -> list[str]:
     """Stages as they print, without what differs between processes, and how often they run.
 
-    Without ``values``, as for stages that run in the training process, what functions and objects hold does
-    not count: it may change while they run. (What workers change is their own copy.)
+    Without ``values``, arguments that do not print count for nothing: in the training process, a stage may
+    change its attributes while it runs. (What workers change is their own copy.)
     """
     alike = map(_without_handler, stages)
     parts = [_lasting(str(stage)) + _held(*stage.configuration.values(), values=values) for stage in alike]
@@ -105,11 +104,12 @@ def _held(*arguments: Any, values: bool = True) -> str:
 def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> Iterator[str]:
     """Texts for the code and the plain values in a value; unless ``whole``, for those that may not change.
 
-    Then objects of installed classes, private attributes, and plain values in lists count as data.
+    Then closures, most objects, private attributes, and plain values in lists count as data.
     """
     if isinstance(value, _PLAIN):
         if not (isinstance(value, str) and "/" in value):
-            yield f"{name}={value!r}" if name else repr(value)
+            text = f"text {_digest(repr(value))}" if isinstance(value, (str, bytes)) else repr(value)
+            yield f"{name}={text}" if name else text
         return
     if depth == 0 or id(value) in seen:
         return
@@ -130,19 +130,21 @@ def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> It
 
 def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
     """What a function, a container or an object holds, with names."""
-    if isinstance(value, FunctionType):
-        more = [("", value.__defaults__), ("", value.__kwdefaults__)] if whole else []
-        return [*zip(value.__code__.co_freevars, map(_content, value.__closure__ or ()), strict=True), *more]
     if isinstance(value, functools.partial):
         return [*(("", part) for part in (value.func, *value.args)), *value.keywords.items()]
-    if isinstance(value, MethodType):
-        return [("", value.__self__), ("", value.__func__)]
     if isinstance(value, (list, tuple)):
         return [("", part) for part in value[: _MOST_PARTS + 1]]
     if isinstance(value, dict):
         return [(str(key), part) for key, part in islice(value.items(), _MOST_PARTS + 1)]
-    if isinstance(value, (type, ModuleType)) or not (whole or is_dataclass(value) or _is_own(value)):
+    if isinstance(value, (type, ModuleType)):
         return []
+    if not (whole or is_dataclass(value) or hasattr(value, "stream")):
+        return []
+    if isinstance(value, FunctionType):
+        held = map(_content, value.__closure__ or ())
+        return [("", part) for part in (value.__defaults__, value.__kwdefaults__, *held)]
+    if isinstance(value, MethodType):
+        return [("", value.__self__), ("", value.__func__)]
     attributes = dict(getattr(value, "__dict__", {}))
     if is_dataclass(value):
         attributes.update({field.name: getattr(value, field.name) for field in fields(value)})
@@ -154,15 +156,6 @@ def _content(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # it is assigned later
         return None
-
-
-def _is_own(value: Any) -> bool:
-    """True for a stage or a function object of a class that belongs to no installed package."""
-    if not (callable(value) or hasattr(value, "stream")):
-        return False
-    module = type(value).__module__
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module.partition(".")[0] not in ("builtins", "mpwds") and not file.startswith(_INSTALLED)
 
 
 def _digest(text: str) -> str:

@@ -10,7 +10,7 @@ from mpwds.loader.resume.progress import field_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
-VERSION = 7
+VERSION = 8
 
 
 def keeps_order(loader: Any) -> bool:
@@ -61,6 +61,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
         if before != now:
             elastic = name in ("workers", "world_size") and facts.get("streams", 0) is None
             how = "; a run with streams= may change it (docs/guides/training/elastic.md)" if elastic else ""
+            how = "; docs/guides/training/checkpoints.md tells what counts" if name == "dataset" else how
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
                 f"it into a loader with the same arguments, or begin the epoch again{how}"
