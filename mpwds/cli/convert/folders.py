@@ -82,8 +82,7 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
             names = " and ".join(name for name, _ in strays[0].files[:2])
             raise ValueError(
                 f"{root}: its folders would be classes, but for {counted(len(strays), 'sample')} of "
-                f"{len(tree.groups):,}: {names}. Move these away, or say --from classes, or --from groups "
-                "for samples without a class"
+                f"{len(tree.groups):,}: {names}. Move these away, or say --from groups for no classes"
             )
     if not with_classes:
         return tree
