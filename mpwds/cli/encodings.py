@@ -215,7 +215,7 @@ def convert_fields(
             )
         try:
             converted[new] = convert(sample[name])
-        except (ValueError, TypeError, EOFError, OSError) as error:
+        except (ValueError, TypeError, ArithmeticError, EOFError, OSError) as error:
             raise ValueError(f"{name!r} of sample {sample[KEY]!r} cannot be converted: {error}") from error
     return converted
 

@@ -28,7 +28,7 @@ def run_jobs(
     It takes ``workers`` processes; 0 works in this one. ``options`` are those of :class:`mpwds.MultiLoader`.
     Results come in the order of the items by default. Unless processes are forked, ``work``, items and
     results are pickled. An ``engine`` runs the processes on other machines: results then come in any order,
-    and 0 workers are as many as these machines have processors.
+    and 0 workers are twice as many as these machines have processors.
     """
     if engine is not None:
         from mpwds.cluster.tasks import run_tasks

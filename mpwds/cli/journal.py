@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mpwds.cli.options import Part
-from mpwds.cli.outputs import already_there, existing, make_folders, warn_of_older, which_exist
+from mpwds.cli.outputs import (
+    already_there,
+    existing,
+    make_folders,
+    refuse_own_input,
+    warn_of_older,
+    which_exist,
+)
 from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.gopen import gopen, version_at
@@ -59,13 +66,15 @@ def resume_or_start(
     run writes.
 
     Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
-    is of another run, if another process has it, or if there are a ``part`` and ``force``.
+    is of another run, if another process has it, if an input would be replaced, or if there are a ``part``
+    and ``force``.
     """
     if output == "-" or url_scheme(output) == "pipe":
         if part is not None:
             raise WrongArgument(f"--part: {output} is one stream, and parts write shards: name a series")
         yield set()
         return
+    refuse_own_input(inputs, output)
     if part is not None and force:
         raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
     path = str(journal or hidden_beside(output, ".journal"))

@@ -61,8 +61,12 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
     """
     if "%s" in output and not split:
         raise WrongArgument(f"{output}: %s stands for the split, and there is only one")
-    if output == "-" or "%s" in output:
+    if "%s" in output:
         return output.replace("%s", split)
+    if output == "-" and len(splits) > 1:
+        raise WrongArgument("standard output is one stream, and there are splits: write %s-%06d.tar")
+    if output == "-":
+        return output
     if split and url_scheme(output) == "pipe":
         raise WrongArgument(f"the split {split!r} cannot be a part of {output!r}: write %s for it")
     folder, slash, name = output.rpartition("/")
@@ -115,12 +119,13 @@ def beside_shard(shard: str, ending: str) -> list[str]:
 def refuse_existing(names: Sequence[str], force: bool = False) -> None:
     """Raises ``FileExistsError`` if a file that is to be written exists, unless ``force``.
 
-    A pattern stands for all local files that are of its series.
+    A pattern stands for all local files that are of its series, and for the first shard on a server.
     """
-    there: list[str] = []
-    for name in names:
-        there += existing(name) or filter(exists, [numbered(name, 0)])
-    if there and not force:
+    if force:
+        return
+    there = [found for name in names for found in existing(name)]
+    there += which_exist([numbered(name, 0) for name in names if not is_local(name)])
+    if there:
         raise FileExistsError(already_there(there))
 
 
@@ -140,6 +145,15 @@ def refuse_own_input(inputs: Sequence[str], output: str) -> None:
     for url in inputs:
         if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
             raise WrongArgument(f"{url} is read, so it cannot be written as well: choose another output")
+
+
+def refuse_inside(source: str, output: str) -> None:
+    """Raises ``WrongArgument`` if shards would lie in the folder that is read: a next run would read them."""
+    if output == "-" or not (is_local(source) and is_local(output)) or not os.path.isdir(local_path(source)):
+        return
+    folder, inside = (os.path.realpath(local_path(each)) for each in (source, output))
+    if os.path.commonpath([folder, inside]) == folder:
+        raise WrongArgument(f"{output} would lie in {source}, which is read: choose another folder")
 
 
 def make_folders(urls: Sequence[str]) -> None:

@@ -9,7 +9,10 @@ import PIL.Image
 import pytest
 
 import mpwds
+from mpwds.cli import jobs
+from mpwds.cli.convert import writing
 from mpwds.cli.main import main
+from mpwds.cli.reshard import two_rounds
 from tests.storage.conftest import Web
 
 
@@ -47,6 +50,18 @@ def refused(run):
         return done.stderr
 
     return refused
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Has jobs done in this process: to start workers takes longer than the jobs of most tests."""
+
+    def without_workers(items, work, workers, engine=None, **options):
+        return run_jobs(items, work, 0, engine)
+
+    run_jobs = jobs.run_jobs
+    for module in (jobs, writing, two_rounds):
+        monkeypatch.setattr(module, "run_jobs", without_workers)
 
 
 @pytest.fixture

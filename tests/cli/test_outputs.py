@@ -1,6 +1,7 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
 import os
+import tarfile
 import threading
 from pathlib import Path
 
@@ -149,6 +150,10 @@ def test_splits_have_names_of_their_own(run, source, write_files, output, names)
         (("split", "in.tar", "%d-%d.tar", "--maxcount", 1), 2, "needs one % directive"),
         (("create", "files", "out.tar", "--maxcount", 1), 2, "limits mean nothing"),
         (("merge", "in.tar", "in.tar", "--force"), 2, "cannot be written as well"),
+        (("proc", "stages.py:stages", "in.tar", "in.tar", "--force"), 2, "cannot be written as well"),
+        (("repair", "in.tar", "-o", ".", "--force"), 2, "cannot be written as well"),
+        (("create", "files", "files/x-%d.tar"), 2, "would lie in files, which is read"),
+        (("create", "files", "-", "--train", 0.5), 2, "one stream, and there are splits: write %s"),
         (("create", "files", "%s.tar"), 2, "%s stands for the split"),
         (("convert", "in.tar", "out.cbor", "--maxsize", "1MB"), 2, "limits mean nothing"),
         (("convert", "in.tar", "out.tar", "--maxcount", 3), 2, "limits mean nothing"),
@@ -179,3 +184,23 @@ def test_an_object_on_a_server_is_replaced_only_by_force(run, web, source):
     assert web.files["/out-0.tar"] == b"mine"
     assert run(*words, "--force").returncode == 0
     assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240
+
+
+def test_no_object_on_a_server_is_replaced_whichever_it_is(run, web, source, write_files):
+    web.files["/out-1.tar"] = b"mine"
+    folder = write_files({f"{number}.txt": b"" for number in range(4)}, "files")
+    said = run("create", folder, web.url("/out-%d.tar"), "--maxcount", 2).stderr
+    assert f"{web.url('/out-1.tar')} exists already" in said
+    assert web.files["/out-1.tar"] == b"mine"
+
+
+@pytest.mark.parametrize("command", ["convert", "repack", "create"])
+def test_a_field_whose_name_begins_with_an_underscore_is_one(run, in_process, write_files, command):
+    folder = write_files({"a.txt": b"1", "a._mask.png": b"2"})
+    with tarfile.open("fields.tar", "w") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, path.name)
+    done = run(command, folder if command == "create" else "fields.tar", "out.tar")
+    assert done.returncode == 0, done.stderr
+    with tarfile.open("out.tar") as archive:
+        assert sorted(archive.getnames()) == ["a._mask.png", "a.txt"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from mpwds.cli.options import Distributed, Force, Json, parse_size
 from mpwds.cli.outputs import (
     make_folders,
     refuse_existing,
+    refuse_inside,
     refuse_limits,
     refuse_own_input,
     shard_names,
@@ -107,8 +107,7 @@ def convert(
             raise typer.BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
     else:
         refuse_limits(where, maxcount or maxsize)
-        if os.path.realpath(os.path.dirname(where)) == os.path.realpath(source):
-            raise ValueError(f"{where} would lie in the dataset that is read: choose another folder")
+        refuse_inside(source, where)
     refuse_own_input(dataset.urls, where)
     jobs = None
     if over.part is not None or over.on is not None:

@@ -17,7 +17,7 @@ import typer
 from mpwds.cli.console import console, report, table
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
-from mpwds.cli.outputs import beside, refuse_existing, refuse_limits, shard_pattern
+from mpwds.cli.outputs import beside, refuse_existing, refuse_inside, refuse_limits, shard_pattern
 from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.writing.destinations import open_destination, write_whole
@@ -106,6 +106,7 @@ def create(
     without --part makes what is missing, and the --index.
     """
     from mpwds.cli.convert.finding import Wanted, find
+    from mpwds.cli.convert.folders import Tree
     from mpwds.cli.convert.writing import choose, plan_shards, shuffled, write_shards
 
     refuse_limits(output, maxcount or maxsize)
@@ -120,6 +121,8 @@ def create(
             return ends.enter_context(tempfile.TemporaryDirectory(prefix="mpwds-create-"))
 
         found = find(source, Wanted(scratch, kind, columns, key, root, shuffle))
+        if any(isinstance(samples, Tree) for samples in found.splits.values()):
+            refuse_inside(source, output)
         splits = choose(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, shuffled(some, seed)) for name, (all, some) in splits.items()}
@@ -138,7 +141,7 @@ def create(
             began_or_resumed = resume_or_start(first, list(samples), run, force, also=also, part=over.part)
             done = ends.enter_context(began_or_resumed)
         else:
-            refuse_existing([first, *also], force)
+            refuse_existing([*samples, *files, *descriptions], force)
         counts = ", ".join(f"{len(samples):,} {name}".strip() for name, samples in found.splits.items())
         told.print(f"{printable(source)}: {found.text}; samples: {counts}")
         for note in found.notes:

@@ -183,7 +183,10 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
     number, (url, samples, _) = task
     keys: set[str] = set()
     told, untold, nbytes = 0, 0, 0
-    with TarWriter(url, mtime=0, replace=False) as sink, noted(f"while writing {without_credentials(url)}"):
+    with (
+        TarWriter(url, mtime=0, keep_meta=True, replace=False) as sink,
+        noted(f"while writing {without_credentials(url)}"),
+    ):
         for sample in samples:
             key = sample["__key__"]
             if key in keys:

@@ -212,12 +212,14 @@ class Repair:
         try:
             os.link(path, kept)
         except FileExistsError:
-            message = "it exists already, with what an earlier repair replaced: move it elsewhere"
-            raise FileExistsError(errno.EEXIST, message, kept) from None
+            if not os.path.samefile(path, kept):  # else a repair was killed before it replaced anything
+                message = "it exists already, with what an earlier repair replaced: move it elsewhere"
+                raise FileExistsError(errno.EEXIST, message, kept) from None
         try:
             self._write(copy, path, replace=True)
         except BaseException:
-            os.unlink(kept)
+            if os.path.samefile(path, kept):
+                os.unlink(kept)
             raise
 
     def _write(self, copy: Copy, target: str, replace: bool) -> None:
@@ -303,7 +305,7 @@ def make_decoder() -> Callable[[str, bytes], None]:
     Pickles are not, and other extensions pass. With mpwds[turbojpeg], a JPEG image is an error if its decoder
     so much as warns of damage.
     """
-    decode = Decoder("rgb8", AudioDecoder("numpy"), VideoDecoder("numpy"))
+    decode = Decoder(VideoDecoder("numpy"), AudioDecoder("numpy"), "rgb8")
 
     def check(name: str, data: bytes) -> None:
         if name.rpartition(".")[2] not in _PICKLES:

@@ -18,7 +18,7 @@ from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
-from mpwds.cli.outputs import is_file, make_folders, refuse_existing
+from mpwds.cli.outputs import is_file, make_folders, refuse_existing, refuse_own_input
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.viewing.wording import counted, printable, size
 
@@ -214,6 +214,7 @@ def info(
     total = ShardFigures("all shards")
     rows: list[tuple[str, ...]] = []
     look_into = partial(sum_up, looks=sys.maxsize if shapes else _LOOKS)
+    jobs = 1 if "-" in shards else jobs  # workers have another standard input
     for figures in each(found, look_into, jobs, "reading shards"):
         total.merge(figures)
         name = without_credentials(figures.name)
@@ -260,6 +261,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, as_json: Json
     from mpwds.cli.inspect.checking import add_incomplete, keys_in_several, verify_shard
     from mpwds.cli.inspect.shards import problem_table, shards_of
 
+    jobs = 1 if "-" in shards else jobs  # workers have another standard input
     reports = list(each(shards_of(shards), partial(verify_shard, decode=decode), jobs, "verifying"))
     add_incomplete(reports)
     problems = [problem for found in reports for problem in found.problems]
@@ -312,6 +314,8 @@ def repair(
         if in_place and not all(map(is_local, names)):
             raise typer.BadParameter("--in-place is for local shards: say --output for those at URLs")
         targets = [""] * len(given) if in_place else _targets(output, names, force)
+        for target in filter(None, targets):
+            refuse_own_input(names, target)
         reports = list(each(given, partial(verify_shard, decode=decode), jobs, "verifying"))
         required = frozenset[str]() if keep_incomplete else usual_fields(reports)
         if not keep_incomplete:
@@ -324,7 +328,7 @@ def repair(
         done = list(each(copies, Repair(decode, required, force), jobs, "writing"))
     if as_json:
         for copy in done:
-            report(as_json, copy.as_dict())
+            report(as_json, copy.as_dict(), to_stderr=output == "-")
     elif output != "-":
         _print(done, [problem for found in reports for problem in found.problems])
     return int(not all(found.is_readable for found in reports))

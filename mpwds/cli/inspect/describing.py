@@ -15,7 +15,7 @@ import numpy as np
 
 from mpwds.cli.inspect.shards import Problem, Sample, Shard, read_or_report
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.fields import medium_of
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.decoding.media import Media
 
@@ -42,12 +42,8 @@ def describe(name: str, data: bytes) -> tuple[str, Shape | None, float | None]:
     """
     extension = name.rpartition(".")[2]
     try:
-        if extension in IMAGE_EXTENSIONS:
-            return _image(data)
-        if extension in AUDIO_EXTENSIONS:
-            return _audio(data)
-        if extension in VIDEO_EXTENSIONS:
-            return _video(data)
+        if medium := medium_of(extension):
+            return {"image": _image, "sound": _audio, "video": _video}[medium](data)
         value = _decode({name: data})[name]
     except ImportError as error:
         return f"({error.name or 'a package'} is missing)", None, None

@@ -246,6 +246,7 @@ class MDSShard:
     def read(self, wants: Wants, first: int = 0) -> Found:
         fields: dict[str, tuple[str, Convert]] = {}
         failed = ""
+        before = sum(self.shards.lengths[: self.place])
         for index in range(self.shards.lengths[self.place]):
             try:
                 stored = self.shards.read(self.place, index)
@@ -256,7 +257,7 @@ class MDSShard:
                 yield Problem(self.name, 0, "", "", f"sample {index} cannot be read: {error}")
                 continue
             number = first + index
-            key = bytes(stored.pop(KEY, b"")).decode("utf-8", "replace") or f"{number:09d}"
+            key = bytes(stored.pop(KEY, b"")).decode("utf-8", "replace") or f"{before + index:09d}"
             fields = fields or {name: self._field(name, data) for name, data in stored.items()}
             members = []
             for name, data in stored.items():

@@ -19,7 +19,7 @@ from mpwds.cli.outputs import beside_shard
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
-from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.fields import medium_of
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.decoding.video import VideoDecoder
 from mpwds.storage.streams.gopen import gopen
@@ -67,8 +67,7 @@ def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[Ten
 def _kind(name: str) -> str:
     """The kind of picture for a field; empty if it is not shown."""
     extension = name.rpartition(".")[2]
-    kinds = (IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, AUDIO_EXTENSIONS, _TEXTS)
-    return next((kind for kind, of_kind in zip(_MOST, kinds, strict=True) if extension in of_kind), "")
+    return medium_of(extension) or ("text" if extension in _TEXTS else "")
 
 
 def _is_label(name: str) -> bool:

@@ -38,7 +38,7 @@ Jobs = Annotated[
         "--jobs",
         min=1,
         metavar="N",
-        show_default="4, or the cluster's processors",
+        show_default="4, or twice the cluster's processors",
         help="Worker processes.",
     ),
 ]

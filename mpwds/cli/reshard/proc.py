@@ -87,7 +87,7 @@ class Processing:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
         skipped, before = self._skipped(), dict(self._counts)
-        with TarWriter(job.output, encoder=_encoded, mtime=0, replace=False) as sink:
+        with TarWriter(job.output, encoder=_encoded, keep_meta=True, mtime=0, replace=False) as sink:
             for sample in iter_elements(self.dataset.stream(context)):
                 try:
                     size += sink.write(_of_round(sample, job.round))
@@ -228,8 +228,9 @@ def _handled(part: Any, handler: Handler) -> Any:
 def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
     """The sample's fields as bytes. What no stage has decompressed is not compressed again."""
     return {
-        name: value if name.startswith("_") or _is_gzip(name, value) else encode_field(name, value)
+        name: value if name == "__key__" or _is_gzip(name, value) else encode_field(name, value)
         for name, value in sample.items()
+        if name == "__key__" or not name.startswith("__")
     }
 
 

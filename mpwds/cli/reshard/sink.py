@@ -5,15 +5,10 @@ from __future__ import annotations
 import itertools
 
 from mpwds.cli.options import Duplicates, Resharding
-from mpwds.cli.outputs import (
-    already_there,
-    existing,
-    make_folders,
-)
+from mpwds.cli.outputs import make_folders, refuse_existing
 from mpwds.cli.reshard.raw_samples import Blocks, FileBlocks, RawSample
 from mpwds.errors import ShardError, WrongArgument
 from mpwds.storage.streams.base import ClosesOrDiscards
-from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import is_series, numbered
 from mpwds.storage.writing.tar_members import archive_bytes
@@ -43,8 +38,7 @@ class ShardSink(ClosesOrDiscards):
         self._is_series = is_series(target)
         if not self._is_series and (options.maxcount or options.maxsize):
             raise WrongArgument(f"{target} is one shard, so limits mean nothing: name a series, out-%06d.tar")
-        if not options.force and (found := existing(target)):
-            raise FileExistsError(already_there(found))
+        refuse_existing([target], options.force)
         make_folders([target])
         self._writer: TarWriter | None = None
         if not self._is_series:
@@ -61,6 +55,7 @@ class ShardSink(ClosesOrDiscards):
         self._keys.add(sample.key)
         self._last_key = sample.key
         self._size += sample.size
+        self._in_shard += 1
         self.samples += 1
         self.bytes += sample.size
         for start, stop in sample.extents:
@@ -82,18 +77,17 @@ class ShardSink(ClosesOrDiscards):
     def _is_full(self, size: int) -> bool:
         maxcount, maxsize = self._options.maxcount, self._options.maxsize
         return self._is_series and (
-            (maxcount is not None and len(self._keys) >= maxcount)
+            (maxcount is not None and self._in_shard >= maxcount)
             or (maxsize is not None and archive_bytes(self._size + size) > maxsize)
         )
 
     def _open_next(self) -> None:
         name = numbered(self._options.output, len(self.shards))
-        if not self._options.force and exists(name):
-            raise FileExistsError(already_there([name]))
+        refuse_existing([name], self._options.force)
         self._writer = TarWriter(name, sync=self._sync, replace=self._options.force)
         self._copier = Copier(self._writer)
         self.shards.append(name)
-        self._size = 0
+        self._size = self._in_shard = 0
         self._keys: set[str] = set()
         self._last_key = ""
 

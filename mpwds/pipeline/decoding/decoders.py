@@ -8,18 +8,17 @@ from typing import Any, TypeAlias
 
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.fields import (
-    AUDIO_EXTENSIONS,
     LOAD_OPTIONS,
     LOADS,
     MAX_DECOMPRESSED_BYTES,
-    VIDEO_EXTENSIONS,
     FieldDecoder,
     Load,
     decode_error,
     extension_of,
     gunzip,
+    medium_of,
 )
-from mpwds.pipeline.error_context import arguments, check_whole
+from mpwds.pipeline.error_context import arguments, check_function, check_whole
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -99,7 +98,7 @@ class Decoder:
                 kind = type(value)
                 if kind is bytes or kind is memoryview:
                     result[field] = load(value)
-                elif load is _metadata or load is _kept_by_only:
+                elif load is _metadata or load is bytes:
                     result[field] = value
                 else:
                     result[field] = self._other(load, value)
@@ -220,12 +219,14 @@ def _handler(spec: Any) -> Handler:
 
         return ImageDecoder(spec)
     if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and callable(spec[1]):
+        check_function("decode", spec[1])
         return handle_extension(*spec)
     if not callable(spec):
         raise TypeError(
             "decode: a handler must be a function handler(key, data), the name of an image format or a pair "
             f"(extensions, function of the data), got {shown(spec)}"
         )
+    check_function("decode", spec)
     handler: Handler = spec
     return handler
 
@@ -254,7 +255,7 @@ class _FieldLoads(dict[str, Load]):
         if field[:2] == "__":
             load: Load = _metadata
         elif only is not None and field not in only:
-            load = _kept_by_only
+            load = bytes
         else:
             load = self._find(handlers, "." + field)
         self[field] = load
@@ -309,9 +310,7 @@ def _kept(data: Any) -> Any:
 
 def _decoder_of(key: str) -> str:
     """The handler that would decode a field of sound or video; empty for other fields."""
-    extension = extension_of(key)
-    names = {"VideoDecoder": VIDEO_EXTENSIONS, "AudioDecoder": AUDIO_EXTENSIONS}
-    return next((name for name, extensions in names.items() if extension in extensions), "")
+    return {"video": "VideoDecoder", "sound": "AudioDecoder"}.get(medium_of(extension_of(key)), "")
 
 
 def _kept_as_media(loads: _FieldLoads, key: str, data: Any) -> Any:
@@ -323,10 +322,6 @@ def _kept_as_media(loads: _FieldLoads, key: str, data: Any) -> Any:
             "leave the field alone, name the others with only="
         )
     return _kept(data)
-
-
-def _kept_by_only(data: Any) -> Any:
-    return bytes(data)
 
 
 def _metadata(value: Any) -> Any:

@@ -48,6 +48,17 @@ VIDEO_EXTENSIONS = frozenset(["mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg"
 """The extensions of the fields that ``torch_video`` decodes."""
 
 
+def medium_of(extension: str) -> str:
+    """``"video"``, ``"sound"`` or ``"image"``; empty for other extensions. An ``mpg`` is a video.
+
+    Example:
+        >>> medium_of("mpg"), medium_of("cls")
+        ('video', '')
+    """
+    media = {"video": VIDEO_EXTENSIONS, "sound": AUDIO_EXTENSIONS, "image": IMAGE_EXTENSIONS}
+    return next((medium for medium, extensions in media.items() if extension in extensions), "")
+
+
 class FieldDecoder:
     """Base of handlers that decode the fields with certain extensions."""
 

@@ -233,8 +233,8 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8, bool or float
     =============================================  ======================================================
 
-    ``Decoder`` decodes all of these except ``class count html htm img image``, as in webdataset. Pickles, and
-    ``pth`` with objects in it, need its ``allow_pickle=True``. A torch tensor may take an array's place.
+    ``Decoder`` decodes all of these except ``class count html htm img image``, as in webdataset. Pickles and
+    ``pth`` need its ``allow_pickle=True``. A torch tensor may take an array's place.
     ``.gz`` after the extension compresses, bytes included, with the same result on every run.
 
     Args:

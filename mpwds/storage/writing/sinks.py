@@ -45,7 +45,9 @@ def tar_sink(where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
     """Writes one tar file, or a series if ``where`` has a ``%`` directive."""
     _refuse_mds_options(options)
     if not is_series(where):
-        return _OneTar(where, encoder=False, mtime=0, sync=options.sync, replace=options.force)
+        return _OneTar(
+            where, encoder=False, keep_meta=True, mtime=0, sync=options.sync, replace=options.force
+        )
     return _TarSeries(where, options)
 
 
@@ -72,7 +74,8 @@ class _TarSeries(ShardWriter):
     def __init__(self, where: str, options: WriteOptions) -> None:
         front, directive, back = parts_of_series(where)
         pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
-        how: dict[str, Any] = {"encoder": False, "mtime": 0, "sync": options.sync, "replace": options.force}
+        how: dict[str, Any] = {"encoder": False, "keep_meta": True, "mtime": 0}
+        how |= {"sync": options.sync, "replace": options.force}
         self.shards: list[str] = []
         super().__init__(pattern, options.maxcount, post=self.shards.append, verbose=0, **how)
         self.maxsize = _WITHOUT_LIMIT

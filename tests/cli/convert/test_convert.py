@@ -170,7 +170,7 @@ def test_what_goes_to_standard_output_is_the_shard_alone(capfdbinary, shards, op
 
 
 def test_a_folder_of_shards_is_not_read_and_written_at_once(refused, shards, tmp_path):
-    assert "choose another folder" in refused("convert", tmp_path, tmp_path / "y-%d.tar")
+    assert "choose another folder" in refused("convert", tmp_path, tmp_path / "y-%d.tar", status=2)
     assert not list(tmp_path.glob("y-*"))
 
 

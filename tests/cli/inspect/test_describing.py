@@ -8,7 +8,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.inspect.checking import check_checksums
+from mpwds.cli.inspect.checking import check_checksums, make_decoder
 from mpwds.cli.inspect.describing import FieldFigures, describe
 
 
@@ -21,7 +21,8 @@ def video(kind, codec, sound=False):
     """Seven red frames."""
     with av.open(stream := io.BytesIO(), "w", format=kind) as container:
         pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        track = container.add_stream(codec, rate=5, width=32, height=16, pix_fmt=pixels)
+        rate = 25 if codec == "mpeg1video" else 5
+        track = container.add_stream(codec, rate=rate, width=32, height=16, pix_fmt=pixels)
         voice = container.add_stream("pcm_s16le", rate=8000) if sound else None
         for _ in range(7):
             frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), (200, 0, 0), np.uint8))
@@ -163,6 +164,12 @@ def test_of_many_kinds_those_after_the_first_are_counted_as_one(monkeypatch):
     for data in (b"1", b"[]", b"{}", b'"text"', b"2"):
         figures.add("json", len(data), data)
     assert dict(figures.kinds) == {"int": 2, "list of nothing": 1, "others": 2}
+
+
+def test_an_mpg_is_a_video_though_webdataset_lists_it_among_images():
+    data = video("mpeg", "mpeg1video")
+    assert describe("mpg", data)[0].startswith("mpeg1video video, 25 frames/s")
+    make_decoder()("x.mpg", data)
 
 
 def test_nothing_has_no_mean():

@@ -121,6 +121,11 @@ def test_numbers_and_keys_go_on_from_shard_to_shard(run, dataset, objects):
     assert [(sample["number"], sample["key"]) for sample in found] == [(n, f"{n:09d}") for n in range(16)]
 
 
+def test_samples_without_keys_are_those_of_the_dataset_in_each_shard(run, dataset, objects):
+    *_, totals = objects(run("verify", dataset(), "--json").stdout)
+    assert (totals["shards"] > 1, totals["keys_in_several_shards"]) == (True, 0)
+
+
 def test_verify_compares_sizes(run, dataset, objects):
     shard = dataset() / "shard.00000.mds"
     size = shard.stat().st_size

@@ -1,5 +1,8 @@
+import errno
 import gzip
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,6 +76,26 @@ def test_in_place_keeps_the_damaged_shard_under_another_name(run, shards, damage
     assert run("verify", shards).returncode == 0
     assert (tmp_path / "train-1.tar").stat().st_mtime_ns == sound.st_mtime_ns
     assert not (tmp_path / "train-1.tar.damaged").exists()
+
+
+def test_in_place_goes_on_where_it_was_killed_before_it_replaced_anything(run, damaged):
+    os.link(damaged, f"{damaged}.damaged")
+    before = damaged.read_bytes()
+    assert run("repair", damaged, "--in-place").returncode == 0
+    assert Path(f"{damaged}.damaged").read_bytes() == before != damaged.read_bytes()
+
+
+def test_in_place_keeps_the_damaged_shard_if_an_error_comes_after_it_was_replaced(
+    refused, damaged, monkeypatch
+):
+    before = damaged.read_bytes()
+
+    def fail(folder):
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr("mpwds.storage.writing.destinations._sync_directory", fail)
+    assert "the disk fails" in refused("repair", damaged, "--in-place")
+    assert Path(f"{damaged}.damaged").read_bytes() == before
 
 
 def test_in_place_keeps_the_file_behind_a_symbolic_link(run, damaged, tmp_path):

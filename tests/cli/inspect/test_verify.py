@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import json
+import subprocess
 
 import numpy as np
 import PIL.Image
@@ -139,6 +140,12 @@ def test_keys_in_several_shards_are_a_note_alone(run, write_shard):
     result = run("verify", first, second)
     assert result.returncode == 0
     assert "keys that occur in more than one shard: 2" in result.stdout
+
+
+def test_standard_input_is_read_here_whatever_the_number_of_jobs(command, shard):
+    with open(shard, "rb") as given:
+        done = subprocess.run([*command, "verify", "-", "-j", "2"], stdin=given, capture_output=True)
+    assert (done.returncode, b"no problems" in done.stdout) == (0, True)
 
 
 def test_json_ends_with_totals(run, shards, shard, flipped, entries, write_shard, objects):

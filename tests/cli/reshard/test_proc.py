@@ -76,6 +76,7 @@ def test_input_k_becomes_output_k(proc, keys, members):
     assert {name.partition(".")[2] for name, *_ in members("out-0.tar")} == {"jpg", "cls", "txt"}
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", ["stages_in_list", "composed", "Holder.stages"])
 def test_stages_may_be_given_as_a_list_or_a_composition(proc, name):
     proc("stages", "expected-%d.tar")
@@ -91,12 +92,14 @@ def test_the_number_of_workers_changes_nothing(run, proc, name):
         assert Path(f"out-{shard}.tar").read_bytes() == Path(f"one-{shard}.tar").read_bytes()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_seed_changes_random_numbers(proc):
     proc("stages")
     proc("stages", "other-%d.tar", "--seed", 1)
     assert Path("out-0.tar").read_bytes() != Path("other-0.tar").read_bytes()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_repeat_makes_further_rounds_with_other_random_numbers(proc, keys, members):
     proc("stages", "out-%d.tar", "--repeat", 2)
     assert keys("out-3.tar") == [f"{key}-1" for key in keys("out-1.tar")]
@@ -107,6 +110,7 @@ def test_repeat_makes_further_rounds_with_other_random_numbers(proc, keys, membe
     assert set(texts("out-0.tar")).isdisjoint(texts("out-2.tar"))
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", ["untouched", "stages"])
 def test_compressed_fields_are_not_compressed_twice(run, make_shard, members, name):
     fields = {"a.txt.gz": gzip.compress(b"text"), "b.bin.gz": gzip.compress(b"bytes")}
@@ -168,6 +172,7 @@ def test_pipes_on_both_ends(command):
     assert len(listed.stdout.split()) == 40
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("journal", [True, False])
 def test_outputs_that_are_not_local_are_continued_too(run, web, keys, journal):
     web.files.update({f"/in-{n}.tar": Path(f"in-{n}.tar").read_bytes() for n in range(2)})
@@ -186,6 +191,7 @@ def test_outputs_that_are_not_local_are_continued_too(run, web, keys, journal):
     assert run(*words, "--seed", 1, "--force").returncode == 0
 
 
+@pytest.mark.usefixtures("in_process")
 def test_json(proc, members):
     nbytes = json.loads(proc("stages", "out-%d.tar", "--json").stdout)["bytes"]
     read = [value for url in ("out-0.tar", "out-1.tar") for *_, value in members(url)]
@@ -194,6 +200,7 @@ def test_json(proc, members):
     assert json.loads(proc("stages", "out-%d.tar", "--json").stdout) == found
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_same_command_again_finds_everything_done(proc):
     proc("stages")
     before = os.stat("out-0.tar")
@@ -205,6 +212,7 @@ def test_the_same_command_again_finds_everything_done(proc):
     assert os.stat("out-0.tar").st_mtime_ns == before.st_mtime_ns
 
 
+@pytest.mark.usefixtures("in_process")
 class TestNothingIsMixed:
     def test_with_shards_of_others(self, proc):
         Path("out-1.tar").touch()
@@ -242,6 +250,7 @@ class TestNothingIsMixed:
         assert proc("stages").returncode == 0
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -271,6 +280,13 @@ def test_mistakes_are_explained(run, arguments, message):
     assert not [name for name in os.listdir() if "out" in name]  # nor a journal
 
 
+def forget(monkeypatch):
+    """Has the modules of ``TestChanges`` imported again."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("shout", "helper", "parts")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("in_process")
 class TestChanges:
     """What the same command does again after something that it reads has changed."""
 
@@ -279,6 +295,8 @@ class TestChanges:
     @pytest.fixture
     def shouted(self, monkeypatch):
         """Runs stages that import a module and a package of their own folder, in a new process."""
+
+        forget(monkeypatch)
 
         def write(text):
             Path("helper.py").write_text(self.HELPER.format(text=text))
@@ -304,10 +322,7 @@ class TestChanges:
     @pytest.fixture
     def again(self, run, monkeypatch):
         def again(*options):
-            for name in [
-                name for name in sys.modules if name.partition(".")[0] in ("shout", "helper", "parts")
-            ]:
-                monkeypatch.delitem(sys.modules, name)
+            forget(monkeypatch)
             return run("proc", "shout.py:stages", "in-{0..1}.tar", "out-%d.tar", "-j", 1, *options)
 
         return again

@@ -172,6 +172,10 @@ class TestKeysThatOccurTwice:
         run("merge", "x.tar", "x.tar", "all.tar", "--duplicates", "keep")
         assert members("all.tar") == members("x.tar", "x.tar")
 
+    def test_count_as_samples(self, run, keys):
+        run("split", "x.tar", "x.tar", "out-%d.tar", "--duplicates", "keep", "--maxcount", 3)
+        assert [keys(f"out-{shard}.tar") for shard in range(2)] == [["a", "b", "a"], ["b"]]
+
     def test_are_not_kept_side_by_side(self, refused):
         assert "read as one" in refused("merge", "x.tar", "y.tar", "all.tar", "--duplicates", "keep")
 
