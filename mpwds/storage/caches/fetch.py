@@ -319,13 +319,14 @@ def unread(directory: str) -> list[Fetch]:
     ]
 
 
-def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
+def wait_for_other(url: str, entry: CacheEntry, most_s: float | None = None) -> BinaryIO | None:
     """Waits until another process has fetched a shard, or no longer fetches it; then the caller looks again.
 
     Returns the shard's bytes if the validator refused them, so that they are fetched only once. Raises
-    ``TimeoutError`` if the partial file has not grown for ``patience_s`` seconds, ``OSError`` if the cache
-    directory cannot be used.
+    ``TimeoutError`` if the partial file has not grown for ``most_s`` seconds, by default ``patience_s``;
+    ``OSError`` if the cache directory cannot be used.
     """
+    most_s = patience_s if most_s is None else most_s
     try:
         file = io.BufferedReader(PerhapsCut(entry.partial), BUFFER_BYTES)
     except FileNotFoundError:
@@ -337,8 +338,8 @@ def wait_for_other(url: str, entry: CacheEntry) -> BinaryIO | None:
             last_ns = os.fstat(file.fileno()).st_mtime_ns
             if last_ns != written_ns:
                 written_ns, since = last_ns, time.monotonic()
-            elif time.monotonic() - since > patience_s:
-                raise TimeoutError(f"the process that fetches it has written nothing for {patience_s:.0f} s")
+            elif time.monotonic() - since > most_s:
+                raise TimeoutError(f"the process that fetches it has written nothing for {most_s:.0f} s")
             time.sleep(_POLL_S)
         refused = stat.S_IMODE(os.fstat(file.fileno()).st_mode) == _REFUSED_MODE
     finally:

@@ -129,11 +129,11 @@ class ShardCache:
                 fetch.warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
-    def open_whole(self, url: str) -> BinaryIO:
+    def open_whole(self, url: str, most_s: float | None = None) -> BinaryIO:
         """Opens the file of a shard that is not local, once it is complete; fetches it if need be.
 
         The cache may remove the shard while it is open: its bytes can be read until it is closed, and take
-        room on the disk until then.
+        room on the disk until then. ``most_s`` is how long another process that fetches it may write nothing.
 
         Raises:
             UncacheableShard: The shard cannot be kept: the message says why.
@@ -147,7 +147,7 @@ class ShardCache:
                     why = reader.wait()
                 if why is not None:
                     raise self._not_kept(url, why)
-            elif (refused := fetch.wait_for_other(url, entry)) is not None:
+            elif (refused := fetch.wait_for_other(url, entry, most_s)) is not None:
                 refused.close()
                 raise self._not_kept(url, fetch.REFUSED)
         unlock(file.fileno())

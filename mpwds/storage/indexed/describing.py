@@ -19,7 +19,7 @@ from mpwds.storage.indexed.packed import pack
 from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import PACKED, folder_of, is_named, join_url, url_scheme
+from mpwds.storage.streams.urls import PACKED, folder_of, is_local, is_named, join_url, url_scheme
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
 from mpwds.storage.tar.entries import read_members
 from mpwds.storage.tar.headers import BLOCK
@@ -167,7 +167,8 @@ def update_description(
         directory = directory or ""
     if directory is not None:
         for shard in shards:
-            shard["url"] = os.path.join(directory, urlsplit(shard["url"]).path.rpartition("/")[2])
+            path_of = shard["url"] if is_local(shard["url"]) else urlsplit(shard["url"]).path
+            shard["url"] = os.path.join(directory, path_of.rpartition("/")[2])
         shards.sort(key=lambda shard: str(shard["url"]))
     data.setdefault("name", os.path.splitext(os.path.basename(path))[0])
     shutil.copy2(path, path + ".bak")

@@ -138,43 +138,50 @@ def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, 
             yield name, (name, first, begin, size, is_short and size < 1 << 32)
 
 
-def load_or_find(shard: OpenShard, paths: list[str]) -> Offsets:
+def load_or_find(shard: OpenShard, paths: list[str]) -> tuple[Offsets, bool]:
     """A shard's offsets, from the first of ``paths`` that has them; else found, and kept at the first.
 
-    Other processes wait meanwhile. If no path can be written, or the shard has no version, they are only
-    returned. Raises as :func:`find_offsets`.
+    Other processes wait meanwhile. If no path can be written, or the shard has no version, they are not kept;
+    the second item tells. Raises as :func:`find_offsets`.
     """
     if not shard.version:
-        return find_offsets(shard)
+        return find_offsets(shard), False
     for path in paths:
         if (offsets := _load(shard, path)) is not None:
-            return offsets
+            return offsets, True
+    found: Offsets | None = None
     for path in paths:
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            return _load_or_make(shard, path)
-        except OSError:  # this folder cannot be written, or its file system has no locks
-            continue
-    return find_offsets(shard)
+        with contextlib.ExitStack() as ends:
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                loaded = _lock_unless_there(shard, path, ends)
+            except OSError:  # this folder cannot be written, or its file system has no locks
+                continue
+            if loaded is not None:
+                return loaded, True
+            found = found or find_offsets(shard)
+            with contextlib.suppress(OSError):  # the disk may be full
+                _store(shard, found, path)
+                return found, True
+    return found or find_offsets(shard), False
 
 
-def _load_or_make(shard: OpenShard, path: str) -> Offsets:
+def _lock_unless_there(shard: OpenShard, path: str, ends: contextlib.ExitStack) -> Offsets | None:
+    """The offsets, if another process writes them; else ``None``, and until ``ends`` others wait."""
     from mpwds.storage.caches.locks import lock, release
 
     guard = path + ".lock"
     while (claim := lock(guard, create=True, timeout_s=_PATIENCE_S)) is None:
         if (offsets := _load(shard, path)) is not None:
             return offsets
-    try:
-        offsets = _load(shard, path)
-        if offsets is None:
-            offsets = find_offsets(shard)
-            _store(shard, offsets, path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(guard)
-        release(claim)
-    return offsets
+    ends.callback(release, claim)
+    ends.callback(_unlink, guard)
+    return _load(shard, path)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _load(shard: OpenShard, path: str) -> Offsets | None:

@@ -206,8 +206,8 @@ class TarShards(OpenShards):
         carried = known[1] if known and known[0] == file.version else described
         offsets = from_text(carried, file) if carried else None
         if offsets is None:
-            offsets = load_or_find(file, paths)
-            if not any(map(os.path.exists, paths)):
+            offsets, is_kept = load_or_find(file, paths)
+            if not is_kept:
                 self._offsets[shard] = file.version, to_text(offsets, file.end)
         count, expected = len(offsets.starts) - 1, self._lengths and self._lengths[shard]
         if expected is not None and count != expected:
@@ -340,14 +340,13 @@ class RemoteShard:
 
     def _fetch(self, size: int, offset: int) -> bytes:
         with open_range(self._address, offset, size) as stream:
-            known, self._version = self._version, stream_version(stream)
-            if known is not None and known.is_recognisable:
-                difference = known.difference(self._version)
-                if difference:
-                    raise StreamError(
-                        f"{self.url} changed while it was read: {difference}; open the dataset again, and do "
-                        "not write over shards in use",
-                        self.url,
-                        offset,
-                    )
+            now = stream_version(stream)
+            self._version = known = self._version or now
+            if known.is_recognisable and (difference := known.difference(now)):
+                raise StreamError(
+                    f"{self.url} changed while it was read: {difference}; open the dataset again, and do "
+                    "not write over shards in use",
+                    self.url,
+                    offset,
+                )
             return stream.read(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -253,13 +254,11 @@ def _encode_jpeg(image: Image) -> bytes:
     _check(image)
     from PIL.ImageFile import ImageFile
 
-    filename = image.filename if isinstance(image, ImageFile) else ""
-    if filename and image.format in ("JPEG", "MPO"):
-        try:
-            with open(filename, "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            pass
+    if isinstance(image, ImageFile) and image.filename and image.format in ("JPEG", "MPO"):
+        with contextlib.suppress(FileNotFoundError), open(image.filename, "rb") as file:
+            data = file.read()
+            if image.tile or _decode_file(data) == image:  # else it was changed in memory
+                return data
     return _encode_as("JPEG", image)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
+import math
 import os
 import re
 import shutil
@@ -235,22 +235,39 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
     return {validate_hash: hashes[validate_hash]}
 
 
+def _source_of(shard: ShardFiles) -> str:
+    """What the cache knows a shard's file by: its content, wherever the dataset lies.
+
+    A folder holds one dataset only (``DatasetLocation.opened``), so sizes tell a newer version of a shard.
+    """
+    content = repr((shard.stored.size, shard.raw.size, sorted(shard.stored.hashes.items())))
+    return f"{_SCHEME}{shard.stored.name}#{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
 class LocalFile:
     """An open shard (see ``OpenShards``) of ``end`` bytes. The caller closes ``stream``.
 
-    ``read(size, offset)`` returns its bytes; fewer at the end, or if a system call returns fewer. ``tables``
-    say where its samples begin, as its reader has found out.
+    ``tables`` say where its samples begin, as its reader has found out.
     """
 
-    __slots__ = ("_descriptor", "end", "read", "tables", "url")
+    __slots__ = ("_descriptor", "end", "tables", "url")
 
     def __init__(self, url: str, stream: BinaryIO) -> None:
         self.url = url
         # A stream warns that it was not closed if the garbage collector finds it before this object.
         self._descriptor = os.dup(stream.fileno())
         self.end = os.fstat(self._descriptor).st_size
-        self.read: Callable[[int, int], bytes] = functools.partial(os.pread, self._descriptor)
         self.tables: dict[int, Any] = {}
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Its bytes from ``offset`` on; fewer than ``size`` at the end alone."""
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < size:  # a system call returns at most 2 GiB
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
 
     @property
     def is_removed(self) -> bool:
@@ -286,7 +303,8 @@ class FetchedShards(OpenShards):
         datasets: int = 1,
     ) -> None:
         super().__init__(max(most_open_files() // datasets, 1))
-        if not in_place and any(shard.packed for shard in files):
+        # A limit is for what is fetched: the shards that lie in the folder would count.
+        if not (in_place and cache_limit is None) and any(shard.packed for shard in files):
             location = location.unpacked_elsewhere()
         self.files = files
         self.lengths = lengths
@@ -294,7 +312,7 @@ class FetchedShards(OpenShards):
         self.urls: Sequence[str] = [os.path.join(location.local, shard.raw.name) for shard in files]
         self._location = location
         self._validate_hash = validate_hash
-        self._sources = [_SCHEME + location.url(shard.stored.name) for shard in files]
+        self._sources = list(map(_source_of, files))
         if validate_hash is not None:
             for shard in files:
                 _to_check(shard, validate_hash)
@@ -352,7 +370,8 @@ class FetchedShards(OpenShards):
         for number, file in list(self._open.items()):
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
-        return self._cache.open_whole(self._sources[shard])
+        # Another process writes it at once, when it is whole: until then its file does not grow.
+        return self._cache.open_whole(self._sources[shard], most_s=math.inf)
 
 
 class TemporaryFolder:

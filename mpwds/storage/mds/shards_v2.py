@@ -242,7 +242,10 @@ def _load_offsets(file: LocalFile, count: int, page: int) -> array[int]:
                 f"{file.url} is damaged at offset 0: it says it has {found} samples, and the index {count}"
             )
     first = page * _PAGE
-    offsets = array("I", file.read(4 * (min(_PAGE, count - first) + 1), 4 + 4 * first))
+    data = file.read(size := 4 * (min(_PAGE, count - first) + 1), 4 + 4 * first)
+    if len(data) < size:
+        raise ShardError(f"{file.url} is damaged: it ends in the table of its samples' offsets")
+    offsets = array("I", data)
     file.tables[page] = offsets
     return offsets
 
@@ -265,10 +268,10 @@ class ColumnDecoder:
         data = file.read(self._sizes.size if is_large else end - start, start)
         sizes = self._sizes.unpack_from(data) if len(data) >= self._sizes.size else ()
         needed = self._fixed + sum(sizes)
-        if needed != end - start:
+        if needed != end - start or len(data) < (self._sizes.size if is_large else needed):
             raise ShardError(
                 f"{file.url} is damaged at offset {start}: the fields of sample {index} need {needed} bytes, "
-                f"and it has {end - start}"
+                f"and it has {end - start if is_large else len(data)}"
             )
         varying = iter(sizes)
         stop = self._sizes.size
@@ -279,6 +282,8 @@ class ColumnDecoder:
                 begin = stop
                 stop += next(varying) if size is None else size
                 field = file.read(stop - begin, start + begin) if is_large else data[begin:stop]
+                if len(field) < stop - begin:
+                    raise ValueError("the shard became shorter while it was read")
                 sample[name] = field if decode is None else decode(field)
         except ImportError:
             raise

@@ -36,7 +36,7 @@ _CHUNK_BYTES = 128 * 1024
 _MUCH_BYTES = 1024 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_RANGE = re.compile(r"non-partial|Requested \d+\.\.\d+, got")
-_CONFIG_VARIABLE = "MPWDS_CLOUD_CONFIG"
+_OPTIONS_VARIABLE = "MPWDS_CLOUD_OPTIONS"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PROFILE_KEYS = {
     "aws_access_key_id": "access_key_id",
@@ -99,7 +99,9 @@ def open_cloud(
     _split(url)
     if _used_by_pid not in (None, os.getpid()):
         if mode[0] == "r" and stop is None:
-            return _open_by_fresh_interpreter(url, shown, bufsize, offset, config, read_ahead)
+            options = {"offset": offset, "config": dict(config or {}), "timeout_s": timeout_s}
+            options |= {"retries": vars(retries or Retries()), "read_ahead": read_ahead}
+            return _open_by_fresh_interpreter(url, shown, bufsize, options)
         raise StreamError(
             f"{shown}: cannot be {'read by ranges' if mode[0] == 'r' else 'written'} in this process: it was "
             "forked from one that used cloud storage, and the library's threads do not survive that; start "
@@ -217,10 +219,10 @@ _left_to_the_parent: list[object] = []  # obstore's objects must not be freed in
 
 def copy_to_output() -> None:
     """Runs in the fresh interpreter: copies an object to standard output."""
-    url, offset, read_ahead = sys.argv[1:]
-    config = json.loads(os.environ.pop(_CONFIG_VARIABLE))
+    options = json.loads(os.environ.pop(_OPTIONS_VARIABLE))  # there may be secrets in it
+    options["retries"] = Retries(**options["retries"])
     try:
-        with open_cloud(url, offset=int(offset), config=config, read_ahead=int(read_ahead)) as stream:
+        with open_cloud(sys.argv[1], **options) as stream:
             while block := stream.read(_CHUNK_BYTES):
                 sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
@@ -230,15 +232,13 @@ def copy_to_output() -> None:
         sys.exit(str(error))
 
 
-def _open_by_fresh_interpreter(
-    url: str, shown: str, bufsize: int, offset: int, config: Mapping[str, Any] | None, read_ahead: int
-) -> BinaryIO:
+def _open_by_fresh_interpreter(url: str, shown: str, bufsize: int, options: dict[str, Any]) -> BinaryIO:
     program = "from mpwds.storage.streams.cloud import copy_to_output; copy_to_output()"
     environment = {
-        _CONFIG_VARIABLE: json.dumps(dict(config or {})),
+        _OPTIONS_VARIABLE: json.dumps(options),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    arguments = [sys.executable, "-c", program, url, str(offset), str(read_ahead)]
+    arguments = [sys.executable, "-c", program, url]
     return open_command(arguments, shown, "rb", bufsize, environment, detects_truncation=True)
 
 

@@ -46,7 +46,8 @@ def compression_of(start: bytes) -> Codec | None:
 def compression_for(compress: bool | str | None, name: str) -> str | None:
     """``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``None``, by the argument or the name's last suffix."""
     if compress is None:
-        _, dot, suffix = name.rpartition(".")
+        is_url = "://" in name and not name.startswith("pipe:")
+        _, dot, suffix = (name.partition("?")[0] if is_url else name).rpartition(".")
         fitting = (codec.endings[0] for codec in _CODECS if suffix.lower() in codec.endings)
         return next(fitting, None) if dot else None
     if compress is False:

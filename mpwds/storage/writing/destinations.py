@@ -234,11 +234,15 @@ class PendingFile:
         try:
             if self._sync:
                 os.fsync(self.stream.fileno())
-            self.stream.close()
-            if self._replace:
-                os.replace(self._temporary, self._name)
-            else:
-                self._take_free_name()
+            locked = os.dup(self.stream.fileno())  # until it has its name: others remove what is not locked
+            try:
+                self.stream.close()
+                if self._replace:
+                    os.replace(self._temporary, self._name)
+                else:
+                    self._take_free_name()
+            finally:
+                os.close(locked)
         except BaseException as error:
             self.discard()
             if isinstance(error, OSError) and error.errno:  # a full disk's does not say where

@@ -132,8 +132,9 @@ def test_a_shard_that_changes_is_an_error(served, web):
     shards = TarShards([served], [COUNT], remote=True)
     shards.read(0, 3)
     web.files["/x.tar"] = web.files["/x.tar"].replace(b"\3" * 50_000, b"\4" * 50_000)
-    with pytest.raises(StreamError, match="changed while it was read: its entity tag was"):
-        shards.read(0, 3)
+    for _ in range(2):
+        with pytest.raises(StreamError, match="changed while it was read: its entity tag was"):
+            shards.read(0, 3)
 
 
 def test_a_broken_connection_is_made_again(served, web):

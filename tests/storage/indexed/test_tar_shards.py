@@ -1,6 +1,7 @@
 """Samples of tar shards by number: the same as in order, from any format, with errors that say where."""
 
 import bz2
+import errno
 import gzip
 import io
 import multiprocessing
@@ -174,7 +175,7 @@ def test_offsets_that_disagree_with_the_first_or_last_header_are_made_anew(tmp_p
     for path in paths:
         shard = MappedShard(path, open_at(path))
         shard.version = (1,)
-        assert load_or_find(shard, [str(tmp_path / "kept")]) == find_offsets(shard)
+        assert load_or_find(shard, [str(tmp_path / "kept")]) == (find_offsets(shard), True)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +250,21 @@ def test_where_nothing_can_be_written_the_offsets_stay_in_memory(two, tmp_path, 
         assert pickle.loads(pickle.dumps(shards)).read(1, 3)["cls"] == b"6"
     write_tar(two[1], [("new.cls", b"1"), *((f"{n}.cls", b"x" * 600) for n in range(3))])
     assert [shards.read(1, n)["cls"][:1] for n in range(4)] == [b"1", b"x", b"x", b"x"]
+
+
+def test_also_where_those_of_an_earlier_shard_cannot_be_replaced(two, tmp_path, monkeypatch):
+    TarShards(two).read(1, 3)
+    write_tar(two[1], [(f"{n}.cls", b"%d" % n * 600) for n in range(5)])  # a version without offsets
+    monkeypatch.setattr("mpwds.storage.indexed.offsets._store", raise_read_only)
+    shards = TarShards(two)
+    assert shards.read(1, 3)["cls"] == b"3" * 600
+    shards.close()
+    monkeypatch.setattr("mpwds.storage.indexed.offsets.find_offsets", None)  # fails if it is called
+    assert shards.read(1, 4)["cls"] == b"4" * 600
+
+
+def raise_read_only(*_):
+    raise OSError(errno.EROFS, "read-only")
 
 
 def test_next_they_are_kept_in_the_folder_of_the_cache(two, tmp_path):

@@ -101,6 +101,14 @@ def test_only_a_jpeg_file_that_is_still_there_is_stored_as_it_is(tmp_path):
         path.unlink()
         for each in (image, unnamed):
             assert encoding("jpeg").decode(encoding("jpeg").encode(each)).format == "JPEG"
+    Image.new("RGB", (9, 9), "red").save(path, quality=20)
+    with Image.open(path) as image:
+        image.load()
+        assert encoding("jpeg").encode(image) == path.read_bytes()
+        image.putpixel((0, 0), (0, 0, 255))
+        assert encoding("jpeg").encode(image) != path.read_bytes()
+        image.thumbnail((4, 4))
+        assert encoding("jpeg").decode(encoding("jpeg").encode(image)).size == (4, 4)
     image.save(tmp_path / "x.png")
     with Image.open(tmp_path / "x.png") as image:
         assert encoding("jpeg").decode(encoding("jpeg").encode(image)).format == "JPEG"

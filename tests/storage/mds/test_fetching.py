@@ -500,3 +500,74 @@ def test_shards_that_are_read_in_order_are_fetched_ahead(tmp_path, web, remote):
         time.sleep(0.01)
     assert [path for path in asked(web) if "shard" in path] == [f"/data/shard.{n:05}.mds" for n in range(3)]
     assert read(shards) == SAMPLES
+
+
+def test_a_copy_of_a_compressed_dataset_serves_without_its_remote_and_wherever_it_is(tmp_path, remote):
+    local, moved = tmp_path / "local", tmp_path / "moved"
+    assert read(MDSShards(local, remote(compression="zstd"))) == SAMPLES
+    files = sorted(os.listdir(local))
+    local.rename(moved)
+    assert read(MDSShards(moved)) == SAMPLES
+    assert sorted(os.listdir(moved)) == files
+
+
+def test_what_was_uncompressed_of_an_earlier_version_is_not_read(tmp_path):
+    folder = tmp_path / "copied"
+    for value in range(2):
+        written = tmp_path / str(value)
+        with MDSWriter(columns={"x": "int"}, out=written, compression="gz", hashes=["sha1"]) as sink:
+            sink.write({"x": value})
+        shutil.copytree(written, folder, dirs_exist_ok=True)
+        assert MDSShards(folder).read(0, 0) == {"x": value}
+
+
+def test_a_limit_counts_nothing_of_a_local_dataset(tmp_path, remote):
+    remote(compression="zstd")
+    shards = MDSShards(tmp_path / "written", cache_limit=5_000)
+    assert read(shards) == SAMPLES
+    shards.close()
+
+
+def test_another_process_that_uncompresses_for_long_is_waited_for(tmp_path, remote, monkeypatch):
+    monkeypatch.setattr("mpwds.storage.caches.fetch.patience_s", 0.1)
+    folder = tmp_path / "written"
+    remote(compression="gz")
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        decompress, code = Compression.decompress, 1
+
+        def slowly(*arguments):
+            os.write(writes, b".")
+            time.sleep(0.5)
+            return decompress(*arguments)
+
+        try:
+            Compression.decompress = slowly
+            MDSShards(folder).read(0, 0)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writes)
+    os.read(reads, 1)
+    os.close(reads)
+    assert MDSShards(folder).read(0, 0) == SAMPLES[0]
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_system_call_that_reads_a_part_is_followed_by_others(tmp_path, remote, monkeypatch):
+    remote()
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 100), at))
+    assert read(MDSShards(tmp_path / "written")) == SAMPLES
+
+
+def test_a_shard_that_is_cut_off_while_it_is_open_is_an_error(tmp_path, remote):
+    remote()
+    shards = MDSShards(tmp_path / "written")
+    shards.read(0, 0)
+    last = shards.lengths[0] - 1
+    path = tmp_path / "written/shard.00000.mds"
+    os.truncate(path, path.stat().st_size - 3)
+    with pytest.raises(ShardError, match=f"the fields of sample {last} need"):
+        shards.read(0, last)

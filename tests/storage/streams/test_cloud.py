@@ -227,3 +227,15 @@ def test_a_fork_reads_by_a_fresh_interpreter_for_the_library_would_hang():
         stream.read(1)
         assert raised_in_fork(read_in_fork) == ""
         assert stream.read() == CONTENT[1:]
+
+
+def test_a_fork_asks_as_often_and_as_long_as_it_is_told(web):
+    with gopen("s3://bucket/a/x.tar") as stream:
+        stream.read(1)
+    web.plan = [{"status": 503}] * 9
+
+    def read_in_fork():
+        with pytest.raises(StreamError, match="gave up after 2 tries"):
+            gopen("s3://bucket/a/x.tar", retries=Retries(2, first_s=0)).read()
+
+    assert raised_in_fork(read_in_fork) == ""

@@ -90,3 +90,9 @@ def test_a_missing_zstandard_names_the_extra_before_a_file_is_made(tmp_path, mon
     with pytest.raises(ImportError, match=r"pip install 'mpwds\[zstd\]'"):
         TarWriter(tmp_path / "x.tar.zst")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_query_of_a_url_is_no_part_of_its_name():
+    assert compression_for(None, "https://host/x.tar.gz?signature=a.b") == "gz"
+    assert compression_for(None, "https://host/x.tar?name=a.gz") is None
+    assert compression_for(None, "pipe:curl -T - https://host/put?name=x.gz") == "gz"
