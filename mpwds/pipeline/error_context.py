@@ -157,9 +157,11 @@ def check_choice(stage: str, name: str, value: object, *choices: object) -> None
 
 
 def check_function(stage: str, function: object, expected: str = "a function") -> None:
-    """Raises ``TypeError`` if ``function`` is not callable."""
+    """Raises ``TypeError`` if ``function`` is not callable, or its calls have to be awaited."""
     if not callable(function):
         raise TypeError(f"{stage}: expected {expected}, got {shown(function)}")
+    if stage != "map" and is_async(function):
+        raise TypeError(f"{stage}: {shown(function)} is an async function, which map(f) alone awaits")
 
 
 def is_async(function: object) -> bool:

@@ -204,11 +204,6 @@ class Part:
         return ()
 
     @property
-    def configuration(self) -> dict[str, Any]:
-        """The attributes, which tell two parts apart that print alike."""
-        return vars(self)
-
-    @property
     def non_resumable_part(self) -> str | None:
         """The name of the part that gives elements without addresses, or ``None``."""
         if parts := self.parts:
@@ -305,7 +300,7 @@ class WrappedStream(BaseStream[T]):
 class OrderedStream(BaseStream[T]):
     """Base of streams whose addresses are known: those of ``order``."""
 
-    _counters = ("_cursor",)
+    _failed = -1  # the cursor behind the element that failed last
 
     def __init__(self, order: Sequence[Any]) -> None:
         self._order = order
@@ -313,13 +308,24 @@ class OrderedStream(BaseStream[T]):
 
     def __next__(self) -> tuple[Address, T]:
         if self._cursor >= len(self._order):
+            self._failed = -1
             raise StopIteration
         address = self._order[self._cursor]
         self._cursor += 1
-        return address, self.fetch(address)
+        try:
+            return address, self.fetch(address)
+        except Exception:
+            self._failed = self._cursor
+            raise
 
     def skip(self, count: int) -> None:
         self._cursor += count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": self._cursor - (self._failed == self._cursor)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._cursor, self._failed = state["cursor"], -1
 
 
 class Source(OrderedStream[T]):
@@ -359,8 +365,17 @@ def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Addres
         [(2, 'c'), (0, 'a')]
     """
     held = [as_address(address) for address in addresses]
-    elements = {place: stream.fetch(held[place]) for place in sorted(range(len(held)), key=held.__getitem__)}
+    elements = {place: stream.fetch(held[place]) for place in ascending(held)}
     return [(address, elements[place]) for place, address in enumerate(held)]
+
+
+def ascending(addresses: Sequence[Address]) -> list[int]:
+    """The places of addresses in ascending order. Those that a splitter mixes with its own are in any."""
+    places = range(len(addresses))
+    try:
+        return sorted(places, key=addresses.__getitem__)
+    except TypeError:  # numbers and texts
+        return sorted(places, key=lambda place: repr(addresses[place]))
 
 
 def collect(stage: Stage, iterable: Iterable[Any], context: Context = ALONE) -> list[Any]:

@@ -50,6 +50,25 @@ def test_runs_of_one_epoch_have_orders_of_their_own(urls, ranks):
     assert all_places(dataset, ranks, 2, [11, 11]) != all_places(dataset, ranks, 2, [12, 12])
 
 
+DRAWN = {
+    "resampled": lambda urls: mpwds.ResampledShards(urls, 20, worker_seed=lambda: 3),
+    "chosen": lambda urls: mpwds.MultiShardSample({"datasets": [{"shards": urls, "choose": 10}]}),
+    "seeded": lambda urls: mpwds.DataPipeline(mpwds.SimpleShardList(urls), mpwds.shuffle(100, seed=7)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_runs_of_one_epoch_draw_shards_of_their_own(urls, name):
+    dataset = mpwds.DataPipeline(DRAWN[name](urls))
+    assert numbers(dataset, run=11) == numbers(dataset, run=11) != numbers(dataset, run=12)
+
+
+def test_what_is_drawn_before_ranks_divide_it_is_the_same_on_all(urls):
+    stages = mpwds.rsample(0.5), mpwds.split_by_node, mpwds.split_by_worker
+    read = [*chain(*all_places(mpwds.DataPipeline(mpwds.SimpleShardList(urls), *stages), 2, 2, [11, 12]))]
+    assert 0 < len(read) == len({*read}) < 20
+
+
 def loaded(dataset):
     return [int(number) for number in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)]
 

@@ -53,7 +53,7 @@ def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE, values: bool 
     change its attributes while it runs. (What workers change is their own copy.)
     """
     alike = map(_without_handler, stages)
-    parts = [_lasting(str(stage)) + _held(*stage.configuration.values(), values=values) for stage in alike]
+    parts = [_lasting(str(stage)) + _held(*vars(stage).values(), values=values) for stage in alike]
     return parts if epochs == ONCE else [*parts, str(epochs)]
 
 
@@ -67,7 +67,7 @@ def fingerprint(dataset: Any) -> str:
 
 def _without_handler(stage: Any) -> Any:
     """The stage as it would be by default: a run that met a bad sample may go on with one that skips it."""
-    if "handler" in stage.configuration:
+    if "handler" in vars(stage):
         stage = copy.copy(stage)
         object.__setattr__(stage, "handler", reraise_exception)  # stages are frozen
     return stage

@@ -88,6 +88,7 @@ class IndexedSamples(Origin):
             if len(positions) != len(self):
                 raise IndexError(f"a mask of {len(positions)} booleans for {len(self)} samples")
             positions = np.flatnonzero(positions)
+        positions = positions.astype(np.int64, copy=False)  # a small type would not hold other numbers
         wrong = positions[(positions < -len(self)) | (positions >= len(self))]
         if len(wrong):
             raise IndexError(f"there is no sample {wrong[0]} among {len(self)} samples")
@@ -185,6 +186,7 @@ class _IndexedStream(BaseStream[Any]):
 
     def _begin(self, cursor: int) -> None:
         self._cursor = cursor
+        self._failed = -1  # the cursor behind the sample that failed last
         self._samples: Iterator[tuple[int, int, Any]]
         source = self._source
         samples = source.read_in(self._context, self._places[cursor:])
@@ -198,7 +200,11 @@ class _IndexedStream(BaseStream[Any]):
             self._samples = samples
 
     def __next__(self) -> tuple[Address, Any]:
-        number, shard, what = next(self._samples)
+        item = next(self._samples, None)
+        if item is None:
+            self._failed = -1
+            raise StopIteration
+        number, shard, what = item
         self._cursor += 1
         if shard != self._shard:
             self._shard = shard
@@ -207,6 +213,7 @@ class _IndexedStream(BaseStream[Any]):
         try:
             return number, self._get(shard, what)
         except Exception as error:
+            self._failed = self._cursor
             explain(error, self._source, self, number)
             raise
 
@@ -223,7 +230,7 @@ class _IndexedStream(BaseStream[Any]):
         return Description.of_sample(element, Description(f"sample {index} of {url}", url))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor, "samples": len(self._source)}
+        return {"cursor": self._cursor - (self._failed == self._cursor), "samples": len(self._source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["samples"] != len(self._source):

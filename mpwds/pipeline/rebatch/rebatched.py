@@ -39,6 +39,7 @@ from mpwds.pipeline.stream import (
     Stream,
     WrappedStream,
     as_address,
+    ascending,
 )
 
 
@@ -208,7 +209,9 @@ class RebatchedStream:
         ids = row_ids_in(left[:taken])
         wanted = [ids[np.array(places, np.intp)] for places in state["places"]]
         held: list[list[Rows]] = []
-        for number, address in sorted(self._taken.addresses.items(), key=lambda item: item[1]):
+        numbers = list(self._taken.addresses)
+        for place in ascending([self._taken.addresses[number] for number in numbers]):
+            number, address = numbers[place], self._taken.addresses[numbers[place]]
             schema, made = self._rows_of(address, self._source.fetch(address))
             made.append(row_ids_of(number, len(made[0])))
             if self._mixer is None:

@@ -11,11 +11,12 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
-from mpwds.pipeline.coercion import as_source
+from mpwds.pipeline.coercion import OwnSource, as_source
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
 from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.iterable_sources import Indexed, Iterated
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Origin, PipelineSource, Stream
 from mpwds.suggestions import shown
@@ -150,6 +151,17 @@ class Mix(Origin):
     @property
     def parts(self) -> tuple[Origin, ...]:
         return self.sources
+
+    def close(self) -> None:
+        """Closes the datasets that have a method ``close``, such as loaders."""
+        for source in self.sources:
+            dataset: Any = source
+            if isinstance(source, (Indexed, Iterated)):
+                dataset = source.elements
+            elif isinstance(source, OwnSource):
+                dataset = source.given
+            if hasattr(dataset, "close"):
+                dataset.close()
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _Mixed(self, context)

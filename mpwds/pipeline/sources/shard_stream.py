@@ -38,6 +38,7 @@ Read: TypeAlias = "tuple[int, int | None, Any]"
 _MOST_FILES = 100_000  # of a folder that are looked at
 _MOST_SHARDS = 10_000  # of which are looked for in it
 _OPENED_AT_A_TIME = 8
+_LOOK_EVERY = 100  # shards without a sample
 
 
 def _nbytes(element: Any) -> int:
@@ -104,9 +105,11 @@ class ShardStream(ErrorHandlingStream):
         # An error that the source raised while shards were taken ahead, and the source's state before it.
         self._source_failed: tuple[Exception, Any] | None = None
         self._missing = empty_check  # nothing has been found yet, and that would be an error
+        self._begun = 0  # shards, while that is so
         self._has_shard = False
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
+        self._failed: tuple[Address, int] | None = None  # where reading failed, until there is an element
         self._elements: Iterator[Read] = iter(())
         self.counts = SimpleNamespace(nbytes=0)
         self._fetching: tuple[Address, int, Iterator[Read]] | None = None
@@ -122,11 +125,13 @@ class ShardStream(ErrorHandlingStream):
             except Exception as error:
                 place = self._shard, self._offset
                 self._shard, self._offset, self._elements = None, None, iter(())
+                self._failed = place if place[1] is not None else None  # type: ignore[assignment]  # both are
                 self._handle(error, place, None)
+                self._failed = None  # the handler skips the rest
                 continue
             if item is not None:
                 offset, following, element = item
-                self._offset = following
+                self._offset, self._failed = following, None
                 self.counts.nbytes += _nbytes(element) if following is None else following - offset
                 self._missing = False
                 return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
@@ -134,9 +139,11 @@ class ShardStream(ErrorHandlingStream):
             try:
                 address, shard = self._take()
             except StopIteration:
+                self._failed = None
                 self._check_found()
                 raise
             self._begin(address, shard, 0)
+            self._check_endless(address)
 
     def _take(self) -> tuple[Address, Any]:
         """The next shard. Those after it are taken ahead if they are fetched or opened ahead."""
@@ -194,7 +201,7 @@ class ShardStream(ErrorHandlingStream):
         super()._stop()
         self._ahead.clear()
         self._opened.clear()
-        self._source_failed = None
+        self._source_failed = self._shard = self._failed = None
         self._missing = False
 
     def _check_found(self) -> None:
@@ -209,6 +216,16 @@ class ShardStream(ErrorHandlingStream):
             f"no samples found in {context.place}: its shards are empty, or there are fewer shards than "
             "nodes. Check the shards, make more of them, or allow it by WebDataset(..., empty_check=False)"
         ) from None  # not while handling the source's StopIteration
+
+    def _check_endless(self, address: Address) -> None:
+        """Raises ``ValueError`` if shards are drawn without end, and no one has a sample."""
+        if self._missing:
+            self._begun += 1
+            if self._begun % _LOOK_EVERY == 0:
+                listed = self._source.describe(address).listed
+                if listed is not None and self._begun >= 30 * len(listed):
+                    self._has_shard, self._shard, self._elements = True, None, iter(())
+                    self._check_found()
 
     def fetch(self, address: Any) -> Any:
         shard, offset = address
@@ -251,21 +268,22 @@ class ShardStream(ErrorHandlingStream):
         return self._place(url, offset)
 
     def state_dict(self) -> dict[str, Any]:
-        open_shard = self._shard is not None and self._offset is not None
+        shard, offset = self._failed or (self._shard, self._offset)
+        open_shard = shard is not None and offset is not None
         state = super().state_dict()
         if self._source_failed is not None:  # a resumed stream meets the error again
             state["source"] = self._source_failed[1]
         return {
             **state,
-            "shard": self._shard if open_shard else None,
-            "offset": self._offset if open_shard else 0,
+            "shard": shard if open_shard else None,
+            "offset": offset if open_shard else 0,
             "ahead": [address for address, _ in self._ahead],
             "missing": self._missing,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._shard, self._elements, self._source_failed = None, iter(()), None
+        self._shard, self._failed, self._elements, self._source_failed = None, None, iter(()), None
         self._opened.clear()
         ahead = [as_address(address) for address in state["ahead"]]
         self._ahead = deque([(address, self._source.fetch(address)) for address in ahead])

@@ -268,7 +268,7 @@ class ResampledShards(IterableSource):
         if self.worker_seed is None:
             draws = worker_draws("resampled shards", context, self.seed, *entropy)
         else:
-            facts = (context.seed or 0, context.epoch, self.seed, self.worker_seed(), *entropy)
+            facts = (context.seed or 0, context.moment, self.seed, self.worker_seed(), *entropy)
             draws = Draws("resampled shards", *facts)
         if os.environ.get("WDS_SHOW_SEED", "0") == "1":
             print(f"# ResampledShards: seed {self.seed}, {context}")

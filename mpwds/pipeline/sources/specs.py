@@ -310,7 +310,8 @@ class MultiShardSample(IterableSource):
         super().set_epoch(0)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        order = _ChosenShards(self.spec.sources, context.seed or 0, context.epoch, self._series)
+        moment = context.alike_on_ranks().moment
+        order = _ChosenShards(self.spec.sources, context.seed or 0, moment, self._series)
         return Shards(self._urls, order, self._options)
 
 

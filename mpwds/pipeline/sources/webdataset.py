@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.error_context import arguments, given_options
+from mpwds.pipeline.error_context import arguments, check_choice, given_options
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, Urls
+from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList, Urls
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
@@ -133,6 +133,12 @@ class WebDataset(DataPipeline):
             max_decompressed_bytes=max_decompressed_bytes,
             written_as="WebDataset",
         )
+        splitters = [
+            split if split is None or isinstance(split, Stage) else Splitter(split)
+            for split in (nodesplitter, workersplitter)
+        ]
+        if not _is_folder(urls):
+            check_choice("WebDataset", "mode", mode, None, "resampled")
         resampled = resampled or mode == "resampled"
         written = ""
         parts: list[Any]
@@ -150,7 +156,8 @@ class WebDataset(DataPipeline):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
-            parts = [urls, shuffle(size) if size else None, reader]
+            divides = splitters if isinstance(urls, SimpleShardList) else []
+            parts = [urls, *divides, shuffle(size) if size else None, reader]
         else:
             given: Any
             if _is_folder(urls):
@@ -169,10 +176,6 @@ class WebDataset(DataPipeline):
             if resampled:
                 parts = [ResampledShards(given), reader]
             else:
-                splitters = [
-                    split if split is None or isinstance(split, Stage) else Splitter(split)
-                    for split in (nodesplitter, workersplitter)
-                ]
                 shards = ShardList(given, bool(shardshuffle), *splitters)
                 shards.nsamples = self._samples
                 parts = [shards, reader]

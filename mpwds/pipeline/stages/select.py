@@ -117,6 +117,7 @@ class _Selected(Retrying):
 @dataclass(frozen=True)
 class RSample(DataclassStage, called="rsample"):
     p: float
+    alike_before_split = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:

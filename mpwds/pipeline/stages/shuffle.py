@@ -114,7 +114,7 @@ class Shuffle(PassThroughStage, called="shuffle"):
         return max(1, self.total // (context.world_size * context.workers))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        place: list[object] = [self.seed, context.epoch, context.stage]
+        place: list[object] = [self.seed, context.alike_on_ranks().moment, context.stage]
         if self.seed is None:
             place = [context.seed or 0, context.moment, context.rank, context.worker, context.stage]
         rng = random.Random("shuffle/" + "/".join(map(str, place)))

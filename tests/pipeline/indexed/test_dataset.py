@@ -226,3 +226,9 @@ def test_it_prints_without_fetching_or_failing(tar_shards, tmp_path, serve):
     assert web.requests == []
     assert len(dataset) == 11
     assert "11 samples in 3 shards" in repr(dataset)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64])
+def test_indices_may_have_any_type_of_whole_numbers(dtype):
+    dataset = mpwds.IndexedDataset(range(60_000))[30_000:40_000].select(np.array([100, 5], dtype))
+    assert list(dataset) == [dataset[0], dataset[1]] == [30_100, 30_005]

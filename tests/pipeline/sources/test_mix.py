@@ -232,3 +232,22 @@ def test_a_part_without_addresses_makes_the_mix_one_that_is_replayed():
     with pytest.warns(UserWarning, match="compose.iter. gives elements without addresses"):
         second.load_state_dict(first.state_dict())
     assert seen + [element for _, element in second] == list(mix)
+
+
+@pytest.mark.parametrize("kind", [RandomMix, RoundRobin])
+def test_closing_it_closes_its_datasets(kind):
+    closed = []
+
+    class Source(list):
+        def close(self):
+            closed.append(self)
+
+    class Elements:
+        close = Source.close
+
+        def __iter__(self):
+            return iter([1])
+
+    with kind([Source([1]), Elements(), DataPipeline(Source([1]))]) as mix:
+        list(mix)
+    assert len(closed) == 3

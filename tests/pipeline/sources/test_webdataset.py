@@ -19,6 +19,7 @@ from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.splitting import single_node_only
 from mpwds.storage.streams.http import pools
 from tests.pipeline.conftest import put_on_web
+from tests.pipeline.places import read_everywhere
 from tests.storage.conftest import Web
 
 
@@ -334,3 +335,25 @@ def test_the_reader_of_shards_has_webdatasets_forms(shards, stage):
     first = dataset.stream()
     next(first)
     assert first.state_dict()["offset"] == 2048
+
+
+def test_shards_that_are_drawn_without_end_and_have_no_sample_are_an_error(shards):
+    dataset = WebDataset(shards, resampled=True, select_files=lambda name: name.endswith(".jpeg"))
+    with pytest.raises(ValueError, match="no samples found"):
+        next(iter(dataset))
+    missing = WebDataset("no-{0..3}.tar", resampled=True, handler=ignore_and_continue)
+    with pytest.raises(ValueError, match="no samples found"):
+        next(iter(missing))
+
+
+@pytest.mark.parametrize("splitters", [{}, {"nodesplitter": None}])
+def test_shards_of_ones_own_list_are_divided_as_others_are(shards, splitters):
+    dataset = WebDataset(SimpleShardList(shards), empty_check=False, **splitters)
+    read = read_everywhere(dataset.stream, 2, 2)
+    assert sorted(classes(read)) == sorted([*range(20)] * (2 if splitters else 1))
+
+
+def test_a_mode_that_is_none_of_its_own_is_refused(shards):
+    for mode in ("resample", "unlink"):
+        with pytest.raises(ValueError, match="WebDataset: mode must be one of None, 'resampled', got"):
+            WebDataset(shards, mode=mode)

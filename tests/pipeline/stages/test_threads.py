@@ -76,6 +76,25 @@ def test_as_many_calls_overlap_as_there_are_threads(make, in_order):
     assert (sorted(made), made if in_order else sorted(made)) == (list(range(13)), list(range(13)))
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda dataset, f: dataset.select(f),
+        lambda dataset, f: dataset.map_tuple(None, f, threads=3),
+        lambda dataset, f: dataset.map_dict(x=f),
+        lambda dataset, f: dataset.flatmap(f),
+        lambda dataset, f: dataset.decode(("x", f)),
+        lambda dataset, f: dataset.decode(f),
+    ],
+)
+def test_map_alone_takes_an_async_function(add):
+    async def f(element):
+        return element
+
+    with pytest.raises(TypeError, match="is an async function, which map.f. alone awaits"):
+        add(mpwds.DataPipeline([{"x": b""}]), f)
+
+
 def test_samples_and_fields_are_decoded_by_several_threads_at_a_time():
     barrier = threading.Barrier(3)
 
