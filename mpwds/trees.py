@@ -48,7 +48,8 @@ def with_parts(item: Any, values: list[Any]) -> Any:
         return kind(*values) if hasattr(item, "_fields") else kind(values)
     like: Any = copy.copy(item)
     if isinstance(item, dict):
-        like.update(zip(item, values, strict=True))
+        for key, value in zip(item, values, strict=True):  # ``update`` of a Counter would count
+            like[key] = value
     elif isinstance(item, list):
         like[:] = values
     else:

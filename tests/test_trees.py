@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections import Counter
 
 from mpwds.trees import fields_of, tree_map
 
@@ -38,6 +39,11 @@ def test_subclasses_keep_what_is_their_own():
     changed = doubled([names, counts])
     assert (type(changed[0]), changed[0].source, changed[0]) == (Names, "file", [3.0])
     assert (changed[1]["a"], changed[1]["missing"]) == (3.0, 0)
+
+
+def test_counts_of_a_counter_are_replaced_and_not_counted():
+    counted = tree_map(Counter(a=1, b=2), int, lambda number: 10 * number)
+    assert (type(counted), counted) == (Counter, {"a": 10, "b": 20})
 
 
 def test_dataclasses_are_copied_with_fields_that_are_not_set_left_unset():

@@ -301,6 +301,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
             moves_streams=self.streams is not None and self.workers > 0,
         )
         self._iterations.add(iterator)
+        for _ in zip(range(progress.passed), iterator, strict=False):
+            pass
         return iterator
 
     def _convert(self, elements: EpochBatches, staged: bool = False) -> Iterator[Any]:

@@ -38,7 +38,7 @@ def share(data: Any) -> Any:
         :class:`SharedList`, which unpickles an object each time it is read.
 
     Raises:
-        TypeError: ``data`` has another type, or is an array of objects.
+        TypeError: ``data`` has another type, or is an array of objects or a masked one.
         SharedMemoryError: There is no memory for it.
 
     Example:
@@ -49,6 +49,8 @@ def share(data: Any) -> Any:
         >>> names[1], names[-1], len(names)
         ('bee', 'cat', 3)
     """
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError("share: a masked array would lose its mask: share its data and its mask")
     if isinstance(data, np.ndarray):
         return _shared_array(data)
     if isinstance(data, tensor_class()):
@@ -106,8 +108,9 @@ def _shared_tensor(tensor: Any, torch: Any) -> Any:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TypeError(f"share: expected a dense tensor on the CPU, got {tensor.layout} on {tensor.device}")
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.dtype is torch.bfloat16:
-        return torch.from_numpy(_shared_array(plain.view(torch.int16).numpy())).view(torch.bfloat16)
+    if plain.dtype is torch.bfloat16 or (plain.dtype.is_floating_point and plain.dtype.itemsize == 1):
+        whole = torch.int16 if plain.dtype.itemsize == 2 else torch.uint8  # NumPy lacks its dtype
+        return torch.from_numpy(_shared_array(plain.view(whole).numpy())).view(plain.dtype)
     return torch.from_numpy(_shared_array(plain.numpy()))
 
 

@@ -56,6 +56,14 @@ def test_a_tensor_stays_what_it_is_and_is_another(dtype):
     assert shared.data_ptr() != tensor.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_tensor_of_a_type_that_numpy_lacks_too(dtype):
+    tensor = torch.arange(6).to(dtype)
+    shared = mpwds.share(tensor)
+    assert shared.dtype is dtype
+    assert shared.float().tolist() == tensor.float().tolist()
+
+
 def test_shared_data_are_found_beside_mapped_files_of_any_name(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"\xff")
     with open(path, "wb+") as file:
@@ -132,6 +140,7 @@ def test_a_shared_list_reaches_workers_without_being_copied():
     [
         *((data, "share: ") for data in (3, "text", {"a": 1}, np.array([object()]))),
         (torch.eye(3).to_sparse(), "dense tensor"),
+        (np.ma.array([1, 2], mask=[True, False]), "would lose its mask"),
     ],
 )
 def test_anything_else_is_an_error(data, words):

@@ -174,7 +174,10 @@ class WorkerGroup:
         for worker in self._workers:
             if not worker.is_ready:
                 worker.awaits_ready = True
-                _, message = next_message([worker], timeout, since=began)
+                try:
+                    _, message = next_message([worker], timeout, since=began)
+                finally:  # it may come in an epoch that has begun
+                    worker.awaits_ready = False
                 if message.fields["kind"] == protocol.ERROR:
                     raise worker.error(message)
 

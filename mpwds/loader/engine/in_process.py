@@ -121,7 +121,7 @@ class InProcessWorker(WorkerHandle):
         structure, arrays = nest.flatten(element, allow_pickle=True)
         batch = nest.unflatten(structure, list(map(self._copy, arrays)), allow_pickle=True)
         nbytes = sum(map(tenbin.array_nbytes, arrays))
-        return {"batch": batch, "samples": self._meter.samples_in(element), "nbytes": nbytes}
+        return {"batch": batch, "samples": int(self._meter.samples_in(element)), "nbytes": nbytes}
 
     def _copy(self, array: Any) -> Any:
         nbytes = tenbin.array_nbytes(array)

@@ -62,6 +62,7 @@ class ForkServer:
         self._code = LoadedCode()
         self._inherited = environment.inherited()
         self._imported: set[str] = set()
+        self._importing: dict[int, list[str]] = {}  # by the number of the request
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         with contextlib.ExitStack() as its_ends, contextlib.ExitStack() as ours:
@@ -86,9 +87,7 @@ class ForkServer:
 
     @property
     def is_gone(self) -> bool:
-        poller = select.poll()  # one for each thread
-        poller.register(self._process, select.POLLIN)
-        return bool(poller.poll(0))
+        return has_input(self._process.fileno())
 
     @property
     def is_outdated(self) -> bool:
@@ -98,11 +97,22 @@ class ForkServer:
         return self.is_gone or self._code.has_changed() or self._inherited != environment.inherited()
 
     def has_imported(self, modules: list[str]) -> bool:
+        """True if it has imported modules, as far as is known without waiting."""
+        if self._lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(ServerGone):
+                    while self._importing and has_input(self._socket.fileno()):
+                        self._receive()
+            finally:
+                self._lock.release()
         return self._imported.issuperset(modules)
 
     def begin_import(self, modules: list[str]) -> None:
+        """Begins to import modules, unless it has begun to."""
         with self._lock:
-            self._send(["import", modules, environment.current()], [])
+            if not self._imported.union(*self._importing.values()).issuperset(modules):
+                number = self._send(["import", modules, environment.current()], [])
+                self._importing[number] = modules
 
     def prepare(self, modules: list[str]) -> int:
         """Waits until the server has imported modules; it skips those that cannot be imported.
@@ -184,6 +194,7 @@ class ForkServer:
         if not reply:
             raise ServerGone(_GONE)
         number, result, error_number, message = msgpack.unpackb(reply)
+        self._imported.update(self._importing.pop(number, ()))
         return number, result, error_number, message
 
 
@@ -209,6 +220,13 @@ class _ForkedWorker(WorkerProcess):
             os.close(self._status)
             del self._server  # it may end now, even if an exception's traceback keeps this worker
         return -signal.SIGKILL
+
+
+def has_input(descriptor: int) -> bool:
+    """True if a descriptor can be read without waiting."""
+    poller = select.poll()  # one for each thread
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def start(modules: list[str]) -> None:

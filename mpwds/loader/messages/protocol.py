@@ -129,7 +129,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     arguments = list(error.args)
     if isinstance(error, OSError) and len(arguments) == 2 and error.filename is not None:
         arguments.append(error.filename)  # which args leaves out
-    is_plain = set(map(type, arguments)) <= PLAIN_OR_INT
+    is_plain = set(map(type, arguments)) <= PLAIN_OR_INT and all(map(_fits, arguments))
     return {
         "exception": _pickled(error),
         "summary": summary,
@@ -138,6 +138,11 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "arguments": arguments if is_plain else [],
         "notes": [str(note) for note in notes_of(error)],
     }
+
+
+def _fits(argument: Any) -> bool:
+    """Whether msgpack can hold a plain value: an integer has 64 bits."""
+    return type(argument) is not int or -(2**63) <= argument < 2**64
 
 
 def revive_error(fields: dict[str, Any], where: str) -> BaseException:

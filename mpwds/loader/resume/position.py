@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, warn_of_empty_epoch, wrong
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
@@ -61,7 +62,8 @@ class LoaderPosition:
                 return _at_start(loader, epoch)
             loaded = self.take_loaded(epoch)
             progress = _at_start(loader, epoch) if loaded is None else EpochProgress.from_dict(loaded)
-            progress.loaded = progress.delivered
+            progress.passed = 0 if loaded is None else loaded.get("passed", 0)
+            progress.loaded = progress.delivered or progress.passed
         self._loaded, self.last = None, progress
         _warn_of_replay(loader, progress)
         return progress
@@ -122,6 +124,7 @@ class LoaderPosition:
             state = (of_rank if stages is None else stages_of_rank)(state, facts)
         epoch: int = field_of(state, "epoch", int)
         delivered, repeated = field_of(state, "delivered", int), field_of(state, "repeated", int)
+        field_of({"passed": 0, **state}, "passed", int)
         streams = [] if stages is not None else EpochProgress.from_dict(state).streams
         if stages is None and loader.streams is None and len(streams) != facts["workers"]:
             raise wrong("streams", f"the progress of {facts['workers']} workers", len(streams))
@@ -131,12 +134,14 @@ class LoaderPosition:
             state = {**state, "facts": facts}
             if stages is not None:
                 state |= {"delivered": delivered + repeated, "repeated": 0, "stages": None, "replay": because}
-            elif delivered and not loader.in_order and facts["workers"] > 1:
+            elif delivered and (
+                takes_any_order(loader.dataset) or (not loader.in_order and facts["workers"] > 1)
+            ):
                 raise ValueError(f"{because}: with in_order=False each rank saves and loads its own")
-            else:
-                state["streams"] = [
-                    {"delivered": stream.delivered, "states": [], "stateless": because} for stream in streams
-                ]
+            else:  # how its workers shared the batches is of no use: this rank's streams have other lengths
+                passed = delivered + repeated
+                state |= {"delivered": passed, "repeated": 0, "passed": passed}
+                state["streams"] = [{"delivered": 0, "states": [], "stateless": because} for _ in streams]
         self._loaded, self.last = dict(state), _nothing_begun()
         return epoch
 
@@ -221,7 +226,7 @@ def _streams(loader: Resumable) -> range:
 
 
 def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
-    if not progress.replayed:
+    if not progress.replayed + progress.passed:
         return
     dataset, reason = loader.dataset, ""
     pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
@@ -232,6 +237,6 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
     if reason:
         warn(
             f"{reason}: the epoch is continued by running it again from its start, without the "
-            f"{progress.delivered} batches that were delivered",
+            f"{progress.delivered or progress.passed} batches that were delivered",
             UserWarning,
         )

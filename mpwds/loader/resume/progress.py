@@ -132,6 +132,7 @@ class EpochProgress:
     running: bool = False  # an iterator delivers it
     finished: bool = False  # it has been delivered to its end
     loaded: int = 0  # batches that were delivered before a state was loaded
+    passed: int = 0  # batches to drop at the start, in the order in which they come
     after_end: AfterEnd = ""  # of each stream
     _ahead: deque[tuple[int, bytes | str | None]] | None = field(default=None, init=False)
 
@@ -142,7 +143,7 @@ class EpochProgress:
     def finish(self) -> None:
         """The workers have no more batches. This finishes the epoch unless batches may be taken ahead."""
         self.finished = self._ahead is None
-        if self.finished and self.loaded and self.delivered == self.loaded:
+        if self.finished and self.loaded and self.delivered <= self.loaded:
             self.loaded = 0  # to warn once
             warn_of_empty_epoch()
 

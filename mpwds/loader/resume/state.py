@@ -60,8 +60,8 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
         before = saved.get(name)
         if before != now:
             elastic = name in ("workers", "world_size") and facts.get("streams", 0) is None
-            how = "; a run with streams= may change it (docs/guides/training/elastic.md)" if elastic else ""
-            how = "; docs/guides/training/checkpoints.md tells what counts" if name == "dataset" else how
+            how = '; a run with streams= may change it (guide "Elastic runs")' if elastic else ""
+            how = '; the guide "Checkpoints and exact resume" tells what counts' if name == "dataset" else how
             raise ValueError(
                 f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
                 f"it into a loader with the same arguments, or begin the epoch again{how}"

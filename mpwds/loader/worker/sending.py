@@ -133,7 +133,7 @@ class BatchSender:
             offsets.append(end + _GAP)
             end += _GAP + tenbin.array_nbytes(array)
         fields["offsets"] = offsets
-        fields["samples"] = self._meter.samples_in(batch) if samples is None else samples
+        fields["samples"] = int(self._meter.samples_in(batch) if samples is None else samples)
         fields["nbytes"] = end
         block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, about["generation"])
         payload = bytearray(end if block is None else 0)

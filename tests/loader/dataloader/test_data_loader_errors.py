@@ -1,5 +1,6 @@
 """DataLoader: the same errors as torch's for the same misuse and the same faults, or better ones."""
 
+import contextlib
 import multiprocessing.context
 import os
 import pickle
@@ -276,6 +277,29 @@ def test_a_timeout_is_a_runtime_error_that_says_where_the_worker_stands(
         RuntimeError, match=r"(?s)DataLoader timed out after 0\.5 seconds: worker 0 \(pid \d+\).*__getitem__"
     ):
         next(iterator)
+
+
+class SlowToArrive:
+    def __init__(self):
+        self.length = 2  # an object without attributes has no state
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return index
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        time.sleep(1)
+
+
+def test_a_worker_that_is_ready_after_the_timeout_delivers_what_comes_in_time(one_fork_server):
+    loader = DataLoader(SlowToArrive(), None, num_workers=1, timeout=0.3)
+    with contextlib.suppress(RuntimeError):  # its first batch may come too late as well
+        iterator = iter(loader)
+        time.sleep(2)
+        assert list(iterator) == [0, 1]
 
 
 @pytest.mark.parametrize("context", [None, "fork"])

@@ -71,8 +71,15 @@ def first_and_state(loader, count):
 
 
 @pytest.mark.filterwarnings("ignore:.*had nothing left")
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("kind", MAP_STYLE)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, WORKERS[0]) for kind in MAP_STYLE),
+        *((kind, WORKERS[1]) for kind in ("shuffled", "with a generator", "single samples")),
+        ("with a generator", WORKERS[2]),
+    ],
+    ids=str,
+)
 def test_the_rest_of_a_map_style_dataset_comes_in_the_same_order(kind, options):
     make = MAP_STYLE[kind]
     torch.manual_seed(7)

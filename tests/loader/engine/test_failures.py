@@ -326,3 +326,25 @@ def test_what_cannot_be_sent_is_named_with_its_path_its_element_and_worker(eleme
 
     error = raised(TypeError, f"{path} is a lock, which cannot be pickled", generate)
     assert error.__notes__ == [f"in writing batches, on {place} that worker 0 made"]
+
+
+@pytest.mark.parametrize("key", [2**100, -(2**64), 2**63])
+def test_an_exception_may_hold_any_number(key):
+    with pytest.raises(KeyError) as caught:
+        list(mpwds.MultiLoader(mpwds.DataPipeline([key]).map({}.__getitem__), workers=1))
+    assert caught.value.args == (key,)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("number", [np.int64(3), torch.tensor(3)])
+def test_a_stage_may_count_samples_by_any_whole_number(number, workers):
+    class Stage:
+        def samples_in(self, element):
+            return number
+
+        def stream(self, source, context):
+            return source
+
+    with mpwds.MultiLoader(mpwds.DataPipeline(range(2)).pipe(Stage()), workers=workers) as loader:
+        list(loader)
+        assert loader.stats().samples == 6

@@ -13,6 +13,7 @@ import mpwds
 from mpwds.loader.launching import forkserver
 from mpwds.sharedmem import segment
 from tests.loader.faults.processes import runs, wait_until_gone
+from tests.marks import slow
 from tests.open_files import descriptors
 
 start_methods = pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
@@ -75,7 +76,7 @@ def test_the_dataset_is_closed_when_its_worker_ends(tmp_path, monkeypatch):
     assert mark.read_text() == "yes"
 
 
-@pytest.mark.parametrize("seconds", ["0", "0.02", "0.05", "0.1", "0.5"])
+@pytest.mark.parametrize("seconds", ["0.05", *slow("0", "0.02", "0.1", "0.5")])
 def test_a_thread_that_iterates_at_interpreter_exit_says_nothing(seconds, program):
     started = program(
         """

@@ -45,7 +45,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
     loaders = []
     caught = 0
     with Interrupts():
-        while caught < 20 or not loaders:
+        while caught < 10 or not loaders:
             try:
                 loader = mpwds.MultiLoader(endless(20_000), workers=2, start_method="fork")
                 loaders.append(loader)
@@ -65,7 +65,6 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
         "MultiLoader(items, workers=2, start_method='spawn', output='numpy')",
         "MultiLoader(items, workers=2, start_method='forkserver', output='numpy').map(len)",
         "DataLoader(items, num_workers=2)",
-        "WebLoader(items, batch_size=None, num_workers=2)",
     ],
 )
 def test_ctrl_c_is_heard_while_a_dataset_takes_long_to_arrive(program, make):

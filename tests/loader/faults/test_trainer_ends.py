@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.loader.faults.processes import runs, wait_until_gone
+from tests.marks import slow
 
 MULTI = 'mpwds.MultiLoader(Numbers({size}), workers=2, start_method="%s", output="numpy")'
 LOADERS = {
@@ -15,10 +16,8 @@ LOADERS = {
     "forkserver": MULTI % "forkserver",
     "DataLoader": "mpwds.DataLoader(Numbers({size}), 4, num_workers=2)",
 }
-QUICK = ("spawn", "fork")
-KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in LOADERS]
-loaders = pytest.mark.parametrize("kind", KINDS)
-multi_loaders = pytest.mark.parametrize("kind", KINDS[:3])
+loaders = pytest.mark.parametrize("kind", ["fork", *slow("spawn", "forkserver", "DataLoader")])
+multi_loaders = pytest.mark.parametrize("kind", ["fork", *slow("spawn", "forkserver")])
 
 PROGRAM = """
     import os, signal, sys, time
@@ -95,14 +94,14 @@ def test_workers_outlive_signals_to_the_whole_job_that_the_trainer_handles(progr
     assert running.finish() == (-signal.SIGKILL, "6\n", "")
 
 
-@pytest.mark.parametrize("number", JOBS[1:], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(*JOBS[1:3], *JOBS[4:])])
 def test_signals_that_end_the_trainer_end_its_workers(program, number):
     running = waiting(program, "fork")
     os.killpg(running.process.pid, number)
     assert running.finish() == (-number, "", "")
 
 
-@loaders
+@pytest.mark.parametrize("kind", ["spawn", "fork", *slow("forkserver", "DataLoader")])
 def test_a_killed_trainer_leaves_nothing(program, kind):
     running = waiting(program, kind)
     assert len(running.descendants()) >= 2
@@ -122,7 +121,7 @@ def test_a_trainer_that_ends_leaves_no_fork_server_that_waits_for_another_loader
 
 
 def test_a_killed_trainer_whose_batches_are_small_leaves_nothing(program):
-    running = waiting(program, "spawn", size=1)
+    running = waiting(program, "fork", size=1)
     running.signal(signal.SIGKILL)
     assert running.finish() == (-signal.SIGKILL, "", "")
 

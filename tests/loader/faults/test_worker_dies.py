@@ -25,10 +25,13 @@ from tests.loader.faults.misfortunes import (
     pids_of,
 )
 from tests.loader.faults.processes import wait_until_gone, wait_until_idle
+from tests.marks import slow
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 FORKS = ("fork", "DataLoader by fork")
+FEW = ("SIGKILL", "os._exit", "exception")
+FEW_FAULTS = [*FEW, *slow(*(fault for fault in FAULTS if fault not in FEW))]
 
 
 def happens(kind, step, fault):
@@ -119,8 +122,8 @@ def test_a_worker_killed_between_epochs_is_told_in_the_next_and_the_one_after_is
     loader.close()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", FEW_FAULTS)
+@pytest.mark.parametrize("kind", ["fork", *slow("spawn")])
 def test_what_happens_while_a_dataset_is_closed_with_its_loader_is_nobodys_concern(kind, fault, capfd):
     def generate():
         try:
@@ -135,7 +138,7 @@ def test_what_happens_while_a_dataset_is_closed_with_its_loader_is_nobodys_conce
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FEW_FAULTS)
 def test_what_happens_while_an_epoch_left_early_is_closed_is_told_in_the_next(fault, tmp_path):
     misfortune = Numbers(step="closing", fault=fault, mark=tmp_path / "mark")
 

@@ -23,11 +23,8 @@ from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.launching import forkserver
 from tests.loader.dataloader.data_loader_datasets import Numbers
 from tests.loader.faults.processes import children, in_threads, wait_until, wait_until_gone
-
-
-class Parent(Numbers):
-    def __getitem__(self, index):
-        return os.getppid()
+from tests.loader.launching.parents import Parent
+from tests.marks import slow
 
 
 def server_of(loader):
@@ -194,23 +191,6 @@ def test_an_iterator_that_is_dropped_while_it_is_asked_for_something_has_its_wor
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not iterators
-
-
-@pytest.mark.slow
-def test_several_threads_may_make_loaders_at_once():
-    held = forkserver.ready([])
-    failed = []
-
-    def make():
-        try:
-            for _ in range(2000):
-                DataLoader(Numbers(), num_workers=1)
-                assert forkserver._current is held
-        except Exception as error:
-            failed.append(error)
-
-    in_threads(make, make, make, make)
-    assert not failed
 
 
 def test_when_it_is_killed_its_workers_end_and_the_next_epoch_has_a_new_one():
@@ -475,7 +455,7 @@ SPOILERS = {
 }
 
 
-@pytest.mark.parametrize("name", SPOILERS)
+@pytest.mark.parametrize("name", ["starts_a_thread", *slow("opens_a_file", "makes_a_generator")])
 def test_by_default_a_module_that_forks_should_not_share_is_imported_by_each_worker(name, write):
     spoiling = f"import os, random, threading\nif os.getpid() != {os.getpid()}:\n    {SPOILERS[name]}\n"
     spoiler = importlib.import_module(write(name, spoiling + PARENTS))

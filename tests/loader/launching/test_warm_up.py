@@ -9,6 +9,8 @@ import pytest
 
 import mpwds
 from mpwds import DataPipeline, MultiLoader
+from mpwds.loader.launching import forkserver
+from tests.loader.faults.processes import wait_until
 
 start_methods = pytest.mark.parametrize(
     "start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
@@ -137,3 +139,15 @@ def test_what_is_behind_a_loader_warms_it_up():
         pipeline.warm_up()
         assert len(pipeline.loader.worker_pids) == 2
         assert sorted(map(int, pipeline)) == list(range(8))
+
+
+def test_warming_up_again_and_again_starts_the_workers_once_their_modules_are_imported():
+    forkserver.let_go()
+    with MultiLoader(DataPipeline(range(3)), workers=1, output="numpy") as loader:
+
+        def start():
+            loader.warm_up(wait=False)
+            return loader.worker_pids
+
+        wait_until(start, "the workers to start")
+        assert list(loader) == [0, 1, 2]

@@ -101,8 +101,10 @@ def test_an_epoch_that_failed_has_not_ended_if_another_element_is_asked_for(even
 
 
 @pytest.mark.filterwarnings("ignore:an epoch that was left early failed")  # where workers are ahead
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, 0) for kind in LOADERS), *((kind, 2) for kind in ("rebatched", "even", "DataLoader"))],
+)
 def test_a_resume_that_fails_leaves_the_state_that_was_loaded(kind, workers, switch):
     def make():
         torch.manual_seed(1)
@@ -200,8 +202,13 @@ def stages_that_check(kind, check):
 STAGES = ["map", "map, shuffle", "shuffle, map", "collation", "flatmap", "select", "bucketed", "buckets"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [*STAGES, "rebatched", "generator"])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *((kind, 0) for kind in (*STAGES, "rebatched", "generator")),
+        *((kind, 2) for kind in ("map, shuffle", "rebatched", "generator")),
+    ],
+)
 def test_an_element_that_a_stage_in_the_trainer_fails_on_comes_again(kind, workers, switch):
     def make():
         return stages_that_check(kind, switch)(rows_of(DataPipeline(range(120)).batched(5), workers))

@@ -1,6 +1,7 @@
 """What stages after a loader hold goes with its streams to other ranks, and every sample comes once."""
 
 import functools
+import itertools
 import random
 
 import msgpack
@@ -100,8 +101,13 @@ def numbers_of(name):
     return [number for number in range(SAMPLES) if name != "filter" or number % 7]
 
 
-@pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("way", [None, "drop", "pad", "wrap"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, None) for name in POOLS),
+        *itertools.product(["rebatched", "filter", "buckets", "run ahead"], ["drop", "pad", "wrap"]),
+    ],
+)
 def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, way, rank_of, monkeypatch):
     monkeypatch.setattr(even, "TorchRanks", AlikeRanks)  # so no rank ends before another
     draw = random.Random(f"{name} {way}")
@@ -147,7 +153,8 @@ def test_on_as_many_ranks_the_order_stays(name, rank_of):
     make = functools.partial(rank_of, POOLS[name])
     undisturbed, _ = run_ranks(make, 2)
     begun, states = run_ranks(make, 2, 9)
-    ended, _ = run_ranks(make, 2, state=as_json(mpwds.merge_states(states[::-1])), workers=1)
+    workers = int(name == "rebatched")
+    ended, _ = run_ranks(make, 2, state=as_json(mpwds.merge_states(states[::-1])), workers=workers)
     assert [first + second for first, second in zip(begun, ended, strict=True)] == undisturbed
 
 

@@ -42,7 +42,7 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(scope="module", params=[0, 1, 3])
+@pytest.fixture(scope="module", params=[0, 3])
 def loader(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iterating, "STATE_EVERY_S", 0)

@@ -331,7 +331,7 @@ def test_a_dataset_need_not_know_its_length(error):
     ("other", "message"),
     [
         ({"workers": 3}, "workers of the loader changed .*it was 2, is 3.*: load it into a loader with"),
-        ({"workers": 3}, "; a run with streams= may change it .*training/elastic.md"),
+        ({"workers": 3}, '; a run with streams= may change it .guide "Elastic runs"'),
         ({"seed": 4}, "seed of the loader changed .*it was None, is 4"),
         ({"dataset": DataPipeline(range(21)).batched(4)}, r"part 1 was range \(20\), is range \(21\)"),
         ({"dataset": DataPipeline(range(20)).batched(5)}, r"part 2 was batched\(4\), is batched\(5\)"),
@@ -496,6 +496,36 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.tolist() for batch in loader] == whole
+
+
+@pytest.mark.parametrize("delivered", [3, 11, 14])
+def test_the_state_of_another_rank_counts_so_though_its_workers_have_other_lengths(delivered, at_rank):
+    def make():
+        def batches():
+            rank, worker = int(os.environ["RANK"]), int(os.environ["WORKER"])
+            return iter([[rank, worker, n] for n in range(5 if rank == worker else 10)])
+
+        return MultiLoader(batches, workers=2, output="numpy", start_method="fork")
+
+    at_rank(1, 2)
+    whole = list(make())
+    at_rank(0, 2)
+    batches = iter(loader := make())
+    for _ in range(delivered):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    at_rank(1, 2)
+    for _ in range(2):
+        loader = make()
+        loader.load_state_dict(state)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with pytest.warns(UserWarning, match=f"without the {delivered} batches that were delivered"):
+        assert list(loader) == whole[delivered:]
+    with pytest.warns(UserWarning, match="that of rank 0"):
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        next(batches)
+    assert loader.state_dict()["delivered"] == delivered + 1
 
 
 def test_the_state_of_another_rank_that_has_no_order_is_refused(at_rank):
