@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[1] / "tools/suites.py"
 
 SAME = """
@@ -25,6 +27,7 @@ def compare(folder, text):
     return subprocess.run([sys.executable, TOOL, "torch", "--file", file], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_suite_with_the_same_results_is_a_success(tmp_path):
     done = compare(tmp_path, SAME)
     assert done.returncode == 0, done.stderr

@@ -27,6 +27,8 @@ logger = logging.getLogger("mpwds.feed")
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _MOST_REFUSED = 100
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path, at the most."""
 
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -98,11 +100,15 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
     """Raises unless a URL is one of ZeroMQ's that may be used with these keys."""
     parts = urlsplit(url)
     try:
-        is_tcp = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+        is_tcp = url == f"tcp://{parts.netloc}" and bool(parts.hostname) and parts.port is not None
     except ValueError:
         is_tcp = False
-    if not is_tcp and not (parts.scheme == "ipc" and url[len("ipc://") :]):
-        raise ValueError(f"a server's URL is tcp://HOST:PORT or ipc://PATH, got {url!r:.100}")
+    path = os.fsencode(url[len("ipc://") :]) if url.startswith("ipc://") else b""
+    if not (is_tcp and url.isascii() and "@" not in url) and not 0 < len(path) <= LONGEST_PATH:
+        raise ValueError(
+            f"a server's URL is tcp://HOST:PORT or ipc://PATH, whose path has up to {LONGEST_PATH} bytes, "
+            f"got {url!r:.100}"
+        )
     if keys is None and not insecure and needs_keys(url):
         raise SecurityError(
             f"{url} can be reached from other machines: pass keys=FOLDER (--keys FOLDER), which `mpwds "
@@ -112,21 +118,37 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
 
 
 def client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], folder: str | os.PathLike[str] | None, most_nbytes: int
+    context: zmq.Context[zmq.Socket[bytes]],
+    url: str,
+    folder: str | os.PathLike[str] | None,
+    most_nbytes: int,
 ) -> zmq.Socket[bytes]:
-    """A trainer's socket. With a folder, it talks only to servers whose public key is there."""
+    """A trainer's socket for a server. With a folder, it talks only to those whose public key is there."""
     dealer = context.socket(zmq.DEALER)
     dealer.identity = b"\1" + secrets.token_bytes(IDENTITY_NBYTES - 1)
     dealer.maxmsgsize = most_nbytes
     dealer.linger = 0
-    dealer.ipv6 = True
+    dealer.ipv6 = _is_ipv6(url)
     if folder is not None:
-        _check_folder(folder)
-        secret = _read(folder, CLIENT + _SECRET)
+        try:
+            _check_folder(folder)
+            secret = _read(folder, CLIENT + _SECRET)
+            dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
+        except BaseException:
+            dealer.close(0)
+            raise
         dealer.curve_secretkey = secret
         dealer.curve_publickey = zmq.curve_public(secret)
-        dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
     return dealer
+
+
+def _is_ipv6(url: str) -> bool:
+    """True if a server has IPv6 addresses alone: of a name with both, ZeroMQ would try the first of these."""
+    families = set()
+    if url.startswith("tcp:") and "[" not in url:
+        with contextlib.suppress(OSError, UnicodeError):  # the name may be known later
+            families = {found[0] for found in socket.getaddrinfo(urlsplit(url).hostname, None)}
+    return "[" in url or families == {socket.AF_INET6}
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ class StatusClient:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         for url in urls:
             try:
-                socket = self._sockets[url] = keys.client_socket(self._context, folder, _LARGEST_NBYTES)
+                socket = self._sockets[url] = keys.client_socket(self._context, url, folder, _LARGEST_NBYTES)
                 socket.connect(url)
             except BaseException:
                 self.close()

@@ -40,7 +40,7 @@ sixty times as much memory."""
 _MOST_FIELDS = 32
 _MOST_DEPTH = 32
 _HEAD_NBYTES = 64
-_MOST_WORKERS = 4096
+MOST_WORKERS = 4096
 _ROW_FIELDS = 1 + len(vars(Position()))
 
 MOST_STREAMS = 1 << 16
@@ -99,8 +99,9 @@ def _is_natural(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _is_line(value: Any) -> bool:
-    return type(value) is str and len(value) <= 256 and value.isprintable()  # it may go into a log
+def is_line(value: Any) -> bool:
+    """True for a short text that may go into a log."""
+    return type(value) is str and len(value) <= 256 and value.isprintable()
 
 
 def _list_of(holds: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
@@ -126,7 +127,7 @@ def _is_row(value: Any) -> bool:
 _TYPES: Mapping[str, _Check] = {
     "number": ("a whole number, not negative", _is_natural),
     "positive": ("a whole number above 0", lambda value: _is_natural(value) and value > 0),
-    "line": ("a short line of text", _is_line),
+    "line": ("a short line of text", is_line),
     "text": ("a str", lambda value: type(value) is str),
     "flag": ("true or false", lambda value: type(value) is bool),
     "int": ("an int", lambda value: type(value) is int),
@@ -135,7 +136,7 @@ _TYPES: Mapping[str, _Check] = {
     "seconds": ("seconds", lambda value: type(value) in (int, float) and value > 0),
     "versions": ("a list of versions", _list_of(_is_natural, 16)),
     "texts": ("a list of str", _list_of(lambda value: type(value) is str, 10_000)),
-    "workers": (f"1 to {_MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= _MOST_WORKERS),
+    "workers": (f"1 to {MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= MOST_WORKERS),
     "share": ("[number, ranks]", _is_share),
     "place": ("[rank, world_size, worker, workers, seed]", _is_place),
     "table": ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000)),

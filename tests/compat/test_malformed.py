@@ -1,16 +1,19 @@
 """Messages that are no batches: recv raises, iteration drops and counts them, and goes on."""
 
 import os
+import sys
 import warnings
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 import zmq
 from hypothesis import given, settings
 
 from mpwds import tenbin
 from mpwds.errors import TenbinError
+from mpwds.tenbin.array import ml_bfloat16
 from tests.compat.conftest import a_batch, free_port, ours
 
 GOOD = [np.arange(3, dtype="uint8"), np.ones((2, 2), "float32")]
@@ -50,6 +53,18 @@ def test_recv_raises_and_goes_on(folder, plain, frames):
         with pytest.raises(TenbinError):
             receiver.recv()
         assert receiver.recv()[0].tolist() == [0, 1, 2]
+
+
+def test_a_batch_of_a_type_whose_package_is_missing_is_dropped_too(folder, plain, monkeypatch):
+    frames = [bytes(frame) for frame in tenbin.encode_list([torch.ones(3, dtype=torch.bfloat16)])]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    ml_bfloat16.cache_clear()
+    with ours(f"zpull+ipc://{folder}/s", total=1, batch_count=False) as receiver:
+        plain.send_multipart(frames)
+        plain.send_multipart(FRAMINGS["single"])
+        with pytest.warns(RuntimeWarning, match="bfloat16"):
+            assert len(list(receiver)) == 1
+        assert receiver.dropped == 1
 
 
 def test_iteration_drops_counts_and_warns_once(folder, plain):

@@ -417,6 +417,8 @@ def test_composers_trainer_saves_and_loads_the_state_of_the_dataset(tmp_path):
     assert seen + xs(resumed) == expected[1]
     with pytest.raises(ValueError, match="shuffle_seed=9176, which is 3 now"):
         shuffled(folder, shuffle_seed=3).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of mosaicml-streaming, which has another order"):
+        resumed.load_state_dict({"epoch": 0, "sample_in_epoch": 4, "num_canonical_nodes": 1})
     resumed.load_state_dict(saved.state_dict(50, True, epoch=0))  # of an epoch that has ended
     assert xs(resumed) == expected[1]
 

@@ -18,6 +18,7 @@ class Client:
         if identity != b"":
             self.socket.identity = identity or b"\1" + os.urandom(15)
         self.socket.linger = 0
+        self._is_member = False
         self.socket.sndtimeo = 20_000
         self.socket.connect(url)
 
@@ -25,7 +26,9 @@ class Client:
         return self
 
     def __exit__(self, *exception):
-        uninterrupted(self._context.destroy, 0)
+        if self._is_member:  # a server that ends would wait for it
+            self.say(wire.BYE)
+        uninterrupted(self._context.destroy, 200)
 
     def say(self, kind, **changed):
         self.socket.send(wire.pack(kind, **{**COMMANDS[kind], **changed}))
@@ -45,6 +48,7 @@ class Client:
         while True:
             self.say(wire.HELLO, **hello)
             if (reply := self.hear(wire.WELCOME, wire.WAIT))["kind"] == wire.WELCOME:
+                self._is_member = True
                 return reply
             time.sleep(0.05)
 

@@ -1,15 +1,18 @@
 """Addresses of servers: those that stand for themselves, and those that are looked up."""
 
+import contextlib
 import functools
 import socket
 import warnings
 
 import pytest
+import zmq
 
 import mpwds
 from mpwds.errors import SecurityError
 from mpwds.feed import keys
 from mpwds.feed.client.addresses import ServerAddresses
+from tests.feed.serving import served
 
 checked = functools.partial(keys.check_url, keys=None, insecure=True)
 
@@ -87,6 +90,37 @@ def test_each_bad_address_is_warned_of_once(tmp_path):
     assert len(caught) == 2
 
 
+def test_a_server_that_cannot_be_connected_to_is_left_out_and_others_are_used(tmp_path, monkeypatch):
+    client_socket = keys.client_socket
+
+    def refusing(context, url, *rest):
+        if url.endswith(":1"):
+            raise OSError(5, "its key cannot be read")
+        return client_socket(context, url, *rest)
+
+    monkeypatch.setattr(keys, "client_socket", refusing)
+    dataset = mpwds.DataPipeline(range(6))
+    with served(dataset) as server:
+        (tmp_path / "servers.txt").write_text(f"tcp://127.0.0.1:1\n{server.url}\n")
+        with pytest.warns(RuntimeWarning, match="the server tcp://127.0.0.1:1 is left out: .*its key cannot"):
+            with mpwds.RemoteLoader(f"file:{tmp_path}/servers.txt", output="numpy") as loader:
+                assert sorted(map(int, loader)) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("families", "is_ipv6"),
+    [(["AF_INET"], False), (["AF_INET6", "AF_INET"], False), (["AF_INET6"], True), ([], False)],
+)
+def test_a_name_that_has_an_address_of_ipv4_is_reached_by_that(monkeypatch, families, is_ipv6):
+    found = [(getattr(socket, family), 1, 6, "", ()) for family in families]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    for url, expected in (("tcp://cpu:1", is_ipv6), ("tcp://[::1]:1", True), ("ipc:///run/feed", False)):
+        context = zmq.Context()
+        with contextlib.closing(keys.client_socket(context, url, None, 1000)) as client:
+            assert bool(client.ipv6) == expected
+        context.term()
+
+
 def test_other_machines_need_keys(tmp_path):
     with pytest.raises(SecurityError, match="tcp://feeders:1 can be reached from other machines"):
         mpwds.RemoteLoader("dns+tcp://feeders:1")
@@ -96,7 +130,13 @@ def test_other_machines_need_keys(tmp_path):
         mpwds.RemoteLoader(f"file:{path}")
 
 
-@pytest.mark.parametrize("urls", [[], "http://a:1", "file:", [3]])
+@pytest.mark.parametrize(
+    "urls",
+    [
+        *([], [3], "http://a:1", "file:", "tcp://a:1/", "tcp://a:1?x", "tcp://me@a:1", "tcp://\xe4:1"),
+        f"ipc://{108 * 'a'}",
+    ],
+)
 def test_bad_urls_are_refused(urls):
     with pytest.raises(ValueError, match="RemoteLoader: |a server's URL is "):
         mpwds.RemoteLoader(urls)

@@ -165,7 +165,7 @@ def test_each_unknown_key_is_told_with_its_address(folder, strangers):
             with contextlib.closing(keys.Handshakes(router, refused)) as handshakes:
                 for address in ("127.0.0.2", "127.0.0.3"):
                     expected = f"a client's key is not known (from {address})"
-                    with keys.client_socket(context, strangers, 1000) as stranger:
+                    with keys.client_socket(context, "tcp://127.0.0.1:9", strangers, 1000) as stranger:
                         stranger.connect(f"tcp://{address}:0;127.0.0.1:{port}")
                         wait_until(lambda text=expected: text in handshakes.failures(), expected, 20)
 
@@ -174,9 +174,9 @@ def test_a_message_beyond_a_trainers_limit_breaks_the_connection_and_is_not_rece
     with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
         server.linger = 0
         port = server.bind_to_random_port("tcp://127.0.0.1")
-        with keys.client_socket(context, None, 1000) as client:
+        with keys.client_socket(context, url := f"tcp://127.0.0.1:{port}", None, 1000) as client:
             with client.get_monitor_socket(zmq.EVENT_DISCONNECTED) as breaks:
-                client.connect(f"tcp://127.0.0.1:{port}")
+                client.connect(url)
                 client.send(b"hello")
                 who, _ = server.recv_multipart()
                 for size in (1000, 1001):

@@ -9,6 +9,7 @@ import pytest
 import mpwds
 from tests.feed.faults.checking import kill_worker, warned
 from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, plain, served
+from tests.marks import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -26,8 +27,9 @@ def remote(urls, workers=None, **options):
     return mpwds.RemoteLoader(urls, workers, **{"output": "numpy", "streams": STREAMS, **options})
 
 
-@pytest.mark.parametrize("even", MODES)
-@pytest.mark.parametrize("dataset", [uneven(), large()], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("dataset", "even"), [*((uneven(), even) for even in MODES), (large(), None), (large(), "wrap")]
+)
 def test_the_order_is_that_of_local_workers(dataset, even):
     whole = locally(dataset, 1, epochs=2, streams=STREAMS, even=even)
     with served(dataset, workers=3) as one, served(dataset, workers=2) as other:
@@ -36,7 +38,7 @@ def test_the_order_is_that_of_local_workers(dataset, even):
                 assert [epoch_of(loader) for _ in range(2)] == whole
 
 
-@pytest.mark.parametrize("even", MODES)
+@pytest.mark.parametrize("even", [None, "pad", *slow("drop", "wrap")])
 def test_local_and_remote_workers_carry_them_together(even):
     dataset = uneven()
     whole = locally(dataset, 1, streams=STREAMS, even=even)[0]
@@ -47,7 +49,7 @@ def test_local_and_remote_workers_carry_them_together(even):
             assert epoch_of(loader) == whole
 
 
-@pytest.mark.parametrize("even", MODES)
+@pytest.mark.parametrize("even", [None, "wrap", *slow("drop", "pad")])
 def test_a_state_moves_between_local_and_remote_workers(even):
     dataset = uneven()
     whole = locally(dataset, 1, streams=STREAMS, even=even)[0]

@@ -123,6 +123,16 @@ def test_a_member_of_a_group_falls_out_if_it(fault):
         assert [each["client"] for each in one.status()["clients"]] == ["one"]
 
 
+def test_a_member_of_a_group_that_lost_the_end_gets_it_again_while_others_have_it():
+    with served(large(), workers=1) as server, Client(server.url) as one, Client(server.url) as two:
+        for each in (one, two):
+            each.welcomed(group="g", members=2, max_lag=60)
+            start(each, window=1 << 40)
+        end(one), end(two)
+        start(one, attempt=2, window=1 << 40)
+        end(one)
+
+
 def test_a_client_that_is_silent_is_gone_and_is_told_so_when_it_is_back(caplog):
     with served(numbers(), client_timeout=2.0) as server, Client(server.url) as client:
         client.welcomed(name="host:7")

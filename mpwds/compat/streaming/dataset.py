@@ -263,6 +263,10 @@ class StreamingDataset(PartitionedDataset):
             ValueError: The state is of another number of ranks, another seed or epochs of another size.
         """
         for fact, now in self._facts.items():
+            if fact not in obj:
+                raise ValueError(
+                    "the state is of mosaicml-streaming, which has another order: begin the epoch again"
+                )
             if obj[fact] != now:
                 raise ValueError(
                     f"the state of a StreamingDataset with {fact}={obj[fact]}, which is {now} now"

@@ -188,6 +188,7 @@ class Connection:
             self._open(kind)
         elif self.socket.type != kind:
             raise ValueError(f"{url} is of another kind than {self.urls[0]}: make a Connection for each kind")
+        self.socket.ipv6 = "[" in location
         try:
             if binds:
                 self._files.update(unix_sockets.bind(self.socket, location))
@@ -349,7 +350,7 @@ class Connection:
             frames = self._received()
             try:
                 decoded = self._decoded(frames)
-            except TenbinError as error:
+            except (TenbinError, ImportError) as error:  # of a dtype whose package is missing here
                 self._drop(frames, error)
                 continue
             batch = self._converted(decoded)
@@ -365,7 +366,7 @@ class Connection:
         """``epoch``, for frameworks that ask a loader for its length."""
         return self.epoch
 
-    def _drop(self, frames: list[zmq.Frame], error: TenbinError) -> None:
+    def _drop(self, frames: list[zmq.Frame], error: Exception) -> None:
         self.dropped += 1
         now = time.monotonic()
         if self.dropped == 1 or now - self._warned_at >= _WARNINGS_EVERY_S:

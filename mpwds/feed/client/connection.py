@@ -76,7 +76,14 @@ class RemoteOptions:
         for each in (self.server_timeout, self.max_lag):
             options.timeout(name, each)
         wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
-        self.addresses()
+        if self.group is not None and not wire.is_line(self.group):
+            raise ValueError(f"{name}: group= is a short line of text, got {self.group!r:.100}")
+        addresses = self.addresses()
+        most = self.max_servers if addresses.is_followed else len(addresses.look_up())
+        if self.min_servers is not None and most is not None and self.min_servers > most:
+            raise ValueError(f"{name}: min_servers={self.min_servers}, and there are {most} at the most")
+        if self.workers is not None and most is not None and self.workers > wire.MOST_WORKERS * most:
+            raise ValueError(f"{name}: a server has up to {wire.MOST_WORKERS} workers, got {self.workers}")
 
     @property
     def key_folder(self) -> str | os.PathLike[str] | None:
@@ -179,13 +186,19 @@ class ServerConnection:
 
     def __post_init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         limit = self.options.max_batch_bytes + wire.COMMAND_NBYTES
-        self.socket = socket = keys.client_socket(context, self.options.key_folder, limit)
+        self.socket = socket = keys.client_socket(context, self.url, self.options.key_folder, limit)
         socket.reconnect_ivl_max = 1000
         wire.notice_lost_machines(socket, self.options.heartbeat_timeout)
         self.breaks = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
         )
-        socket.connect(self.url)
+        try:
+            socket.connect(self.url)
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            self.breaks.close(0)
+            socket.close(0)
+            raise
 
     def queue(self, slot: int) -> ReceiveQueue:
         return self.queues.setdefault(slot, ReceiveQueue(slot))

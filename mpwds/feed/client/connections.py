@@ -108,11 +108,13 @@ class ServerConnections:
 
     def _follow(self, urls: list[str]) -> None:
         """Connects to the servers at these URLs that this rank uses, and lets go of others."""
-        most = self.options.max_servers or sharing.MOST_LINKS
+        least = self.options.min_servers or 0
+        most = self.options.max_servers or max(sharing.MOST_LINKS, least)
         if self._here.world_size == 1 and not self._addresses.is_followed:
             most = self.options.max_servers or len(urls)
         used = {
-            share.url: share for share in sharing.shares(urls, self._here.rank, self._here.world_size, most)
+            share.url: share
+            for share in sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
         }
         kept = [connection for connection in self.connections if connection.url in used or connection.is_up]
         excess = len(kept) + len(used.keys() - {connection.url for connection in kept}) - most
@@ -123,11 +125,22 @@ class ServerConnections:
             if connection not in kept:
                 connection.close()
                 self.gone.append(connection)
+        failed: Exception | None = None
         new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
         for share, workers in zip(new, self._dealt(len(new), kept), strict=False):
             place = share.number, share.ranks
             context, notices = self._context, self.notices
-            kept.append(ServerConnection(share.url, workers, place, self.options, context, notices=notices))
+            try:
+                new_one = ServerConnection(share.url, workers, place, self.options, context, notices=notices)
+            except (zmq.ZMQError, OSError, MpwdsError) as error:
+                if not self._addresses.is_followed:
+                    raise
+                failed = error
+                notices.append(f"the server {share.url} is left out: {error}")  # and the others are of use
+            else:
+                kept.append(new_one)
+        if failed is not None and not kept and self._threads[0].ident is None:
+            raise failed
         self.connections = kept
 
     def _dealt(self, servers: int, others: list[ServerConnection]) -> list[int | None]:
@@ -190,6 +203,8 @@ class ServerConnections:
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
             if not connections:
                 named = f"{self.options.urls} ({self._addresses.why or 'there is no address'})"
+            elif not missing:
+                named = f"{self.options.urls} ({len(connections)} of min_servers={needed})"
             if missing and gives_up(each.mismatches >= _MOST_MISMATCHES for each in missing):
                 raise ServerLost(f"no server is ready at {named}")
             if self._timeout is not None and waited > self._timeout:

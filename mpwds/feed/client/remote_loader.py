@@ -246,7 +246,7 @@ class Remote:
         if number < len(found):
             return found[number]
         connection = found[number % len(found)][0] if found else servers.first()
-        return connection, (connection.workers or 0) + number
+        return connection, (connection.workers or 0) + self.options.local + number
 
     def group(self, *arguments: Any, **keywords: Any) -> RemoteGroup:
         """The workers of a loader that has workers of its own, too."""
@@ -303,6 +303,14 @@ class RemoteGroup(WorkerGroup):
     def pids(self) -> list[int]:
         return super().pids[: self._remote.options.local]
 
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._free_gone()
+
+    def _free_gone(self) -> None:
+        used = {worker.place[0] for worker in self._workers if isinstance(worker, RemoteWorker)}
+        self._remote.connected().free_gone(used)
+
     def close(self) -> None:
         super().close()
         if os.getpid() == self._owner:
@@ -334,7 +342,7 @@ class RemoteGroup(WorkerGroup):
         assert setup.streams is not None
         while free and len(self._workers) < setup.streams // setup.world_size:
             self._workers.append(self._make_remote(len(self._workers), *free.popleft()))
-        servers.free_gone({worker.place[0] for worker in remote})
+        self._free_gone()
         return self.workers
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:

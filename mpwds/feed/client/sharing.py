@@ -33,20 +33,22 @@ class Share(NamedTuple):
     ranks: int
 
 
-def shares(urls: Sequence[str], rank: int, world_size: int, most: int = MOST_LINKS) -> list[Share]:
+def shares(
+    urls: Sequence[str], rank: int, world_size: int, most: int = MOST_LINKS, least: int = 0
+) -> list[Share]:
     """The servers that a rank connects to.
 
     Args:
         urls: All servers.
         rank, world_size: As in ``torch.distributed``.
-        most: Servers for each rank.
+        most, least: Servers for each rank, if there are as many.
 
     Example:
         >>> shares(["tcp://a:1", "tcp://b:1"], rank=1, world_size=2)
         [Share(url='tcp://a:1', number=1, ranks=2), Share(url='tcp://b:1', number=1, ranks=2)]
     """
     # So that each server has one rank; or else a few.
-    each = min(most, max(_LEAST_LINKS, -(-len(urls) // world_size)))
+    each = min(most, max(_LEAST_LINKS, least, -(-len(urls) // world_size)))
     if len(urls) <= each:
         return [Share(url, rank, world_size) for url in urls]
     table = links(urls, world_size, each)

@@ -20,6 +20,7 @@ import mpwds
 from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
 from mpwds.feed.fd_passing import FdSender
+from mpwds.feed.keys import LONGEST_PATH
 from mpwds.feed.server.clients import ClientGroup, Clients
 from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
@@ -42,7 +43,6 @@ _PILE_UP_S = 0.0005
 _GOODBYE_S = 1.0
 _COMMANDS_AT_ONCE = 256
 _MOST_PEEKS = 4  # copies of batches that wait to be sent
-_LONGEST_PATH = 107  # of a Unix socket
 _MOST_CLASSES = 10_000  # whose names a status holds
 
 
@@ -127,7 +127,7 @@ class Server:
             ends.callback(self._router.close)
             self.url = self._router.url
             path = self.url[len("ipc://") :] + ".memory"
-            is_path = self.url.startswith("ipc:///") and len(path) <= _LONGEST_PATH
+            is_path = self.url.startswith("ipc:///") and len(path) <= LONGEST_PATH
             try:
                 fd_sender = FdSender(self._router.drop, path if is_path else None)
             except OSError as error:

@@ -367,9 +367,11 @@ class WorkerRelay:
         """Begins the earliest epoch that is asked for, once nobody is in the middle of another one."""
         waiting = [member for member in self.members.values() if not member.begun]
         running = [member for member in self.members.values() if member.runs]
-        if not waiting or (not running and len(waiting) < self.expected()):
+        epoch = min((member.start["epoch"] for member in waiting), default=0)
+        # Those who have all of it wait for nothing: one that lost its end gets that again.
+        have_it = sum(member.done and member.start["epoch"] == epoch for member in self.members.values())
+        if not waiting or (not running and len(waiting) + have_it < self.expected()):
             return
-        epoch = min(member.start["epoch"] for member in waiting)
         if running and running[0].start["epoch"] != epoch:
             return
         due = [member for member in waiting if member.start["epoch"] == epoch]

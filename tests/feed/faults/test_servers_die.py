@@ -133,11 +133,11 @@ def test_a_timeout_bounds_the_wait_for_a_server(monkeypatch):
         next(batches)
         server.stop()
         wait_until(lambda: not remote.servers.connections[0].is_up, "the trainer to miss it")
-        batches._timeout = 3  # from now on
-        remote.options = replace(remote.options, timeout=3)
+        batches._timeout = 0.5  # from now on
+        remote.options = replace(remote.options, timeout=0.5)
         with pytest.raises(mpwds.WorkerTimeout, match=f"on {server.url}, which is lost"):
             list(batches)
-        with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 3 s"):
+        with pytest.raises(mpwds.ServerLost, match="no server is ready at .* after 0.5 s"):
             delivered(loader)
 
 

@@ -25,11 +25,11 @@ def main():
         serving = threading.Thread(target=server.serve)
         serving.start()
         if "trainer" in sys.argv:
-            with mpwds.RemoteLoader(server.url) as loader:
+            with mpwds.RemoteLoader(server.url, output="numpy") as loader:  # without torch
                 for number, _ in enumerate(loader):
                     if number == 10:
                         print(server.url, flush=True)
-                    time.sleep(0.001)
+                    time.sleep(0.02)
                     if ended:
                         break
         else:
