@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from mpwds import pidfds
 from mpwds.interrupts import interrupts_deferred
 
 OUTPUT_STREAMS = (1, 2)
@@ -70,7 +71,7 @@ class WorkerProcess:
         self._ended = False
         self._poller = select.poll()
         try:
-            self._sentinel = os.pidfd_open(pid)
+            self._sentinel = pidfds.open_pidfd(pid)
             self._poller.register(self._sentinel, select.POLLIN)
         except ProcessLookupError:  # it has ended, and other code has reaped it
             self._ended = True
@@ -95,7 +96,7 @@ class WorkerProcess:
     def kill(self) -> None:
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._sentinel, signal.SIGKILL)
+                pidfds.kill(self._sentinel)
 
     def _reap(self) -> int | None:
         try:

@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from mpwds.errors import StreamError
+from mpwds.pidfds import open_pidfd
 from mpwds.storage.streams.base import DiscardsOnError, InputStream
 from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
 
@@ -173,7 +174,7 @@ class _RunningCommand(InputStream):
             fcntl.fcntl(self._lifeline, fcntl.F_SETSIG, signal.SIGKILL)
             self._kill_with_us(True)
             os.write(ready, b"\n")
-            self._exited = os.pidfd_open(self._process.pid)  # readable once the leader has ended
+            self._exited = open_pidfd(self._process.pid)  # readable once the leader has ended
         except BaseException:
             os.close(self._held_end)
             os.close(self._lifeline)
