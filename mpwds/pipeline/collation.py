@@ -292,6 +292,8 @@ def _numbers(values: Sequence[Any]) -> Any:
         column = np.array(values)
     except (ValueError, TypeError, OverflowError):
         return list(values)
+    if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
+        return np.array(values, np.uint64) if min(values) >= 0 else list(values)  # floats would round them
     return column if column.ndim == 1 and column.dtype.kind in _NUMERIC_KINDS else list(values)
 
 

@@ -28,6 +28,7 @@ Size = int | tuple[int, int]
 
 _TRIES = 10
 _REDUCTIONS = (8, 4, 2)
+_MOST_PIXELS = 1 << 28  # of an image that a ratio of sides makes large
 
 
 class Crop(NamedTuple):
@@ -268,6 +269,8 @@ def _short_side(height: int, width: int, size: Size) -> tuple[int, int]:
     if isinstance(size, tuple):
         return size
     long = int(size * max(height, width) / min(height, width))
+    if size * long > _MOST_PIXELS:
+        raise ValueError(f"an image of {height} x {width} pixels would be resized to {size} x {long}")
     return (size, long) if height <= width else (long, size)
 
 

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import glob
 import hashlib
+import itertools
 import os
 import re
 import socket
@@ -31,8 +32,10 @@ from mpwds.pipeline.error_context import check_choice
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
+from mpwds.storage.caches.locks import unlock
 from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing.destinations import rename_to_free
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -71,7 +74,7 @@ class DirectoryShardList(IterableSource):
         timeout: Seconds without a new shard after which the epoch ends.
         mode: What happens to a shard that has been read: ``"resample"`` gives it its name back, so that it
             is read again, ``"unlink"`` removes it, ``"keep"`` renames it to ``x.tar._done_``. ``None`` means
-            ``"resample"``.
+            ``"resample"``. If another shard has the name by then, it becomes ``x-1.tar``, and so on.
         select: Which shard to take: ``"random"`` or ``"oldest"``.
         fate: A function to call with the path of a shard that has been read, instead of ``mode``.
         claim_timeout: Seconds after which a claim of another machine (see above) counts as abandoned: more
@@ -136,7 +139,7 @@ class DirectoryShardList(IterableSource):
         elif self.mode == "unlink":
             os.unlink(activename)
         else:
-            os.rename(activename, _unclaimed(activename) + ("._done_" if self.mode == "keep" else ""))
+            _rename(activename, _unclaimed(activename) + ("._done_" if self.mode == "keep" else ""))
 
     def cleanup_files_without_processes(self) -> None:
         """Gives shards whose reader has died their names back."""
@@ -151,7 +154,7 @@ class DirectoryShardList(IterableSource):
                     age_s = time.time() - int(match["time_ns"] or time.time_ns()) / 1e9
                     is_abandoned = self.claim_timeout is not None and age_s > self.claim_timeout
                 if is_abandoned:
-                    os.rename(path, match["name"])
+                    _rename(path, match["name"])
 
     def candidates(self) -> list[str]:
         """The shards that nobody has claimed, sorted by name."""
@@ -221,7 +224,18 @@ def _claim(path: str) -> _Lock | None:
 def _give_back(claims: list[_Lock]) -> None:
     """Gives shards that are not read to their end their names back. Any thread may call this."""
     while claims:
-        claims.pop().end(lambda path: os.rename(path, _unclaimed(path)))
+        claims.pop().end(lambda path: _rename(path, _unclaimed(path)))
+
+
+def _rename(path: str, name: str) -> None:
+    """Renames a claimed shard; to ``x-1.tar`` and so on, if another shard is called ``x.tar`` by now."""
+    folder, base = os.path.split(name)
+    beginning, dot, extensions = base.partition(".")
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            rename_to_free(path, name)
+            return
+        name = os.path.join(folder, f"{beginning}-{number}{dot}{extensions}")
 
 
 def _unclaimed(path: str) -> str:
@@ -272,6 +286,8 @@ class _Lock:
 
     def close(self) -> None:
         if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                unlock(self._descriptor)  # for a fork, too
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -408,8 +408,12 @@ def _record_samples(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
                         f"the record at offset {offset} of {url} is a {type(record).__name__}, expected a "
                         "dictionary of fields"
                     )
-                sample = {str(name): value for name, value in record.items() if value is not None}
-                key = str(sample.pop(KEY, f"{number:09d}"))
+                sample = {_text(name): value for name, value in record.items() if value is not None}
+                key = _text(sample.pop(KEY, f"{number:09d}"))
                 kept = {name: value for name, value in sample.items() if not name.startswith("__")}
                 yield {KEY: key, **{name: encode_field(name, value) for name, value in kept.items()}}
                 number += 1
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

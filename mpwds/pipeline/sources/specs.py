@@ -222,7 +222,10 @@ def _optional(value: SpecValue, key: str) -> int | None:
 
 def _extensions(value: SpecValue) -> dict[str, str]:
     if isinstance(value.value, dict):
-        return {new: value[new].text().lower() for new in value.mapping().value}
+        names = {new: value[new].text().lower() for new in value.mapping().value}
+        if len(set(names.values())) < len(names):
+            value.fail("gives one extension two names")
+        return names
     extensions = [each for string in value.strings() for each in string.value.replace(";", " ").split()]
     return {extension.lower(): extension.lower() for extension in extensions}
 

@@ -152,6 +152,7 @@ class _Logged(WrappedStream[Any]):
         if self._descriptor is None:
             self._descriptor = os.open(self._logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
-        os.write(self._descriptor, f"{self._count}\t{self._reader}\t{key_of(item[1])}\n".encode())
+        line = f"{self._count}\t{self._reader}\t{key_of(item[1])}\n"
+        os.write(self._descriptor, line.encode("utf-8", "surrogateescape"))  # as the names of tar members
         self._count += 1
         return item

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError, WrongArgument
 from mpwds.interrupts import interrupts_deferred
-from mpwds.storage.caches.locks import lock_open, remove_unlocked, same_file
+from mpwds.storage.caches.locks import lock_open, remove_unlocked, same_file, unlock
 from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
@@ -242,6 +242,7 @@ class PendingFile:
                 else:
                     self._take_free_name()
             finally:
+                unlock(locked)  # for a fork, too
                 os.close(locked)
         except BaseException as error:
             self.discard()
@@ -258,20 +259,29 @@ class PendingFile:
             _close_and_remove(self.stream, self._temporary)
 
     def _take_free_name(self) -> None:
-        new, name = self._temporary, self._name
         try:
-            os.link(new, name, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in _NO_LINKS and not os.access(name, os.F_OK):
-                os.replace(new, name)
-                return
-            if error.errno not in (*_NO_LINKS, errno.EEXIST):
-                raise
-            # NFS may repeat a request that it has done, and a worker that was restarted a shard.
-            if not filecmp.cmp(new, name, shallow=False):
+            rename_to_free(self._temporary, self._name)
+        except FileExistsError:  # a worker that was restarted may repeat a shard
+            if not filecmp.cmp(self._temporary, self._name, shallow=False):
                 reason = "it was written meanwhile by another program, and is not replaced"
                 raise FileExistsError(errno.EEXIST, reason, self.path) from None
-        os.unlink(new)
+            os.unlink(self._temporary)
+
+
+def rename_to_free(old: str, new: str) -> None:
+    """Renames a file. Raises ``FileExistsError`` if another file has the new name."""
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError as error:
+        taken = os.access(new, os.F_OK)
+        if error.errno in _NO_LINKS and not taken:
+            os.replace(old, new)
+            return
+        if not taken:
+            raise
+        if not os.path.samefile(old, new):  # a rename that was cut off, or that NFS repeats
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+    os.unlink(old)
 
 
 def _create_locked(beginning: str) -> tuple[int, str]:

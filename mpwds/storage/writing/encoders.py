@@ -27,7 +27,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("pbm", "pgm", "ppm", "pnm"), ("PPM", {})),
     **dict.fromkeys(("tif", "tiff"), ("TIFF", {"quality": 100})),
     "bmp": ("BMP", {}),
-    "webp": ("WEBP", {"lossless": True}),
+    "webp": ("WEBP", {"lossless": True, "exact": True}),  # exact: with the colours of transparent pixels
 }
 """By extension, Pillow's name of the format and its options."""
 
@@ -133,6 +133,10 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     elif extension == "pbm":
         picture = picture.convert("1")
     pillow_format, options = IMAGE_FORMATS[extension]
+    if pillow_format in ("PPM", "BMP") and "A" in picture.getbands():
+        raise OSError(
+            f"{extension} does not keep the alpha channel of an image: convert it to RGB, or use png"
+        )
     with io.BytesIO() as stream:
         picture.save(stream, format=pillow_format, **options)
         return stream.getvalue()
@@ -142,11 +146,15 @@ def _as_array(value: Any) -> np.ndarray[Any, Any]:
     """An array of an array, a tensor (also on a device, or with a gradient), a number or a list."""
     if isinstance(value, tensor_class()):
         value = value.detach().cpu().numpy()
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("the mask of a masked array would be lost: pass value.filled(), or two fields")
     return np.asarray(value)
 
 
 def _storable(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
     array = _as_array(value)
+    if array.dtype.kind == "V" and array.dtype.type is not np.void:
+        raise ValueError(f"npy files do not keep the dtype {array.dtype}: use ten, or convert the array")
     if array.dtype.hasobject and not isinstance(value, np.ndarray):
         what = type(value).__name__ if name is None else f"{name!r} ({type(value).__name__})"
         raise ValueError(f"{what} makes an array of Python objects, which could only be pickled")

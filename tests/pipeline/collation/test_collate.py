@@ -17,6 +17,12 @@ def test_numbers_become_an_array(values):
     assert column.tolist() == values
 
 
+def test_integers_are_never_rounded():
+    assert default_collation_fn([2**63, 1]).dtype == np.uint64
+    assert default_collation_fn([2**63, 1]).tolist() == [2**63, 1]
+    assert default_collation_fn([2**63 + 1, -1]) == [2**63 + 1, -1]
+
+
 @pytest.mark.parametrize(
     "values",
     [

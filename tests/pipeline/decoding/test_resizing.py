@@ -220,6 +220,12 @@ def test_images_that_are_damaged_cut_off_or_too_large_are_errors(monkeypatch):
         Resized((8, 8))(data)
 
 
+@pytest.mark.parametrize("resizer", [Resized(224), ResizeCenterCrop()])
+def test_an_image_whose_shape_would_make_it_huge_is_an_error(resizer):
+    with pytest.raises(ValueError, match="an image of 1 x 60000 pixels would be resized to"):
+        resizer(stored(PIL.Image.new("RGB", (60_000, 1)), "PNG"))
+
+
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_an_image_that_waits_for_its_batch_holds_no_pixels_of_the_whole(kind):

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +117,29 @@ def test_resampled_shards_come_back(folder):
     urls = [next(source)["url"] for _ in range(20)]
     assert len(set(map(unclaimed, urls))) == 3
     assert len(glob.glob(folder + "*.tar")) == 2  # the last one is claimed still
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [
+        ("keep", ["file0-1.tar._done_", "file0.tar._done_"]),
+        ("resample", ["file0-1.tar", "file0.tar"]),
+        ("unlink", ["file0.tar"]),
+    ],
+)
+def test_a_shard_that_was_read_replaces_no_newer_one(folder, mode, left):
+    for content in (b"first", b"second"):
+        Path(f"{folder}file0.tar").write_bytes(content)
+        shards = DirectoryShardList(folder, mode=mode)
+        claimed = next(iter(shards))["url"]
+        if mode != "keep":
+            Path(f"{folder}file0.tar").write_bytes(b"second")
+        shards.recycle(claimed)
+        if mode != "keep":
+            break
+    assert names(folder) == left
+    assert {Path(folder, name).read_bytes() for name in left} >= {b"second"}
+    assert len(left) == 1 or Path(folder, left[0]).read_bytes() != Path(folder, left[1]).read_bytes()
 
 
 def test_a_function_may_deal_with_what_was_read(folder):
@@ -353,6 +377,20 @@ def test_a_process_that_ends_gives_back_what_it_has_not_read(filled):
     )
     subprocess.run([sys.executable, "-c", code, filled], check=True)
     assert not [name for name in names(filled) if re.search(r"\._\d+.*_$", name)]
+
+
+def test_a_fork_does_not_hold_what_its_parent_has_given_back(folder):
+    create(folder, range(1))
+    source = iter(DirectoryShardList(folder, poll=None))
+    next(source)
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    try:
+        next(source)  # gives the shard its name back, and claims it again
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_fork_leaves_the_claims_of_its_parent_alone(folder):

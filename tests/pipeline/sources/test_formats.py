@@ -93,6 +93,11 @@ class Nothing(Format):
     name = "nothing"
 
 
+def test_records_may_name_their_fields_by_bytes(tmp_path):
+    (tmp_path / "x.mp").write_bytes(msgpack.packb({b"__key__": b"a", b"cls": 1}))
+    assert list(FORMATS["msgpack"].samples(f"{tmp_path}/x.mp").read()) == [{"__key__": "a", "cls": b"1"}]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -380,6 +380,7 @@ BAD = [
             ("buckets: [a, b]", r"line 3, datasets\[0\].buckets\[1\] is a second bucket"),
             ("extensions: 3", "line 3, .*extensions must be a list"),
             ("extensions: {jpg: 3}", "line 3, .*extensions.jpg must be a string"),
+            ("extensions: {a: jpg, b: JPG}", "line 3, .*extensions gives one extension two names"),
             ("meta: 3", "line 3, .*meta must be a mapping"),
             ("name: 3", "line 3, .*name must be a string, got 3"),
             ("shards: b.tar", "line 3: the key 'shards' is already in line 2"),

@@ -75,6 +75,11 @@ def test_writes_what_webdataset_writes_of_samples_that_name_their_reader(tmp_pat
     assert (tmp_path / "ours").read_text() == (tmp_path / "theirs").read_text()
 
 
+def test_keys_are_written_as_the_bytes_of_their_archives(tmp_path):
+    list(log_keys(tmp_path / "keys")([{"__key__": b"caf\xe9".decode("utf-8", "surrogateescape")}]))
+    assert (tmp_path / "keys").read_bytes().endswith(b"\tcaf\xe9\n")
+
+
 @pytest.mark.parametrize("stop", range(5))
 def test_log_keys_continues_from_its_state_exactly(stop, continues, tmp_path):
     continues(lambda: log_keys(tmp_path / "keys").stream(Source(KEYS)), stop)

@@ -8,6 +8,7 @@ import sys
 import time
 
 import cbor2
+import ml_dtypes
 import msgpack
 import numpy as np
 import PIL.Image
@@ -89,6 +90,12 @@ def test_lossless_formats_keep_every_pixel(name):
     assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(encode_field(name, GRADIENT)))), GRADIENT)
 
 
+@pytest.mark.parametrize("name", ["png", "webp", "tiff"])
+def test_the_colours_of_transparent_pixels_are_kept(name):
+    pixels = np.dstack([GRADIENT, np.zeros((4, 4), np.uint8)])
+    assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(encode_field(name, pixels)))), pixels)
+
+
 @pytest.mark.parametrize(("name", "mode"), [("pbm", "1"), ("pgm", "L"), ("ppm", "RGB")])
 def test_the_pnm_formats_hold_what_their_names_say(name, mode):
     assert PIL.Image.open(io.BytesIO(encode_field(name, GRADIENT))).mode == mode
@@ -149,6 +156,10 @@ def test_tenbin_takes_lists_of_numbers_and_bfloat16():
         ("png", np.zeros((2, 2), np.int64), "int64"),
         ("png", np.zeros((3, 8, 9), np.uint8), r"\(3, 8, 9\).*permute"),
         ("jpg", np.zeros((4, 4, 4), np.uint8), "RGBA"),
+        ("ppm", np.zeros((4, 4, 4), np.uint8), "alpha channel"),
+        ("bmp", np.zeros((4, 4, 4), np.uint8), "alpha channel"),
+        ("ten", np.ma.masked_equal([1, 2], 2), "mask"),
+        ("npy", np.zeros(2, ml_dtypes.bfloat16), "bfloat16: use ten"),
     ],
 )
 def test_a_value_that_does_not_fit_is_an_error_naming_the_field(name, value, message):
