@@ -27,9 +27,9 @@ from mpwds.pipeline.stream import LengthUnknown
 from mpwds.warn import warn
 
 
-def even_length(even: Even, count: CountOf) -> int:
+def even_length(even: Even, count: CountOf, here: Context) -> int:
     """The ``len()`` of a loader whose epochs are even: batches on every rank."""
-    counts = [count(rank, False) for rank in _all_ranks(Context.current())]
+    counts = [count(rank, False) for rank in _all_ranks(here)]
     return min(counts) if even == "drop" else max(counts)
 
 

@@ -267,7 +267,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
 
         assert self.even is not None
         assert self.streams is not None
-        here = replace(Context.current(epoch), seed=self.seed)
+        here = self._here(epoch)
         batches = self._iterate_workers(epoch, after_end="" if self.even == "drop" else self.even)
         batches.progress.take_ahead()
         return self._convert(in_rounds(batches, self.even, self.dataset, self.streams, here, self.timeout))
@@ -351,8 +351,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         if self.even is not None and self.streams is not None:
             from mpwds.loader.rounds import even_length
 
-            here = replace(Context.current(), seed=self.seed)
-            return even_length(self.even, self.dataset, self.streams, here)
+            return even_length(self.even, self.dataset, self.streams, self._here(self._epoch))
         return self._length_of(self._count)
 
     def __bool__(self) -> bool:
@@ -497,7 +496,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
                 return begin(epoch, False)
             from mpwds.loader.even import evened
 
-            here = replace(Context.current(epoch), seed=self.seed)
+            here = self._here(epoch)
             delivered, has_moved = position.delivered_before(epoch), position.has_moved(epoch)
             return evened(self.even, here, begin, count, delivered, has_moved, self.timeout)
 
@@ -508,11 +507,15 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         return contexts_of(self.streams, self.workers, context)
 
     def _length_of(self, count: CountOf) -> int:
+        here = self._here(self._epoch)
         if self.even is None:
-            return count(Context.current(), False)
+            return count(here, False)
         from mpwds.loader.even import even_length
 
-        return even_length(self.even, count)
+        return even_length(self.even, count, here)
+
+    def _here(self, epoch: int) -> Context:
+        return replace(Context.current(epoch), seed=self.seed)
 
     def _is_even(self) -> bool:
         """True if the loader makes its epochs even on all ranks."""
@@ -581,6 +584,8 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
         loader = self.loader
         if context.watch is None:
             context = replace(context, watch=loader._statistics.watch)
+        if loader.streams is None:
+            context = context.of_own_elements()
         same_order = keeps_order(loader) and not takes_any_order(loader.dataset)
         return StagesStream(self._starter(context), context.epoch, same_order)
 

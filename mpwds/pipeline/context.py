@@ -78,6 +78,10 @@ class Context:
         run = self.run if self.world_size == 1 else 0  # it differs from rank to rank
         return replace(self, rank=0, world_size=1, worker=0, workers=1, run=run)
 
+    def of_own_elements(self) -> Context:
+        """For stages whose elements are numbered on each rank: equal addresses draw other numbers there."""
+        return replace(self, run=self.run or self.rank)
+
     @staticmethod
     def current(epoch: int = 0) -> Context:
         """The context of this process.

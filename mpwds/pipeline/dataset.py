@@ -94,7 +94,7 @@ class DataPipeline(Fluent, IterableSource):
         epochs = self.given_epochs
         if origin.never_empty and epochs.repetitions is None and epochs.limit is not None:
             return Count(epochs.limit)
-        return epochs.count_of(stages, origin.count_in(context, exact))
+        return epochs.count_of(stages, origin.count_in(self._seeded(context), exact))
 
     def stage(self, i: int) -> Any:
         """Part ``i`` of the pipeline, as it was passed; the source is part 0."""
@@ -164,8 +164,11 @@ class DataPipeline(Fluent, IterableSource):
         """A function that makes the stream of one epoch."""
         source, *stages = self.parts
         stages = self._run_as(stages)
-        seeded = replace(context, seed=self.given_seed) if context.seed is None else context
+        seeded = self._seeded(context)
         return lambda: self.given_epochs.stream(lambda context: chain(source, stages, context), seeded)
+
+    def _seeded(self, context: Context) -> Context:
+        return replace(context, seed=self.given_seed) if context.seed is None else context
 
     def _run_as(self, stages: list[Filter]) -> list[Filter]:
         """The stages to run in place of these."""

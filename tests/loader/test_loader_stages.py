@@ -4,6 +4,7 @@ import collections
 import itertools
 import os
 import pickle
+import random
 import warnings
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds import DataPipeline, MultiLoader
+from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.loader.multi_loader import LoaderPipeline
 from tests.loader.faults.processes import runs
 
@@ -276,3 +277,15 @@ def test_an_epoch_of_stages_that_had_nothing_left_is_empty_with_a_warning():
     pipeline.load_state_dict(pipeline.state_dict())
     with pytest.warns(UserWarning, match="had nothing left"):
         assert list(pipeline) == []
+
+
+@pytest.mark.parametrize("kind", [MultiLoader, WebLoader])
+def test_stages_after_a_loader_draw_other_random_numbers_on_each_rank(kind, monkeypatch):
+    def drawn(rank):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        loader = kind(DataPipeline(range(8)), **{"workers" if kind is MultiLoader else "num_workers": 0})
+        return list(loader.map(lambda _: random.random()))
+
+    assert drawn(0) == drawn(0)
+    assert set(drawn(0)).isdisjoint(drawn(1))

@@ -134,8 +134,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
         if pin_memory is not None:  # torch takes None for False
             check_boolean("DataLoader", "pin_memory", pin_memory)
-        check_boolean("DataLoader", "drop_last", drop_last)
-        check_boolean("DataLoader", "persistent_workers", persistent_workers)
+        if isinstance(persistent_workers, str):  # "no" would be true; torch takes numbers, too
+            check_boolean("DataLoader", "persistent_workers", persistent_workers)
         check_boolean("DataLoader", "in_order", in_order)
         self.in_order = in_order  # an argument of torch's since 2.6
         self._begin_afresh()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mpwds.imports import after_import
 from mpwds.loader.messages.out_of_band import AsTensor
-from mpwds.pipeline.collation import FIXED_SIZE, Stack, can_be_stacked_into
+from mpwds.pipeline.collation import FIXED_SIZE, Row, Stack, can_be_stacked_into
 from mpwds.trees import fields_of
 
 CollateMap = Mapping[Any, Callable[..., Any]]
@@ -50,7 +50,7 @@ def collate(batch: Sequence[Any]) -> Any:
 def convert(data: Any) -> Any:
     """The sample that ``torch.utils.data.default_convert`` makes, its tensors not written yet."""
     kind = type(data)
-    if (kind is np.ndarray and data.dtype in _FOR_TORCH) or kind is Stack:
+    if (kind is np.ndarray and data.dtype in _FOR_TORCH) or isinstance(data, (Stack, Row)):
         return AsTensor(data)
     if kind is dict:
         return {key: convert(value) for key, value in data.items()}

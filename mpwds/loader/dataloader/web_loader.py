@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from mpwds.loader.resume.state import VERSION, check
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import IteratorStream, skip
-from mpwds.pipeline.stream import Origin
+from mpwds.pipeline.stream import Origin, Stream
 from mpwds.stats.collector import Since
 from mpwds.warn import warn
 
@@ -78,6 +78,9 @@ class WebLoader(Rebatching, DataPipeline):
         run, self._resumed = _Run(epoch, begun, delivered), None
         self._run = run
         return run.counted(elements)
+
+    def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
+        return super()._starter(context.of_own_elements())
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` epoch number ``epoch``, also for the dataset and its samplers."""

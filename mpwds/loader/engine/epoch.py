@@ -117,7 +117,7 @@ class EpochIterator(EpochBatches):
         self._persistent = persistent
         self._restarts = restarts
         self._group = group
-        if moves_streams and len(self._turns) > 1:
+        if moves_streams and self._turns:
             from mpwds.loader.engine.dealing import StreamDealer
 
             self._dealer = StreamDealer(group.snapshots)

@@ -111,7 +111,6 @@ class PickledSetup:
         """A segment that a worker can :func:`read`, with this process' environment, which it takes over."""
         places = [part if isinstance(part, Region) else part.nbytes for part in self.parts]
         stored = [part for part in self.parts if not isinstance(part, Region)]
-        self.parts.clear()
         head = msgpack.packb([places, environment.current()], unicode_errors="surrogateescape")
         size = _aligned(4 + len(head)) + sum(_aligned(part.nbytes) for part in stored)
         file = io.FileIO(segment.create(size))
@@ -128,6 +127,7 @@ class PickledSetup:
             for part in stored:
                 memory[offset : offset + part.nbytes] = part
                 offset += _aligned(part.nbytes)
+        self.parts.clear()
         return file
 
     def _where(self, array: memoryview) -> memoryview | Region:

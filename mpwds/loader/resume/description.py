@@ -21,9 +21,13 @@ from typing import Any
 
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
+from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import reraise_exception
 from mpwds.pipeline.iterable_sources import iterates_itself
 
+_ORDER = ("shuffle", "seed", "chunksize", "deterministic", "batch_size", "replication", "in_turn")
+_SPLITTERS = ("split_by_node", "split_by_worker")  # the usual ones
+_LOOKED_AT = 1000  # of the numbers of chosen samples
 _MOST_PARTS = 100  # what has more is data
 _MOST_TEXT = 80
 _CODE = "code "
@@ -53,8 +57,19 @@ def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE, values: bool 
     change its attributes while it runs. (What workers change is their own copy.)
     """
     alike = map(_without_handler, stages)
-    parts = [_lasting(str(stage)) + _held(*vars(stage).values(), values=values) for stage in alike]
+    parts = [_lasting(str(stage)) + _options(stage, values) for stage in alike]
     return parts if epochs == ONCE else [*parts, str(epochs)]
+
+
+def _options(stage: Any, values: bool) -> str:
+    """What a stage holds and does not print: of the user's own, which may print a name alone, all of it."""
+    if not is_dataclass(stage) and not isinstance(stage, SingletonStage):
+        return _held(stage, values=values)
+    functions = (
+        getattr(stage, name, None) for name in ("select_files", "rename_files")
+    )  # which do not print
+    files = [f" {_named(function)}" for function in functions if function is not None]
+    return "".join([*files, _held(*vars(stage).values(), values=values)])
 
 
 def fingerprint(dataset: Any) -> str:
@@ -77,13 +92,31 @@ def _origin(origin: Any) -> list[str]:
     if hasattr(origin, "description"):  # of a dataset elsewhere
         return list(origin.description)
     if isinstance(origin, DataPipeline):
-        return described(origin)
+        seed = origin.given_seed
+        return described(origin) + ([] if seed is None else [f"seed={seed}"])
     if not origin.parts:
         elements = getattr(origin, "elements", origin)
-        return [_counted(type(elements).__name__, getattr(origin, "urls", elements))]
+        return [_counted(type(elements).__name__, getattr(origin, "urls", elements)) + _order_of(origin)]
     mixed = ["; ".join(_origin(part)) for part in origin.parts]
     rules = [f"{name}={getattr(origin, name, None)!r}" for name in ("weights", "stop", "order", "seed")]
     return [_lasting(f"{type(origin).__name__}({', '.join(rules)}) of {mixed}")]
+
+
+def _order_of(origin: Any) -> str:
+    """The options of a source that determine its order, where they are not the usual ones."""
+    held = vars(origin)
+    given = {name: held[name] for name in _ORDER if held.get(name) not in (None, False)}
+    for name in ("nodesplitter", "splitter"):
+        if name in held and (splitter := _lasting(_named(held[name]))) not in _SPLITTERS:
+            given[name] = splitter
+    if (chosen := held.get("chosen")) is not None:
+        some = chosen if isinstance(chosen, range) else chosen[:: max(1, len(chosen) // _LOOKED_AT)].tolist()
+        given["chosen"] = _digest(repr(some))
+    return f" {{{', '.join(f'{name}={value}' for name, value in given.items())}}}" if given else ""
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function)) + _held(function)
 
 
 def _counted(name: str, elements: Any) -> str:

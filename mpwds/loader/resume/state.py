@@ -10,7 +10,7 @@ from mpwds.loader.resume.progress import field_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 
-VERSION = 8
+VERSION = 9
 
 
 def keeps_order(loader: Any) -> bool:

@@ -224,6 +224,11 @@ def test_an_iterable_dataset_that_is_longer_than_it_said_is_warned_of():
     assert same(program)[1] == [(True, True)] * 2
 
 
+def test_persistent_workers_may_be_a_number_as_for_torch():
+    loader = DataLoader(Squares(), 7, num_workers=2, persistent_workers=2)
+    assert len(list(loader)) == len(torch.utils.data.DataLoader(Squares(), 7))
+
+
 def test_attributes_are_torchs():
     generator = torch.Generator()
     loader = DataLoader(Squares(), 3, True, num_workers=2, generator=generator, in_order=False, timeout=2.5)

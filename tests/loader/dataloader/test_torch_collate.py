@@ -14,7 +14,7 @@ from mpwds import DataLoader, nest, tenbin
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine.local_worker import view_as_sent
 from mpwds.loader.messages.out_of_band import AsTensor, kinds, put_together, take_apart
-from mpwds.pipeline.collation import Stack
+from mpwds.pipeline.collation import Row, Stack
 from tests.loader.dataloader.data_loader_datasets import Pair, plain
 
 DTYPES = ("bool", "int8", "int64", "uint8", "float16", "float32", "float64", "complex64")
@@ -138,6 +138,17 @@ def test_rows_that_need_a_gradient_are_collated_as_by_torch():
 def test_a_pipelines_batch_that_is_not_made_yet_arrives_as_a_tensor():
     rows = Stack([np.arange(3), np.arange(3)], np.dtype("int64"))
     assert delivered(torch_collate.convert({"x": rows}))["x"].tolist() == [[0, 1, 2]] * 2
+
+
+class Sevens(Row):
+    shape, dtype = (3,), np.dtype("uint8")
+
+    def write_into(self, out):
+        out[...] = 7
+
+
+def test_a_pipelines_sample_that_is_not_made_yet_arrives_as_a_tensor():
+    assert delivered(torch_collate.convert({"x": Sevens()}))["x"].tolist() == [7, 7, 7]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

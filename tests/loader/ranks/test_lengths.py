@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
-from mpwds import DataPipeline, MultiLoader
+from mpwds import DataPipeline, MultiLoader, WebDataset
 from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.pipeline.context import ALONE, Context
@@ -142,6 +142,25 @@ def test_len_is_that_of_this_ranks_part(at_rank):
     loader = MultiLoader(numbers().batched(2), workers=0)
     assert len(loader) == len(list(loader)) == 3
     assert len(loader.rebatched(5)) == len(list(loader.rebatched(5))) == 2
+
+
+def test_len_is_that_of_the_next_epoch_and_depends_on_the_seed(tmp_path, at_rank):
+    sizes = {"a": 1, "b": 10, "c": 100}
+    for name, size in sizes.items():
+        with mpwds.TarWriter(f"{tmp_path}/{name}.tar") as writer:
+            for number in range(size):
+                writer.write({"__key__": f"{name}{number}", "cls": number})
+    shards = [{"url": f"{name}.tar", "nsamples": size} for name, size in sizes.items()]
+    (tmp_path / "data.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+    at_rank(0, 3)
+    lengths = []
+    for seed in (None, 7):
+        dataset = WebDataset(f"{tmp_path}/data.json", shardshuffle=True, seed=1)
+        with MultiLoader(dataset.to_tuple("cls"), workers=0, seed=seed) as loader:
+            for _ in range(6):
+                lengths.append((len(loader), len(loader.batched(2)), len(list(loader))))
+    assert len({length for length, _, _ in lengths}) == 3
+    assert [(length, -(-length // 2), length) for length, _, _ in lengths] == lengths
 
 
 def test_a_length_that_was_set_counts():
