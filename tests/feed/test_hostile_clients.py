@@ -139,13 +139,17 @@ def test_parts_that_cannot_be_are_dropped_and_counted():
         assert workers_of(server) == []
 
 
-def test_copies_of_batches_that_nobody_receives_do_not_pile_up():
-    dataset = mpwds.DataPipeline(large()).repeat()
-    with ServerProcess(dataset, workers=1) as server, Client(server.url) as client:
-        client.welcomed()
+def test_of_many_questions_for_a_batch_the_last_one_of_a_client_is_answered():
+    with ServerProcess(large(), workers=2) as server, Client(server.url) as client:
+        client.welcomed(workers=1)
         for request in range(50):
             client.say(wire.PEEK, request=request)
-        assert client.status()["dropped"] == {"malformed": 46}
+        assert client.status()["dropped"] == {}
+        with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
+            assert epoch_of(loader) == locally(large(), 1)[0]
+        client.say(wire.STATUS)
+        answers = [client.hear(wire.PEEKED, wire.STATUS_IS) for _ in range(2)]
+    assert [answer["request"] for answer in answers if answer["kind"] == wire.PEEKED] == [49]
 
 
 def test_an_oversized_command_and_messages_of_many_frames_are_dropped_and_counted():

@@ -121,6 +121,20 @@ def test_a_server_that_is_killed_changes_nothing(on_server_loss, even):
     assert on_server_loss == "move" or not any("take over" in text for text in texts)
 
 
+def test_the_only_stream_moves_from_a_server_that_is_killed():
+    dataset = large(length=120)
+    whole = locally(dataset, 1, streams=1)[0]
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
+        with remote([one.url, other.url], streams=1, on_server_loss="move") as loader:
+            got = []
+            with warned():
+                for number, batch in enumerate(loader):
+                    got.append(plain(batch))
+                    if number == 5:
+                        one.kill()
+    assert got == whole
+
+
 def test_a_worker_that_is_killed_there_goes_on_with_all_its_streams():
     dataset = large(length=240)
     whole = locally(dataset, 1, streams=STREAMS)[0]

@@ -1,5 +1,7 @@
 """What a server answers: to whom it gives workers, why others wait, and what its status says."""
 
+import threading
+
 import pytest
 
 import mpwds
@@ -198,3 +200,13 @@ def test_an_epoch_that_is_left_early_stops_the_workers():
             wait_until(lambda: states(server) == ["running"] * 2, "its workers to run")
             del batches
             wait_until(lambda: states(server) == ["idle"] * 2, "its workers to stop")
+
+
+def test_it_may_be_closed_while_another_thread_serves():
+    with mpwds.Server(numbers(), "tcp://127.0.0.1:0", workers=2) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+            next(iter(loader))
+    thread.join(60)
+    assert not thread.is_alive()

@@ -356,6 +356,7 @@ class ServerConnection:
         self.socket.disable_monitor()
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
+        self.session += 1  # as in a new session: the training thread maps no more of its memory
         self._close_fd_receiver()
 
     def free(self) -> None:

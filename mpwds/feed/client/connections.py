@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # another one before Python 3.11
 from typing import Any, NoReturn
 
 import zmq
@@ -242,7 +243,7 @@ class ServerConnections:
         answer_s = _ASK_S if self._timeout is None else min(self._timeout, _ASK_S)
         try:
             return future.result(answer_s)
-        except TimeoutError:
+        except FutureTimeout:
             raise ServerLost(f"the server {connection.url} did not answer within {answer_s:g} s") from None
         finally:
             del self._questions[request]

@@ -9,6 +9,7 @@ import os
 import secrets
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ _POLL_S = 0.25
 _PILE_UP_S = 0.0005
 _GOODBYE_S = 1.0
 _COMMANDS_AT_ONCE = 256
-_MOST_PEEKS = 4  # copies of batches that wait to be sent
+_MOST_PEEKS = 4  # copies of batches that wait to be sent, and clients that wait for one
 _MOST_CLASSES = 10_000  # whose names a status holds
 
 
@@ -113,9 +114,10 @@ class Server:
         self._definition = definition.define(self.dataset)
         count = functools.partial(definition.counts, self.dataset)
         self._counts = functools.lru_cache(maxsize=4)(count)  # all ranks of a job ask the same
-        self._peekers: deque[tuple[bytes, int]] = deque()
+        self._peekers: deque[tuple[bytes, int]] = deque(maxlen=_MOST_PEEKS)
         self._peeks: list[zmq.MessageTracker] = []
         self._stopping = EventFd()
+        self._serving = threading.RLock()
         self._is_busy = False
         with contextlib.ExitStack() as ends:
             setup = ServingSetup(self.dataset, workers=1, blocks=blocks)
@@ -149,17 +151,20 @@ class Server:
 
     def serve(self) -> None:
         """Serves until :meth:`stop` is called, then sends what is under way and ends the workers."""
-        while not self._stopping.clear():
-            self._turn(_POLL_S)
-        self._drain()
+        with self._serving:
+            while not self._stopping.clear():
+                self._turn(_POLL_S)
+            self._drain()
 
     def stop(self) -> None:
         """Makes :meth:`serve` return; may be called from another thread or a signal handler."""
         self._stopping.ring()
 
     def close(self) -> None:
-        """Ends the workers, and frees the address."""
-        self._ends.close()
+        """Ends the workers, and frees the address. If another thread serves, it stops first."""
+        self._stopping.ring()
+        with self._serving:
+            self._ends.close()
 
     def __enter__(self) -> Server:
         return self
@@ -229,7 +234,7 @@ class Server:
             why = f"worker {slot.number_here} cannot run: {error}"
             logger.error("%s", why)
             for client in tuple(party.sessions):
-                if isinstance(error, (OSError, ServerGone)):  # it may pass: they come back, or go elsewhere
+                if isinstance(error, (OSError, MemoryError, ServerGone)):  # it may pass: they come back
                     self._router.reply(client, wire.NOTICE, text=why)
                 else:
                     self._router.reply(client, wire.REFUSED, why=why)
@@ -251,8 +256,10 @@ class Server:
             self._router.reply(identity, wire.STATUS_IS, request=fields["request"], status=self.status())
         elif kind == wire.PEEK:
             self._peeks = [peek for peek in self._peeks if not peek.done]
-            if len(self._peeks) + len(self._peekers) >= _MOST_PEEKS:
-                raise wire.Malformed("peek: earlier ones are not answered, or not received, yet")
+            if len(self._peeks) >= _MOST_PEEKS:
+                raise wire.Malformed("peek: copies that were sent are not received yet")
+            for earlier in [peeker for peeker in self._peekers if peeker[0] == identity]:
+                self._peekers.remove(earlier)  # which it waits for no longer
             self._peekers.append((identity, fields["request"]))
         elif session is None:
             if kind == wire.PING:

@@ -1,3 +1,4 @@
+import concurrent.futures
 import contextlib
 import time
 
@@ -120,6 +121,21 @@ def test_a_batch_that_came_too_late_for_one_question_answers_no_later_one():
             list(loader)
         with pytest.raises(ServerLost):  # nobody reads any more
             client.peek(0.5)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_questions_that_were_given_up_leave_room_for_others():
+    with served(numbers()) as server, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(StatusClient([server.url])) for _ in range(6)]
+        for client in [*clients, *clients]:
+            with pytest.raises(ServerLost):
+                client.peek(0.05)
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            peeked = thread.submit(clients[0].peek, 30)
+            with mpwds.RemoteLoader(server.url, output="numpy") as loader:
+                while not peeked.done():
+                    list(loader)
+        assert peeked.result()[0]["kind"]
 
 
 @pytest.mark.parametrize("ask", [StatusClient.status, StatusClient.peek])
