@@ -1,4 +1,4 @@
-"""The one walk over nested data: dicts, lists, tuples, namedtuples and dataclasses of anything."""
+"""The one walk over nested data: mappings, lists, tuples, namedtuples and dataclasses of anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from typing import Any
 
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -17,14 +17,14 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 def parts(item: Any) -> Collection[Any] | None:
     """The values that a container holds, a dataclass those of its fields that are set; ``None`` for a leaf.
 
-    Subclasses of containers are containers.
+    Subclasses of containers are containers. So are other mappings, such as transformers' ``BatchEncoding``.
 
     Example:
         >>> list(parts({"a": 1, "b": [2, 3]})), parts("text")
         ([1, [2, 3]], None)
     """
-    if isinstance(item, dict):
-        return item.values()
+    if isinstance(item, MutableMapping):
+        return list(item.values())
     if isinstance(item, (list, tuple)):
         return item
     if hasattr(type(item), "__dataclass_fields__"):
@@ -47,7 +47,7 @@ def with_parts(item: Any, values: list[Any]) -> Any:
     if isinstance(item, tuple):
         return kind(*values) if hasattr(item, "_fields") else kind(values)
     like: Any = copy.copy(item)
-    if isinstance(item, dict):
+    if isinstance(item, MutableMapping):
         for key, value in zip(item, values, strict=True):  # ``update`` of a Counter would count
             like[key] = value
     elif isinstance(item, list):

@@ -320,6 +320,13 @@ def test_keys_that_run_no_code_travel():
     assert guarded.value == 1
 
 
+def test_numbers_of_numpys_that_are_keys_are_found_by_what_they_equal():
+    batch = {np.int64(3): 1, (np.float32(0.5), "a"): 2, np.bool_(False): {np.uint8(7): 3}}
+    structure, arrays = nest.flatten(batch)
+    assert arrays == []
+    assert nest.unflatten(structure, arrays) == {3: 1, (0.5, "a"): 2, False: {7: 3}} == batch
+
+
 def test_a_namedtuple_that_is_not_imported_comes_back_as_an_equivalent_one():
     point = collections.namedtuple("Point", ["x", "class"], rename=True)(np.zeros(2), "a")
     received = travel(point)

@@ -479,6 +479,13 @@ def test_read_takes_n_arrays_and_leaves_the_rest():
     assert tenbin.read(stream) == []
 
 
+def test_what_is_no_tenbin_is_not_read_to_its_end():
+    stream = io.BytesIO(b"a text of any length, " * 1000)
+    with pytest.raises(TenbinError, match="tenbin at offset 0 has"):
+        tenbin.read(stream)
+    assert stream.tell() == 16
+
+
 def test_arrays_larger_than_a_piece_are_read_whole():
     array = np.arange(1_000_000, dtype="i4")
     assert_same(tenbin.read(io.BytesIO(tenbin.encode_buffer([array]))), [array])

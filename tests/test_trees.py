@@ -41,6 +41,21 @@ def test_subclasses_keep_what_is_their_own():
     assert (changed[1]["a"], changed[1]["missing"]) == (3.0, 0)
 
 
+class Encoding(collections.UserDict):
+    """As transformers' ``BatchEncoding``."""
+
+    def __init__(self, data, encodings):
+        super().__init__(data)
+        self.encodings = encodings
+
+
+def test_other_mappings_keep_what_is_their_own():
+    encoding = Encoding({"ids": [1.5]}, "kept")
+    changed = doubled(encoding)
+    assert (type(changed), changed.data, changed.encodings) == (Encoding, {"ids": [3.0]}, "kept")
+    assert encoding.data == {"ids": [1.5]}
+
+
 def test_counts_of_a_counter_are_replaced_and_not_counted():
     counted = tree_map(Counter(a=1, b=2), int, lambda number: 10 * number)
     assert (type(counted), counted) == (Counter, {"a": 10, "b": 20})

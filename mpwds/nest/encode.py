@@ -216,7 +216,7 @@ def _to_pairs(
     if set(map(type, item)) <= PLAIN:
         keys = list(item)
     else:
-        keys = _to_nodes(item, arrays, allow_pickle, depth)
+        keys = _to_nodes(list(map(_key, item)), arrays, allow_pickle, depth)
         for key in item if not allow_pickle else ():
             part = part_with_own_equality(key)
             if part is not None:
@@ -226,6 +226,13 @@ def _to_pairs(
                     "use keys of text, numbers and tuples",
                 )
     return keys, _to_nodes(item.values(), arrays, allow_pickle, depth)
+
+
+def _key(key: Any) -> Any:
+    """A key as Python's own number, which equals NumPy's: as a tensor it would be found by nobody."""
+    if type(key) is tuple:
+        return tuple(map(_key, key))
+    return key.item() if isinstance(key, np.generic) and tenbin.holds(key) else key
 
 
 def _instance(tag: int, item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 from mpwds.errors import TenbinError
 from mpwds.tenbin.array import (
     CHUNK,
+    MAGIC,
     Array,
     ArrayHeader,
     Buffer,
@@ -303,7 +304,9 @@ def read(stream: IO[bytes], n: int | None = None, infos: Infos = False, *, outpu
         start = len(data)
         if _read_more(stream, CHUNK.size, data) < CHUNK.size:
             break
-        _, length = CHUNK.unpack_from(data, start)
+        magic, length = CHUNK.unpack_from(data, start)
+        if magic != MAGIC:  # decode_buffer tells; the length might be that of the whole stream
+            break
         _read_more(stream, length + 63 & -64, data)
         chunks += 1
     return decode_buffer(data, infos, output=output)

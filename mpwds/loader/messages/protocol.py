@@ -87,7 +87,8 @@ from __future__ import annotations
 import pickle
 import sys
 import traceback
-from types import FunctionType
+from collections.abc import Iterator
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from mpwds import pickling
@@ -171,19 +172,31 @@ def _pickled(error: BaseException) -> bytes | None:
 
     if type(error).__reduce__ is not BaseException.__reduce__:
         return dumps(error)
-    attributes = {name: value for name, value in vars(error).items() if dumps(value) is not None}
-    return dumps((type(error), error.args, attributes))
+    held = vars(error), {name: getattr(error, name) for name in _slots(type(error)) if hasattr(error, name)}
+    attributes, slots = (
+        {name: value for name, value in each.items() if dumps(value) is not None} for each in held
+    )
+    return dumps((type(error), error.args, attributes, slots))
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        if "__slots__" in vars(each):
+            yield from (name for name, value in vars(each).items() if isinstance(value, MemberDescriptorType))
 
 
 def _unpickled(data: bytes | None) -> BaseException | None:
     try:
         content = pickle.loads(data) if data is not None else None
         if isinstance(content, tuple):
-            cls, arguments, attributes = content
+            cls, arguments, attributes, slots = content
             # Not as pickle would: a user's __init__ may take other arguments than it hands on to its base.
             own_init = isinstance(cls.__init__, FunctionType)
             content = cls.__new__(cls, *arguments) if own_init else cls(*arguments)
             vars(content).update(attributes)
+            for name, value in slots.items():
+                object.__setattr__(content, name, value)
+            str(content)  # which may need what could not be pickled
     except Exception:
         return None
     return content if isinstance(content, BaseException) else None

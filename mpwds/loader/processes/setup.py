@@ -278,7 +278,7 @@ def _code_of(item: Any) -> object:
 
 
 def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Reduces an array that NumPy would copy into the pickle: a mapped one, or one with gaps."""
+    """Reduces an array that NumPy would copy into the pickle: a mapped one, or one that is not contiguous."""
     kind = type(item)
     if (kind is not np.ndarray and kind is not np.memmap) or item.dtype.hasobject:
         return None
@@ -286,7 +286,22 @@ def _reduced_array(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
         return np.ndarray.view, (item.view(np.ndarray), np.memmap)
     if item.flags.forc:  # contiguous
         return None
-    return _array, (np.ascontiguousarray(item), item.flags.writeable)
+    ends = [(length - 1) * stride for length, stride in zip(item.shape, item.strides, strict=True)]
+    first, last = (sum(bound(end, 0) for end in ends) for bound in (min, max))
+    span = last - first + item.itemsize
+    if not 0 < span < item.nbytes:
+        return _array, (np.ascontiguousarray(item), item.flags.writeable)
+    # Windows that overlap, as of a time series: the elements would be copied many times.
+    forward = item[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in item.strides)]
+    start = forward[(slice(1),) * item.ndim].reshape(1).view(np.uint8)
+    whole = np.lib.stride_tricks.as_strided(start, (span,), (1,))
+    return _view, (whole, item.dtype, item.shape, item.strides, -first, item.flags.writeable)
+
+
+def _view(
+    whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, writeable: bool
+) -> Any:
+    return _array(np.ndarray(shape, dtype, whole, offset, strides), writeable)
 
 
 def _array(array: Any, writeable: bool) -> Any:

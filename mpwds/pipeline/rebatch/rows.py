@@ -12,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mpwds.errors import SharedMemoryError
+from mpwds.imports import tensor_class
+from mpwds.nest.nodes import PLAIN_OR_INT
 from mpwds.pipeline.rebatch.batch_schema import Column, Schema, build
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem import segment
+from mpwds.sharedmem.cuda import CudaAccess, Pinning
 from mpwds.sharedmem.lease import CopiedBatches
+from mpwds.trees import tree_map
 
 _CACHE_NBYTES = 256 << 10
 """Rows are exchanged in portions of this size: a place is written to while its old row is in the cache."""
@@ -212,11 +216,11 @@ def rows_of(spec: Column, column: Any) -> Rows:
 
 
 def _without_its_batch(row: Any) -> Any:
-    # An array that is a row of a list may be a view that would keep its whole batch.
-    if type(row) is np.ndarray:
-        return row.copy()
-    torch = sys.modules.get("torch")
-    return row.clone() if torch is not None and isinstance(row, torch.Tensor) else row
+    # An array in a row of a list may be a view that would keep its whole batch.
+    if type(row) in PLAIN_OR_INT:
+        return row
+    row = tree_map(row, np.ndarray, lambda array: array.copy())
+    return tree_map(row, tensor_class(), lambda tensor: tensor.clone())
 
 
 class RowBuffers:
@@ -229,6 +233,7 @@ class RowBuffers:
         self._offsets = _offsets(specs, rows)
         self._has_tensors = any(spec.is_tensor for spec in specs)
         self._copies = CopiedBatches()
+        self._pinning = Pinning(CudaAccess().runtime)
 
     def make(self, rows: int | None = None) -> RowBuffer:
         count = self.rows if rows is None else rows
@@ -243,8 +248,9 @@ class RowBuffers:
         torch = sys.modules.get("torch") if self._has_tensors else None
         pins = self._pin_memory
         if torch is not None and (torch.cuda.is_initialized() if pins is None else pins):
-            # torch's allocator reuses such memory once all work that was started with it has run.
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            pinned = self._pinning.memory(nbytes)
+            if pinned is not None:
+                return pinned
         if nbytes < _SMALL_NBYTES:
             memory = np.empty(nbytes, np.uint8)
         else:

@@ -348,3 +348,39 @@ def test_a_stage_may_count_samples_by_any_whole_number(number, workers):
     with mpwds.MultiLoader(mpwds.DataPipeline(range(2)).pipe(Stage()), workers=workers) as loader:
         list(loader)
         assert loader.stats().samples == 6
+
+
+class Slotted(Exception):
+    __slots__ = ("__code", "lock")
+
+    def __init__(self, code):
+        self.__code, self.lock = code, threading.Lock()
+
+    def __str__(self):
+        return f"code {self.__code}"
+
+
+class Lost(Exception):
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __str__(self):
+        return f"{self.lock} is locked"
+
+
+def test_an_exception_with_slots_keeps_them():
+    def axis():
+        np.zeros((2, 2)).sum(axis=5)
+
+    def slotted():
+        raise Slotted(7)
+
+    assert raised(np.exceptions.AxisError, "axis 5 is out of bounds", numbers(axis)).axis == 5
+    raised(Slotted, "^code 7$", numbers(slotted))
+
+
+def test_an_exception_whose_text_needs_what_cannot_be_pickled_is_one_that_has_its_text():
+    def fail():
+        raise Lost(threading.Lock())
+
+    raised(mpwds.MpwdsError, "Lost: <unlocked .* is locked", numbers(fail))

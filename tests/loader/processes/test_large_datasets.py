@@ -217,6 +217,28 @@ def test_arrays_keep_their_shape_order_content_and_flags():
         assert array.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        lambda series: np.lib.stride_tricks.sliding_window_view(series, 1000),
+        lambda series: np.lib.stride_tricks.sliding_window_view(series, 1000)[::-2, ::-1],
+        lambda series: np.broadcast_to(series[::3], (1000, 2000)),
+        lambda series: torch.from_numpy(series).unfold(0, 1000, 1),
+        lambda series: torch.from_numpy(series).to(torch.bfloat16).unfold(0, 1000, 7),
+    ],
+)
+def test_windows_that_overlap_are_not_multiplied(windows):
+    dataset = windows(np.arange(6000.0))
+    pickled = pickled_setup([dataset])
+    assert sum(part.nbytes for part in pickled.parts) < MB
+    with pickled.store() as stored:
+        (got,) = setup.read(stored.fileno()).dataset
+    assert type(got) is type(dataset)
+    assert got.dtype == dataset.dtype
+    assert (got.shape, (got == dataset).all()) == (dataset.shape, True)
+    assert isinstance(got, torch.Tensor) or got.flags.writeable == dataset.flags.writeable
+
+
 def test_tensors_in_a_dataset_count_as_a_need_of_torch():
     assert "torch" in pickled_setup(Touching(torch.ones(3))).modules
     assert "torch" not in pickled_setup([np.ones(3)]).modules

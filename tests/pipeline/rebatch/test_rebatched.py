@@ -351,7 +351,9 @@ def pinned(monkeypatch):
         return empty(*size, **options)
 
     monkeypatch.setattr(torch, "empty", recording)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for name in ("is_initialized", "is_available"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return asked
 
 
@@ -370,6 +372,28 @@ def test_arrays_do_not_and_neither_do_tensors_where_it_is_declined_or_cuda_not_u
     assert pinned == []
     list(Rebatched(3, pin_memory=True)([torch.arange(4)]))
     assert pinned == [(64,)] * 2
+
+
+def test_without_cuda_tensors_are_not_pinned_and_the_user_hears_of_it():
+    with pytest.warns(RuntimeWarning, match="pin_memory=True has no effect"):
+        batches = list(Rebatched(3, pin_memory=True)([torch.arange(4)]))
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+def test_rows_of_a_list_keep_no_batch_alive_however_deep_its_arrays_lie(convert):
+    wholes = []
+
+    def batches():
+        for _ in range(20):
+            whole = np.zeros((4, 3))
+            wholes.append(weakref.ref(whole))
+            yield {"image": np.zeros(4), "target": [{"boxes": [convert(row)]} for row in whole]}
+
+    stage = iter(Rebatched(5, shuffle=60)(batches()))
+    next(stage)
+    gc.collect()
+    assert sum(whole() is not None for whole in wholes) <= 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
