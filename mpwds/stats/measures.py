@@ -52,7 +52,7 @@ class WorkerStats:
         pid: Its process id; the latest one if it was restarted.
         batches: Batches, or single elements, that it sent.
         samples: Samples in them.
-        nbytes: Bytes of their arrays.
+        nbytes: Bytes of their arrays, as workers send them, each array with a header of some 180.
         active_s: Seconds in which it had an epoch to do.
         waiting_s: Seconds of these in which it waited for the trainer to take batches.
         cpu_s: Seconds of processor time, of all its threads.

@@ -31,7 +31,7 @@ class LoaderStats(LoaderMeasures):
             resumed epoch makes again.
         samples: Samples in them: the length of a batch's columns, 1 for a single sample, or what the
             dataset's last stage with a method ``samples_in`` returns.
-        nbytes: Bytes of their arrays.
+        nbytes: Bytes of their arrays, as workers send them, each array with a header of some 180.
         batches_per_s: Batches delivered per second, as ``samples_per_s`` and ``bytes_per_s``.
         private_copies: Batches that were copied out of shared memory because the program keeps too many.
         in_order: Whether workers take turns.

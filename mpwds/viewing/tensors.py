@@ -88,6 +88,8 @@ def _leaf(node: Any, path: str) -> Leaf:
     if isinstance(node, np.ndarray):  # of texts or objects
         texts = tuple(str(value) for value in node.flat)
         return Leaf(path, (), texts, "str" if node.dtype.kind in "US" else str(node.dtype), node.shape)
+    if isinstance(node, tensor_class()):
+        return Leaf(path, (), (f"{node.layout} tensor",), str(node.dtype).removeprefix("torch."), ())
     texts = (_text(node),) if isinstance(node, (str, bytes)) else (repr(node),)
     return Leaf(path, (), texts, type(node).__name__, ())
 
@@ -99,11 +101,14 @@ def _text(value: str | bytes) -> str:
 def _array(node: Any) -> tuple[Values, str] | None:
     """A numeric array that NumPy can compute with, and the name of its type; ``None`` for other objects."""
     if isinstance(node, tensor_class()):
-        tensor = node.detach().cpu()
-        name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.dtype.is_floating_point and name not in ("float16", "float32", "float64"):
-            tensor = tensor.float()
-        return tensor.numpy(), name
+        name = str(node.dtype).removeprefix("torch.")
+        try:
+            tensor = node.detach().cpu().resolve_conj().resolve_neg()
+            if tensor.dtype.is_floating_point and name not in ("float16", "float32", "float64"):
+                tensor = tensor.float()
+            return tensor.numpy(), name
+        except (TypeError, RuntimeError):  # sparse, nested, quantized
+            return None
     if isinstance(node, (bool, int, float, np.generic)):
         node = np.asarray(node)
     if not isinstance(node, np.ndarray) or node.dtype.kind in "OUSMm":

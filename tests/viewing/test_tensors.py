@@ -130,6 +130,14 @@ KINDS = {
     "flags": ([True, False], "bool", (2,), ()),
     "numbers of several kinds": ([True, 2, 0.5], "float64", (3,), ()),
     "a number of NumPy": (np.float16(2), "float16", (), ()),
+    "a sparse tensor": (torch.eye(4).to_sparse(), "float32", (), ("torch.sparse_coo tensor",)),
+    "a nested tensor": (
+        torch.nested.nested_tensor([torch.ones(2)]),
+        "float32",
+        (),
+        ("torch.strided tensor",),
+    ),
+    "a conjugate tensor": (torch.ones(2, dtype=torch.complex64).conj(), "complex64", (2,), ()),
 }
 
 

@@ -213,8 +213,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, after the last batch delivered; at its end, the start of the next epoch.
 
-        It holds the number of batches, the generator's state at the epoch's start (7 kB), and the state of a
-        dataset that is a ``MultiLoader``.
+        It holds the number of batches, the states at the epoch's start of the generators of loader, sampler
+        and torch (7 kB each), and the state of a dataset that is a ``MultiLoader``.
 
         Raises:
             TypeError: The dataset is one of torch's DataPipes, whose batches are not counted.
@@ -234,7 +234,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(self.dataset, _DATAPIPES):
             raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
         record = self._record if self._loaded is None else self._loaded
-        state = (self._next_record() if record.completed.finished else record).as_state(self)
+        if record.completed.finished:
+            record = self._next_record()
+            record.keep_first_state(self)
+        state = record.as_state(self)
         inside = self._loader_inside()
         return state if inside is None else {**state, "dataset": inside.state_dict()}
 
@@ -250,7 +253,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         delivered batches are dropped, with a warning. A ``MultiLoader`` resumes by its own
         ``load_state_dict``.
 
-        The user's ``generator`` continues from its state at the epoch's start; torch's own is left as it is.
+        Generators of the loader and its samplers continue from their states at the epoch's start; torch's own
+        is left as it is.
         A sampler that has ``set_epoch`` is told the epoch.
 
         Args:

@@ -19,7 +19,7 @@ from mpwds import pickling
 from mpwds.errors import MpwdsError, WorkerDied, WorkerTimeout
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.dataloader.state import EpochRecord
-from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again
+from mpwds.loader.dataloader.task_worker import FetchingSetup, make_again, samples_of
 from mpwds.loader.engine.epoch import EpochIterator, finish, leave_all
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER
@@ -242,6 +242,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     """One epoch without workers, by torch's own iterator, which here counts what it delivers."""
 
     def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
+        self._indices: list[Any] = []  # the last one that a map-style dataset was asked for
         self._local = LocalCounts()
         self._times = statistics.begin(self._local, in_order=loader.in_order)
         super().__init__(loader)
@@ -256,7 +257,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
                 left = (index for _, index in record.completed.left(indices))
                 # The first one now, while the generator that the order is drawn from stands where it did.
                 indices = chain(list(islice(left, 1)), left)
-            self._sampler_iter = indices
+            self._sampler_iter = _noted_in(self._indices, indices)
         self._num_yielded = record.completed.delivered
 
     def _next_data(self) -> Any:
@@ -277,13 +278,22 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         finally:
             self._local.active_ns += time.monotonic_ns() - start_ns
         completed.complete(completed.below)
-        self._times.delivered(*self._local.count(batch))
+        samples = samples_of(self._indices[0], self._auto_collation) if self._indices else rows_in(batch)
+        self._times.delivered(*self._local.count(batch, samples))
         if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
             self._record.completed.finish()  # after the incomplete last batch the loader is at its next epoch
         return batch
 
     def __del__(self) -> None:
         self._times.end()
+
+
+def _noted_in(last: list[Any], indices: Iterator[Any]) -> Iterator[Any]:
+    def noted(index: Any) -> Any:
+        last[:] = [index]
+        return index
+
+    return map(noted, indices)
 
 
 def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:
@@ -364,9 +374,9 @@ class LocalCounts:
     def __init__(self) -> None:
         self.active_ns = self.batches = self.samples = self.nbytes = 0
 
-    def count(self, batch: Any) -> tuple[int, int]:
+    def count(self, batch: Any, samples: int) -> tuple[int, int]:
         """Counts a batch, and returns its samples and the bytes of its arrays."""
-        samples, nbytes = rows_in(batch), _array_nbytes(batch)
+        nbytes = _array_nbytes(batch)
         self.batches += 1
         self.samples += samples
         self.nbytes += nbytes

@@ -66,7 +66,7 @@ class TaskProgress(EpochProgress):
 class EpochRecord:
     """An epoch of a DataLoader, possibly of a state that was loaded."""
 
-    generator: torch.Tensor  # the state, at the epoch's start, of the generator that gives the order
+    generators: list[torch.Tensor]  # the states, at the epoch's start, of those that may give the order
     sampler_epoch: int | None  # the epoch that the sampler was told
     dataset_epoch: int | None  # the epoch of a dataset of this package
     completed: TaskProgress
@@ -81,7 +81,8 @@ class EpochRecord:
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
         sampler_epoch, dataset_epoch = _epoch_of(sampler_of(loader)), _dataset_epoch(loader.dataset)
         completed = TaskProgress(loader.num_workers)
-        return cls(_generator(loader).get_state(), sampler_epoch, dataset_epoch, completed, seedless)
+        generators = [generator.get_state() for generator in _generators(loader)]
+        return cls(generators, sampler_epoch, dataset_epoch, completed, seedless)
 
     @property
     def runs_again(self) -> int:
@@ -99,15 +100,17 @@ class EpochRecord:
 
     def drawn(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
         """The indices that the sampler gives. Keeps the sampler's own states, if it has them."""
-        samplers = _stateful_samplers(loader)
-        if not samplers:
+        if not self.keep_first_state(loader):
             return indices
-        if not self.sampler_states:
-            try:
+        return self._watched(indices, _stateful_samplers(loader), loader.batch_size)
+
+    def keep_first_state(self, loader: DataLoader[Any]) -> bool:
+        """Keeps the sampler's own state before its first index; returns false if it has none."""
+        samplers = _stateful_samplers(loader)
+        if samplers and not self.sampler_states:
+            with contextlib.suppress(Exception):  # before it is iterated: its indices are drawn again
                 self._keep_sampler_state(0, samplers)
-            except Exception:  # they have none before they are iterated: their indices are drawn again
-                return indices
-        return self._watched(indices, samplers, loader.batch_size)
+        return bool(self.sampler_states)
 
     def _watched(self, indices: Iterator[Any], samplers: list[Any], batch_size: int | None) -> Iterator[Any]:
         for number, index in enumerate(indices, self.completed.first + 1):
@@ -145,8 +148,13 @@ class EpochRecord:
             sampler.set_epoch(self.sampler_epoch)
         for number, states in self.sampler_states:
             self.completed.first = number
-            for part, state in zip(_stateful_samplers(loader), states, strict=True):
-                part.load_state_dict(state)
+            _load(loader, states)
+            if number == 0:
+                # One that stands at the end of the epoch before gives an empty epoch, and then whole ones.
+                with self.beginning(loader):
+                    is_whole = next(iter(loader._index_sampler), None) is not None
+                if is_whole:
+                    _load(loader, states)
         if self.own_state is not None and "dataset" in self.own_state:
             dataset.load_state_dict(self.own_state["dataset"])  # type: ignore[attr-defined]  # it is stateful
         if self.dataset_state is not None:
@@ -157,22 +165,22 @@ class EpochRecord:
     def take_back_seed(self, loader: DataLoader[Any]) -> None:
         """Undoes the draw of a seed, where new workers stand in for kept ones that drew none."""
         if self.seedless:
-            _generator(loader).set_state(self.generator)
+            draws_seeds = torch.default_generator if loader.generator is None else loader.generator
+            draws_seeds.set_state(self.generators[_generators(loader).index(draws_seeds)])
 
     @contextlib.contextmanager
     def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """Inside, the generator stands where it stood when the epoch began.
+        """Inside, the generators stand where they stood when the epoch began.
 
-        The user's own generator continues from there; torch's, which the whole program uses, is restored.
+        The user's own ones continue from there; torch's, which the whole program uses, is restored.
         """
-        generator = _generator(loader)
-        before = generator.get_state()
-        generator.set_state(self.generator)
+        before = torch.default_generator.get_state()
+        for generator, state in zip(_generators(loader), self.generators, strict=True):
+            generator.set_state(state)
         try:
             yield
         finally:
-            if loader.generator is None:
-                generator.set_state(before)
+            torch.default_generator.set_state(before)
 
     def as_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
         completed = self.completed
@@ -180,7 +188,7 @@ class EpochRecord:
             "version": VERSION,
             "kind": "DataLoader",
             "facts": _facts(loader),
-            "generator": base64.b64encode(self.generator.numpy().tobytes()).decode(),
+            "generators": [base64.b64encode(each.numpy().tobytes()).decode() for each in self.generators],
             "seedless": self.seedless,
             "sampler_epoch": self.sampler_epoch,
             "dataset_epoch": self.dataset_epoch,
@@ -201,11 +209,13 @@ class EpochRecord:
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
         """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
         check(state, "DataLoader", _facts(loader))
-        encoded = field_of(state, "generator", str)
+        encoded = field_of(state, "generators", list)
         try:
-            generator = bytearray(base64.b64decode(encoded, validate=True))
-        except ValueError:
-            raise wrong("generator", "base64", encoded) from None
+            generators = [bytearray(base64.b64decode(each, validate=True)) for each in encoded]
+        except (TypeError, ValueError):
+            raise wrong("generators", "base64", encoded) from None
+        if len(generators) != (count := len(_generators(loader))):
+            raise wrong("generators", f"the states of {count} torch.Generators", len(generators))
         below, above = field_of(state, "below", int), field_of(state, "above", list)
         completed = TaskProgress(loader.num_workers, below, above)
         # There may be other workers than of a map-style dataset before.
@@ -217,7 +227,7 @@ class EpochRecord:
             completed.loaded = completed.delivered
         samplers = state.get("samplers")
         return cls(
-            torch.frombuffer(generator, dtype=torch.uint8),
+            [torch.frombuffer(generator, dtype=torch.uint8) for generator in generators],
             state.get("sampler_epoch"),
             state.get("dataset_epoch"),
             completed,
@@ -276,5 +286,13 @@ def _dataset_epoch(dataset: Any) -> int | None:
     return dataset._epoch if isinstance(dataset, (IterableSource, MultiLoader)) else None
 
 
-def _generator(loader: DataLoader[Any]) -> torch.Generator:
-    return torch.default_generator if loader.generator is None else loader.generator
+def _load(loader: DataLoader[Any], states: list[Any]) -> None:
+    for part, state in zip(_stateful_samplers(loader), states, strict=True):
+        part.load_state_dict(state)
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that may give the order and the workers' seeds, each once; torch's own is the last."""
+    parts = (loader, loader.sampler, loader.batch_sampler, sampler_of(loader))
+    found = [*(getattr(part, "generator", None) for part in parts), torch.default_generator]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

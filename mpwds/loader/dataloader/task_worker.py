@@ -71,6 +71,11 @@ def _iterated(dataset: Any, context: Context) -> Iterator[Any]:
     return iter_elements(dataset.stream(context))
 
 
+def samples_of(index: Any, batches: bool) -> int:
+    """The number of samples for which an index stands; ``batches``: it is that of a batch."""
+    return operator.length_hint(index, 1) if batches or isinstance(index, list) else 1
+
+
 def _next_of(samples: Iterator[Any]) -> Any:
     try:
         return next(samples)
@@ -153,7 +158,7 @@ class TaskWorker(Worker):
         if self._samples is not None:
             state = self._samples.state(time.monotonic())
         else:
-            samples = operator.length_hint(index, 1) if self.setup.batches or isinstance(index, list) else 1
+            samples = samples_of(index, self.setup.batches)
             if is_stateful(self.setup.dataset):
                 state = pack_state(self.setup.dataset.state_dict(), exactly=True)
         fields = {"generation": generation, "sequence": sequence}

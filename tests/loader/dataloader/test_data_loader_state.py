@@ -8,7 +8,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import MpwdsError
@@ -112,6 +121,110 @@ def test_the_epochs_behind_have_the_order_that_they_would_have_had():
     other = MAP_STYLE["with a generator"]()
     other.load_state_dict(state)
     assert [as_lists(other), as_lists(other)] == [epochs[1][6:], epochs[2]]
+
+
+def permuted(**options):
+    return RandomSampler(range(50), **options)
+
+
+DRAWN = {
+    "a sampler's generator": lambda: DataLoader(range(50), 4, sampler=permuted(generator=seeded())),
+    "a batch sampler's": lambda: DataLoader(
+        range(50), batch_sampler=BatchSampler(permuted(generator=seeded()), 4, False)
+    ),
+    "weights": lambda: DataLoader(
+        range(50), 4, sampler=WeightedRandomSampler(range(50), 50, generator=seeded())
+    ),
+    "torch's, beside the loader's": lambda: DataLoader(range(50), 4, sampler=permuted(), generator=seeded()),
+    "torch's alone": lambda: DataLoader(range(50), 4, sampler=SubsetRandomSampler(range(40))),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("count", [3, None])
+def test_in_later_epochs_too_whatever_generator_draws_the_order(kind, count):
+    torch.manual_seed(7)
+    loader = DRAWN[kind]()
+    epochs = [as_lists(loader) for _ in range(3)]
+    torch.manual_seed(7)
+    loader = DRAWN[kind]()
+    as_lists(loader)
+    first, state = first_and_state(loader, count)
+    torch.manual_seed(8)
+    other = DRAWN[kind]()
+    other.load_state_dict(state)
+    if count is None:
+        assert as_lists(other) == epochs[2]
+    else:
+        assert first + as_lists(other) == epochs[1]
+
+
+class Reshuffled(torch.utils.data.Sampler):
+    """Its order and its position are its state. At its end, it draws another order."""
+
+    def __init__(self):
+        self.random, self.order, self.position = random.Random(0), [], 0
+
+    def __iter__(self):
+        if self.position >= len(self.order):
+            self.order, self.position = self.random.sample(range(20), 20), 0
+        while self.position < len(self.order):
+            self.position += 1
+            yield self.order[self.position - 1]
+
+    def __len__(self):
+        return 20
+
+    def state_dict(self):
+        return {"random": self.random.getstate(), "order": self.order, "position": self.position}
+
+    def load_state_dict(self, state):
+        version, words, gauss = state["random"]
+        self.random.setstate((version, tuple(words), gauss))
+        self.order, self.position = list(state["order"]), state["position"]
+
+
+class Counted(torch.utils.data.Sampler):
+    """As torchdata's ``StatefulDistributedSampler``: its state is a number of indices, at its end of all."""
+
+    def __init__(self):
+        self.given, self.next_given, self.epoch = 0, None, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.given, self.next_given = self.next_given or 0, None
+        for index in random.Random(self.epoch).sample(range(20), 20)[self.given :]:
+            self.given += 1
+            yield index
+
+    def __len__(self):
+        return 20
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.next_given = state["given"]
+
+
+@pytest.mark.parametrize("sampler", [Reshuffled, Counted])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_epoch_of_a_sampler_with_a_state_is_whole_and_comes_in_its_order(sampler, workers):
+    def make():
+        return DataLoader(range(20), 3, sampler=sampler(), num_workers=workers)
+
+    loader, epochs, states = make(), [], []
+    for epoch in range(3):
+        states.append(as_json(loader.state_dict()))
+        loader.set_epoch(epoch)
+        epochs.append(as_lists(loader))
+    for epoch, state in enumerate(states):
+        other = make()
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert as_lists(other) == epochs[epoch]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -309,8 +422,12 @@ def test_a_sampler_that_counts_epochs_is_told_which_one_it_was(wrapped):
             "sampler of the loader changed",
         ),
         (
-            {**DataLoader(range(8), batch_size=2).state_dict(), "generator": "?"},
-            "generator='.', expected base64",
+            {**DataLoader(range(8), batch_size=2).state_dict(), "generators": ["?"]},
+            r"generators=\['.'\], expected base64",
+        ),
+        (
+            DataLoader(range(8), 2, sampler=SequentialSampler(range(8)), generator=seeded()).state_dict(),
+            "generators=2, expected the states of 1 torch.Generators",
         ),
         (
             {**DataLoader(range(8), batch_size=2).state_dict(), "below": None},

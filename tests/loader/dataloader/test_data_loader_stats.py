@@ -135,3 +135,19 @@ def test_a_loader_inside_tells_its_own():
         face = DataLoader(loader, batch_size=None)
         list(face)
         assert face.stats().as_dict() == loader.stats().as_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": None},
+        {"batch_size": 3, "collate_fn": tuple},
+        {"batch_size": 3, "collate_fn": lambda rows: {"images": rows[0], "number": len(rows)}},
+        {"batch_sampler": [[0, 1, 2], [3]]},
+    ],
+)
+def test_samples_are_those_that_the_dataset_was_asked_for(options, workers):
+    loader = DataLoader(Images(), num_workers=workers, **options)
+    list(loader)
+    assert loader.stats().samples == (4 if "batch_sampler" in options else 20)
