@@ -24,6 +24,7 @@ class Incident(NamedTuple):
         key: The sample's key, if it has one.
         offset: Byte offset of the sample's first header in the shard, if known.
         member: The member or field that caused the error, if there is a single one.
+        address: Where in its source an element without a shard is.
 
     Example:
         >>> from mpwds import DataPipeline
@@ -41,6 +42,16 @@ class Incident(NamedTuple):
     key: str | None = None
     offset: int | None = None
     member: str | None = None
+    address: str | None = None
+
+
+def not_an_end(error: Exception, who: str = "a function") -> Exception:
+    """The error itself; a ``RuntimeError`` for a ``StopIteration``, which would end an epoch silently."""
+    if not isinstance(error, StopIteration):
+        return error
+    refusal = RuntimeError(f"{who} raised StopIteration, which cannot end a dataset")
+    refusal.__cause__ = error
+    return refusal
 
 
 def explain(
@@ -59,15 +70,16 @@ def explain(
     if isinstance(before, Incident) and before.stage == str(stage):
         # The function raises the same exception object for each bad element.
         vars(error)["__notes__"].remove(f"in {stage}, on {before.place}")
-    add_incident(error, str(stage), place)
+    add_incident(error, str(stage), place, address)
     add_note(error, note)
 
 
-def add_incident(error: Exception, stage: str, place: Description) -> None:
+def add_incident(error: Exception, stage: str, place: Description, address: Any = None) -> None:
     """Gives ``error`` its attribute ``incident``; its ``field`` or ``member`` becomes the incident's."""
     names = (vars(error).get("field"), vars(error).get("member"))  # of any type, if a user's class
     member = next((name for name in names if isinstance(name, str) and name), None)
-    incident = Incident(stage, str(place), place.url, place.key, place.offset, member)
+    where = None if address is None or place.url is not None else repr(address)
+    incident = Incident(stage, str(place), place.url, place.key, place.offset, member, where)
     object.__setattr__(error, "incident", incident)  # a frozen dataclass lets nobody else
 
 
@@ -94,9 +106,14 @@ def arguments(*values: object, **named: object) -> str:
 
 def options(**given: tuple[object, object]) -> dict[str, object]:
     """The options, given as (value, default), that differ from their defaults, for :func:`arguments`."""
-    return {
-        name: value for name, (value, default) in given.items() if not (value is default or value == default)
-    }
+    return {name: value for name, (value, default) in given.items() if not _is(value, default)}
+
+
+def _is(value: object, default: object) -> bool:
+    try:
+        return value is default or bool(value == default)
+    except Exception:  # an array, or an object of the user's
+        return False
 
 
 def given_options(function: Callable[..., object], values: Mapping[str, object]) -> dict[str, object]:

@@ -10,7 +10,14 @@ from typing import Any, ClassVar, NoReturn
 
 from mpwds.errors import SharedRandomError
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments_of, check_function, check_whole, explain, is_async
+from mpwds.pipeline.error_context import (
+    arguments_of,
+    check_function,
+    check_whole,
+    explain,
+    is_async,
+    not_an_end,
+)
 from mpwds.pipeline.handlers import CountingHandler, Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterable_sources import IteratorStream, iter_elements
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -180,6 +187,7 @@ class ErrorHandlingStream(WrappedStream[Any]):
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
         """Returns if the stream continues; raises ``StopIteration`` to end it, or the exception."""
+        error = not_an_end(error)
         try:
             self._explain(error, address, element)
             self._decide(error)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mpwds.errors import shorten, shortened
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import add_note, explain
+from mpwds.pipeline.error_context import add_note, explain, not_an_end
 from mpwds.pipeline.randomness import States, restore_rng, saved_rng, seeded, unseeded
 from mpwds.pipeline.stream import (
     Address,
@@ -283,7 +283,7 @@ class UnseekableStream(_IteratedStream):
         try:
             elements = self._start()
         except StopIteration as error:
-            raise RuntimeError("a function raised StopIteration, which cannot end a dataset") from error
+            raise not_an_end(error) from error
         if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
             raise TypeError(
                 f"{self._origin} returned {shown(elements)}, not an iterator of elements: write a generator "

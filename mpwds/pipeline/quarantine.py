@@ -194,7 +194,7 @@ def _append_line(descriptor: int, line: bytes) -> None:
 def _record(error: Exception) -> dict[str, Any]:
     incident = vars(error).get("incident")
     context = Context.current()
-    names = ("url", "member", "key", "offset", "stage", "place")
+    names = ("url", "member", "key", "offset", "stage", "place", "address")
     return {
         **{name: _as_json(getattr(incident, name, None)) for name in names},
         "type": type(error).__name__,
@@ -223,4 +223,4 @@ def _identity(record: dict[str, Any]) -> tuple[Any, ...] | None:
     """Equal for two records of the same bad sample; ``None`` if the sample is unknown."""
     if record["stage"] is None:
         return None
-    return record["stage"], record["place"], record["url"], record["offset"]
+    return record["stage"], record["place"], record["url"], record["offset"], record.get("address")

@@ -1,9 +1,10 @@
 import functools
 
+import numpy as np
 import pytest
 
 from mpwds import DataPipeline, RoundRobin, SimpleShardList, resampled, tarfile_samples
-from mpwds.pipeline.error_context import add_note, arguments
+from mpwds.pipeline.error_context import add_note, arguments, options
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.select import Select
 from mpwds.pipeline.stream import Source
@@ -21,10 +22,15 @@ def test_an_error_keeps_its_type_and_says_where_once():
 
 
 def test_a_function_cannot_end_the_dataset_by_stopiteration():
-    with pytest.raises(
-        RuntimeError, match=r"in map\(<lambda>\), on element 0: a function raised StopIteration"
-    ):
+    with pytest.raises(RuntimeError, match="a function raised StopIteration") as caught:
         next(Map(lambda n: next(iter(()))).stream(Source([1])))
+    assert caught.value.__notes__ == ["in map(<lambda>), on element 0"]
+
+
+def test_options_that_are_arrays_are_compared_and_printed():
+    given = options(mean=(np.zeros(3), None), size=(np.int64(3), 3))
+    assert list(given) == ["mean"]
+    assert arguments(**given) == "mean=array([0., 0., 0.])"
 
 
 def test_notes_add_up_on_every_python():

@@ -49,6 +49,28 @@ def test_a_handler_sees_shard_key_offset_and_stage(shards):
     )
 
 
+def first_above(row):
+    return next(number for number in row if number > 3)
+
+
+def batch_of_first(rows):
+    return first_above(rows[0])
+
+
+def test_a_handler_skips_an_element_for_which_a_function_raises_stop_iteration():
+    rows = DataPipeline([[1, 5], [1], [7]])
+    seen = []
+
+    def skip(error):
+        seen.append((type(error), type(error.__cause__)))
+        return True
+
+    assert list(rows.map(first_above, handler=skip)) == [5, 7]
+    assert list(rows.select(first_above, handler=skip)) == [[1, 5], [7]]
+    assert list(rows.batched(1, collation_fn=batch_of_first, handler=skip)) == [5, 7]
+    assert seen == [(RuntimeError, StopIteration)] * 3
+
+
 def test_a_handler_may_raise_another_error():
     def handler(error):
         raise RuntimeError("enough") from error

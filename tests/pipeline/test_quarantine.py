@@ -47,12 +47,22 @@ def test_bad_samples_are_left_out_and_written_down(path, shards):
         "offset": 2048,
         "stage": "map_dict(cls=odd_are_bad, handler=Quarantine(...))",
         "place": f'sample "0001" of {url}',
+        "address": None,
         "type": "ValueError",
         "message": "b'1' is odd",
         "rank": 0,
         "worker": 0,
         "pid": os.getpid(),
     }
+
+
+def test_samples_without_a_shard_that_share_a_key_count_each_once(path):
+    dataset = DataPipeline([{"__key__": "a", "cls": number} for number in range(8)])
+    dataset = dataset.map_dict(cls=odd_are_bad, handler=quarantine(path, budget=3)).repeat(2)
+    with pytest.raises(QuarantineFull, match="4 bad"):
+        list(dataset)
+    assert [record["message"] for record in records(path)] == [f"{number} is odd" for number in (1, 3, 5, 7)]
+    assert len({record["address"] for record in records(path)}) == 4
 
 
 def test_the_member_is_named_where_the_error_names_it(path):

@@ -22,6 +22,7 @@ from mpwds.loader.worker.elements import WorkerIterator, is_stateful
 from mpwds.loader.worker.sending import EpochStopped
 from mpwds.loader.worker.worker import Worker, announce_to_torch
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.error_context import not_an_end
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements, iterates_itself
 
@@ -147,7 +148,9 @@ class TaskWorker(Worker):
                     raise
                 except Exception as error:
                     fields = {"kind": protocol.FAILED, "generation": generation, "sequence": sent}
-                    self.channel.send({**fields, **protocol.describe_error(_not_an_end(error))})
+                    self.channel.send(
+                        {**fields, **protocol.describe_error(not_an_end(error, "the dataset or collate_fn"))}
+                    )
                 sent += 1
         end = {"kind": protocol.END, "generation": generation, "sent": sent, "idle": self.idle}
         self.channel.send(end)
@@ -191,15 +194,6 @@ def make_again(make: Callable[[], Any], worker: int, made: int, delivered: int) 
             failure = error
         else:
             made, failure = made + 1, None
-
-
-def _not_an_end(error: Exception) -> Exception:
-    if not isinstance(error, StopIteration):
-        return error
-    # Raised in the trainer, StopIteration would end the epoch there silently.
-    refusal = RuntimeError("the dataset or collate_fn raised StopIteration, which does not end it")
-    refusal.__cause__ = error
-    return refusal
 
 
 def seed_worker(base_seed: int, worker: int) -> None:

@@ -57,9 +57,7 @@ class Resizer:
     called: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for size in _pair(self.size):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{self.called}: sizes must be integers of at least 1, got {self.size!r}")
+        object.__setattr__(self, "size", _checked(self.called, self.size))
         if self.dtype not in ("uint8", "float32"):
             raise ValueError(f"{self.called}: dtype must be 'uint8' or 'float32', got {self.dtype!r}")
         if self.layout not in ("HWC", "CHW"):
@@ -71,6 +69,7 @@ class Resizer:
                 raise ValueError(f"{self.called}: {name} needs dtype='float32'")
             if len(values) != 3 or (name == "std" and not all(values)):
                 raise ValueError(f"{self.called}: {name} must be three numbers, got {values!r}")
+            object.__setattr__(self, name, _plain(values))
 
     def __call__(self, data: Any) -> npt.NDArray[Any]:
         return self.image(data).made()
@@ -202,6 +201,8 @@ class RandomResizedCrop(Resizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("scale", "ratio"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
                 raise ValueError(f"{self.called}: {name} must be two numbers above 0, got {(low, high)}")
@@ -237,8 +238,8 @@ class ResizeCenterCrop(Resizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        smallest = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-        if any(have < want for have, want in zip(smallest, _pair(self.size), strict=True)):
+        object.__setattr__(self, "resize", _checked(self.called, self.resize))
+        if any(have < want for have, want in zip(_pair(self.resize), _pair(self.size), strict=True)):
             raise ValueError(
                 f"{self.called}: the crop, {self.size}, must not be larger than resize={self.resize}"
             )
@@ -258,6 +259,21 @@ class Resized(Resizer):
 
     def crop(self, height: int, width: int) -> Crop:
         return Crop(0, 0, height, width, _short_side(height, width, self.size))
+
+
+def _checked(called: str, size: Any) -> Size:
+    """A size as an integer or a pair of integers, also from a list, as YAML has it."""
+    given = list(size) if isinstance(size, (list, tuple)) else [size]
+    if len(given) not in (1, 2) or not all(
+        isinstance(each, (int, np.integer)) and each >= 1 for each in given
+    ):
+        raise ValueError(f"{called}: a size is one or two integers of at least 1, got {size!r}")
+    return int(given[0]) if len(given) == 1 else (int(given[0]), int(given[1]))
+
+
+def _plain(values: Any) -> Sequence[float]:
+    """Numbers of an array as a tuple, which can be compared and printed."""
+    return values if isinstance(values, (list, tuple)) else tuple(map(float, values))
 
 
 def _pair(size: Size) -> tuple[int, int]:

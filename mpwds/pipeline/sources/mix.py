@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpwds.pipeline.coercion import OwnSource, as_source
@@ -138,7 +139,7 @@ class Mix(Origin):
             raise ValueError(f"{len(self.sources)} datasets are mixed, but {len(weights)} weights are given")
         if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
             raise ValueError(f"weights of a mix must be finite, not negative and not all 0, got {weights}")
-        if isinstance(self.stop, int):
+        if isinstance(self.stop, Integral) and not isinstance(self.stop, bool):
             if self.stop < 1:
                 raise ValueError(f"a mix must stop after at least 1 element, got stop={self.stop}")
         elif self.stop not in get_args(StopRule):
@@ -175,7 +176,7 @@ class _Mixed(BaseStream[Any]):
     def __init__(self, mix: Mix, context: Context) -> None:
         self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.sources)]
         self._rule = mix.stop
-        self._left = mix.stop if isinstance(mix.stop, int) else None
+        self._left = int(mix.stop) if isinstance(mix.stop, Integral) else None
         self._in_play = [weight > 0 for weight in mix.weights]
         self._empty = [True] * len(mix.sources)  # the current run has given nothing
         self._exhausted = [False] * len(mix.sources)
@@ -190,6 +191,7 @@ class _Mixed(BaseStream[Any]):
 
     def __next__(self) -> tuple[Address, Any]:
         while self._left != 0 and any(self._in_play):
+            before = self._order.state
             part = self._order.next([part for part, plays in enumerate(self._in_play) if plays])
             runs = self._runs[part]
             while self._in_play[part]:
@@ -198,6 +200,9 @@ class _Mixed(BaseStream[Any]):
                 except StopIteration:
                     self._run_ended(part)
                     continue
+                except Exception:
+                    self._order.state = before  # a state taken now begins with this source's element
+                    raise
                 self._empty[part] = False
                 self._order.taken(part)
                 if self._left is not None:

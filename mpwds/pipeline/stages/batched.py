@@ -21,7 +21,7 @@ from mpwds.pipeline.collation import (
     ragged_collation_fn,
 )
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, changed, check_whole, explain
+from mpwds.pipeline.error_context import arguments, changed, check_whole, explain, not_an_end
 from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -149,7 +149,7 @@ def bucketed(
     """
     if batchsize is None and max_total is None:
         batchsize = 20
-    sizes = batchsize if batchsize is None or isinstance(batchsize, int) else tuple(batchsize)
+    sizes = tuple(batchsize) if isinstance(batchsize, Iterable) else batchsize
     return Bucketed(by, list(edges), sizes, collation_fn, partial, max_total, include_padding, handler)
 
 
@@ -225,8 +225,9 @@ class Batches(Retrying):
             return addresses, self._call_collate(self._collate, addresses, list(elements))
         except Exception as error:
             failed, self._failed = self._failed, [*self._failed, *addresses]
-            explain(error, self._stage, self, addresses)
-            self._decide(error)
+            failure = not_an_end(error)
+            explain(failure, self._stage, self, addresses)
+            self._decide(failure)
             self._failed = failed  # the handler skips the batch
             return None
 

@@ -2,6 +2,7 @@ import copy
 from collections import Counter
 from itertools import accumulate, islice
 
+import numpy as np
 import pytest
 import webdataset
 from hypothesis import given, settings
@@ -251,3 +252,36 @@ def test_closing_it_closes_its_datasets(kind):
     with kind([Source([1]), Elements(), DataPipeline(Source([1]))]) as mix:
         list(mix)
     assert len(closed) == 3
+
+
+class FailsOnce:
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, number):
+        if number == self.number:
+            self.number = None
+            raise ArithmeticError
+        return number
+
+
+@pytest.mark.parametrize("failing", [0, 3, 17])
+def test_after_an_error_a_state_begins_with_the_element_that_failed(failing):
+    def make(function):
+        numbers = DataPipeline(range(30)).map(function)
+        return RandomMix([numbers, DataPipeline(range(100, 130))], [2, 1], stop=50, seed=3).stream(Context())
+
+    whole = [element for _, element in make(abs)]
+    stream, got = make(FailsOnce(failing)), []
+    with pytest.raises(ArithmeticError):
+        got.extend(element for _, element in stream)
+    got = whole[: whole.index(failing)]
+    restored = make(abs)
+    restored.load_state_dict(stream.state_dict())
+    assert got + [element for _, element in restored] == whole
+
+
+def test_stop_is_any_whole_number_and_no_flag():
+    assert len(list(RandomMix([DataPipeline([1]), DataPipeline([2])], stop=np.int64(5)))) == 5
+    with pytest.raises(ValueError, match="stop must be a number of elements"):
+        RandomMix([DataPipeline([1]), DataPipeline([2])], stop=True)

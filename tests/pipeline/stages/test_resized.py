@@ -195,3 +195,17 @@ def test_without_simplejpeg_a_warning_says_what_that_costs(tmp_path):
 def test_the_function_alone_serves_other_loaders():
     (sample,) = mpwds.DataPipeline(samples(1)).map_dict(jpg=RandomResizedCrop(8))
     assert sample["jpg"].shape == (8, 8, 3)
+
+
+def test_sizes_may_be_lists_and_figures_arrays_as_of_configurations():
+    mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.2, 0.2, 0.2])
+    given = random_resized_crop(
+        "jpg", [16, 16], dtype="float32", mean=mean, std=std, scale=np.array([0.5, 1])
+    )
+    plain = random_resized_crop(
+        "jpg", (16, 16), dtype="float32", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2), scale=(0.5, 1.0)
+    )
+    assert given == plain
+    assert str(given) == str(plain)
+    assert resize_center_crop("png", [40, 50], 32) == resize_center_crop("png", (40, 50), 32)
+    assert resized("png", np.int64(32)) == resized("png", [32]) == resized("png", 32)
