@@ -153,9 +153,14 @@ def _worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
+announced: Any = None
+"""What torch's ``get_worker_info()`` would answer in this worker, which may not have imported torch."""
+
+
 def _torch_worker() -> Any:
     data = sys.modules.get("torch.utils.data")
-    return data.get_worker_info() if data is not None else None
+    info = data.get_worker_info() if data is not None else None
+    return announced if info is None else info
 
 
 def integer_variable(variable: str, default: Any = None) -> Any:

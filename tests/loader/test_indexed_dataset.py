@@ -1,7 +1,10 @@
 """Indexed datasets in MultiLoader and DataLoaders."""
 
 import random
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch.utils.data
 
@@ -107,3 +110,79 @@ def test_workers_that_persist_draw_other_numbers_in_each_epoch(package):
     loader = package.DataLoader(dataset, batch_size=None, **options)
     epochs = [[float(drawn) for _, drawn in loader] for _ in range(2)]
     assert len({*epochs[0], *epochs[1]}) == 82
+
+
+def drawn(number):
+    return np.random.random()
+
+
+DRAWS = """
+import sys
+import mpwds
+import numpy as np
+
+def drawn(number):
+    return np.random.random(), "torch" in sys.modules
+
+dataset = mpwds.IndexedDataset(range(11)).map(drawn)
+loader = mpwds.DataLoader(dataset, sampler=[*range(11), 0, 0], collate_fn=list, **OPTIONS)
+draws = [drawn for _ in range(3) for batch in loader for drawn in batch]
+print(len({number for number, _ in draws}), any(has_torch for _, has_torch in draws))
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_access_in_a_worker_draws_new_numbers_also_where_torch_is_not_imported(tmp_path, persistent):
+    program = DRAWS.replace("OPTIONS", str({"num_workers": 1, "persistent_workers": persistent}))
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("39 False\n", "")
+
+
+def test_without_workers_each_epoch_draws_new_numbers_and_a_set_one_the_same():
+    loader = mpwds.DataLoader(mpwds.IndexedDataset(range(11)).map(drawn), collate_fn=list)
+    epochs = [[number for batch in loader for number in batch] for _ in range(3)]
+    assert len({number for epoch in epochs for number in epoch}) == 33
+    loader.set_epoch(1)
+    assert [number for batch in loader for number in batch] == epochs[1]
+
+
+CHANGES = [
+    (
+        lambda: mpwds.IndexedDataset(range(40), "chunked", chunksize=7),
+        lambda: mpwds.IndexedDataset(range(40), "chunked", chunksize=9),
+    ),
+    (lambda: mpwds.IndexedDataset(range(40), "global"), lambda: mpwds.IndexedDataset(range(40), "shards")),
+    (
+        lambda: mpwds.IndexedDataset(range(40), "global", seed=1),
+        lambda: mpwds.IndexedDataset(range(40), "global", seed=2),
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded"), CHANGES)
+def test_a_state_of_another_order_is_refused_by_data_loaders_and_iterators(saved, loaded):
+    for make, message in (
+        (lambda dataset: mpwds.DataLoader(dataset, 5), "(pipeline|seed) of the loader changed"),
+        (lambda dataset: mpwds.WebLoader(dataset, batch_size=5), "(pipeline|seed) of the loader changed"),
+        (iter, "the state is of the order"),
+    ):
+        first = make(saved())
+        next(iter(first))
+        state = first.state_dict()
+        make(saved()).load_state_dict(state)
+        with pytest.raises(ValueError, match=message):
+            make(loaded()).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "workers", "found"), [(2, 0, 82), (2, 2, 82), (None, 0, 15), (None, 1, 15)]
+)
+def test_repeated_samples_come_as_often_in_a_data_loader(repeat, workers, found):
+    dataset = mpwds.IndexedDataset(Numbers())
+    dataset = dataset.with_epoch(15) if repeat is None else dataset.repeat(repeat)
+    assert len(list(dataset)) == found
+    assert len(list(mpwds.DataLoader(dataset, batch_size=1, num_workers=workers))) == found
+    with pytest.raises(TypeError, match="with_length"):
+        len(dataset)
+    assert len(dataset.with_length(found, silent=True)) == found

@@ -269,6 +269,9 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         except StopIteration:
             self._record.completed.finish()
             self._times.end()
+            dataset = self._dataset
+            if isinstance(dataset, IterableSource) and dataset.map_style:  # whose epochs nobody else counts
+                dataset._epoch += 1
             raise
         except Exception:
             if not isinstance(self._dataset, IterableDataset):

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.rebatching import Rebatching
+from mpwds.loader.resume.description import described
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,
@@ -26,6 +27,7 @@ from mpwds.loader.resume.progress import (
 from mpwds.loader.resume.state import VERSION, check
 from mpwds.loader.worker.elements import is_stateful
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import IterableSource
 
 T = TypeVar("T")
@@ -256,6 +258,8 @@ def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
         facts["rank"] = here.rank  # another has got other samples by now
     if isinstance(dataset, IterableDataset) or is_stateful(dataset):
         facts["num_workers"] = loader.num_workers  # each reads a part of its own, or has a state of its own
+    if isinstance(dataset, DataPipeline) and not isinstance(dataset, Rebatching):
+        facts |= {"pipeline": described(dataset), "seed": dataset.given_seed}
     if not isinstance(dataset, IterableDataset) and isinstance(dataset, Sized):
         facts["samples"] = len(dataset)
     return facts

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mpwds.imports import after_import
@@ -25,6 +25,7 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.elements import ENDED, carried_streams, process_seed, sample_counter
 from mpwds.loader.worker.sending import BatchSender, Commands, EpochStopped
+from mpwds.pipeline import context as pipeline_context
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.randomness import seed_generators, seed_late_imports
@@ -199,4 +200,5 @@ def announce_to_torch(worker: int, workers: int, seed: int, dataset: Any) -> Non
         vars(holder)["_worker_info"] = info
         torch.set_num_threads(1)
 
+    pipeline_context.announced = SimpleNamespace(id=worker, num_workers=workers, seed=seed)
     after_import("torch.utils.data._utils.worker", tell)

@@ -115,12 +115,17 @@ class IndexedDataset(DataPipeline):
 
     @property
     def map_style(self) -> bool:
-        """True if torch's DataLoader, or its sampler, chooses the samples: if this dataset has no order."""
-        return not self.source.shuffle
+        """True if torch's DataLoader, or its sampler, chooses the samples: no order, no repetitions."""
+        return not self.source.shuffle and self.given_epochs == ONCE
 
     def __len__(self) -> int:
-        """The number of samples, of all ranks and workers together; or what ``with_length`` set."""
-        return len(self.source) if self.given_length is None else self.given_length
+        """The number of samples, of all ranks and workers together; or what ``with_length`` set.
+
+        A ``TypeError`` after ``repeat`` and ``with_epoch``, if none was set.
+        """
+        if self.given_length is not None or self.given_epochs != ONCE:
+            return super().__len__()
+        return len(self.source)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

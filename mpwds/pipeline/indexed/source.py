@@ -230,12 +230,21 @@ class _IndexedStream(BaseStream[Any]):
         return Description.of_sample(element, Description(f"sample {index} of {url}", url))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"cursor": self._cursor - (self._failed == self._cursor), "samples": len(self._source)}
+        cursor = self._cursor - (self._failed == self._cursor)
+        return {"cursor": cursor, "samples": len(self._source), "order": self._order_facts()}
+
+    def _order_facts(self) -> list[Any]:
+        return [self._source.shuffle, self._source.chunksize, self._context.seed]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["samples"] != len(self._source):
             raise ValueError(
                 f"the state is of a dataset of {state['samples']} samples, this one has {len(self._source)}: "
+                "begin the epoch again, or open the dataset as it was"
+            )
+        if list(state["order"]) != (now := self._order_facts()):
+            raise ValueError(
+                f"the state is of the order {state['order']} (shuffle, chunksize, seed), this one is {now}: "
                 "begin the epoch again, or open the dataset as it was"
             )
         self._begin(state["cursor"])

@@ -225,9 +225,9 @@ class Batches(Retrying):
             return addresses, self._call_collate(self._collate, addresses, list(elements))
         except Exception as error:
             failed, self._failed = self._failed, [*self._failed, *addresses]
-            failure = not_an_end(error)
-            explain(failure, self._stage, self, addresses)
-            self._decide(failure)
+            error = not_an_end(error)  # under a name that is deleted: it would keep this frame
+            explain(error, self._stage, self, addresses)
+            self._decide(error)
             self._failed = failed  # the handler skips the batch
             return None
 
