@@ -132,10 +132,10 @@ KINDS = {
     "a number of NumPy": (np.float16(2), "float16", (), ()),
     "a sparse tensor": (torch.eye(4).to_sparse(), "float32", (), ("torch.sparse_coo tensor",)),
     "a nested tensor": (
-        torch.nested.nested_tensor([torch.ones(2)]),
+        torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
         "float32",
         (),
-        ("torch.strided tensor",),
+        ("torch.jagged tensor",),
     ),
     "a conjugate tensor": (torch.ones(2, dtype=torch.complex64).conj(), "complex64", (2,), ()),
 }

@@ -105,8 +105,8 @@ class WebLoader(Rebatching, DataPipeline):
             >>> loader = WebLoader(range(6), batch_size=2, shuffle=True).unbatched()
             >>> numbers = iter(loader)
             >>> first, state = int(next(numbers)), loader.state_dict()
-            >>> state["delivered"], len(state["loader"]["generator"])
-            (1, 6744)
+            >>> state["delivered"], len(state["loader"]["generators"])
+            (1, 1)
         """
         run, facts = self._run, self._facts()
         if run is None or run.finished:
