@@ -65,7 +65,7 @@ def explain(
     place = source.describe(address, element)
     note = f"in {stage}, on {place}"
     if isinstance(error, StopIteration):
-        raise RuntimeError(f"{note}: a function raised StopIteration, which cannot end a dataset") from error
+        raise RuntimeError(f"{note}: {not_an_end(error)}") from error
     before = vars(error).get("incident")
     if isinstance(before, Incident) and before.stage == str(stage):
         # The function raises the same exception object for each bad element.

@@ -294,8 +294,8 @@ class ResumableIterator(Iterator[Any]):
         The dataset's next ``iter()`` is the epoch after that.
 
         Raises:
-            ValueError: The dataset has another number of samples than it had then, or ``state`` is of
-                something else.
+            ValueError: The dataset has another number of samples, order or seed than it had then, or
+                ``state`` is of something else.
         """
         if not isinstance(state, Mapping) or not {"epoch", "run", "stream"} <= state.keys():
             raise ValueError(f"an iterator's state is the dict that its state_dict() gave, got {state!r}")
