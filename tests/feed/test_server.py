@@ -140,8 +140,8 @@ def test_a_client_that_is_silent_is_gone_and_is_told_so_when_it_is_back(caplog):
         client.welcomed(name="host:7")
         start(client)
         end(client)
-        wait_until(lambda: not server.status()["clients"], "the server to miss it")
-        assert [each["state"] for each in server.status()["workers"]] == ["free"]
+        wait_until(lambda: states(server) == ["free"], "the server to miss it")
+        assert server.status()["clients"] == []
         client.say(wire.PING)
         assert client.hear(wire.PONG)["known"] is False
     assert "host:7 (127.0.0.1) is silent: its workers are free" in caplog.text
