@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from mpwds.cli.console import progress
 from mpwds.cli.options import Engine
@@ -13,7 +13,6 @@ from mpwds.pipeline.error_context import add_note, notes_of
 
 S = TypeVar("S")
 T = TypeVar("T")
-J = TypeVar("J", bound="HasOutput")
 
 
 def run_jobs(
@@ -54,30 +53,24 @@ def run_jobs(
         raise
 
 
-class HasOutput(Protocol):
-    """A job that writes one file."""
-
-    @property
-    def output(self) -> str: ...
-
-
 def add_up(
-    jobs: Sequence[J],
-    done: Collection[str],
-    work: Callable[[J], Iterator[dict[str, int]]],
+    jobs: Sequence[S],
+    done: set[str],
+    work: Callable[[S], Iterator[dict[str, int]]],
     workers: int = 0,
     engine: Engine | None = None,
     what: str = "",
+    outputs: Callable[[Any], Sequence[str]] = lambda job: [job.output],
     **options: Any,
 ) -> Counter[str]:
-    """Does the jobs whose outputs are not ``done``, as :func:`run_jobs` does; adds up their figures.
+    """Does the jobs whose ``outputs`` are not ``done``, as :func:`run_jobs` does; adds up their figures.
 
     A progress bar shows ``what`` is done, or the number of samples.
     """
-    left = [job for job in jobs if job.output not in done]
-    before = len(jobs) - len(left)
-    figures = Counter(samples=0, bytes=0, shards=len(left), complete_before=before)
-    with progress(len(jobs), before) as advance:
+    left = [job for job in jobs if not done.issuperset(outputs(job))]
+    shards, whole = (sum(len(outputs(job)) for job in some) for some in (left, jobs))
+    figures = Counter(samples=0, bytes=0, shards=shards, complete_before=whole - shards)
+    with progress(len(jobs), len(jobs) - len(left)) as advance:
         for of_job in run_jobs(left, work, workers, engine, **options):
             figures.update(of_job)
             advance(1, what or f"{figures['samples']:,} samples")

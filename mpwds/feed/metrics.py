@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpwds.closing import Closes
 from mpwds.feed import keys
 from mpwds.feed.report import FeedReport, Status, WorkerReport, feed_report
 from mpwds.imports import require
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
-class Metrics:
+class Metrics(Closes):
     """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed.
 
     At a loopback address it answers requests for names of this machine alone. With a ``token``, it answers
@@ -50,12 +51,6 @@ class Metrics:
         self._ready = ready
         self._metrics = self._server.get_app()
         self._server.set_app(self._answer)
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         given = environ.get("HTTP_AUTHORIZATION", "")

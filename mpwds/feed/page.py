@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from mpwds.closing import Closes
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys
 from mpwds.feed import report as wording
@@ -47,7 +48,7 @@ _POLICY = (
 )
 
 
-class Page:
+class Page(Closes):
     """Serves the page to browsers of this machine until it is closed.
 
     Who opens ``url``, which holds a token, first gets a cookie, and the link is spent: another user of the
@@ -67,12 +68,6 @@ class Page:
         ]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> Page:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stops serving. Waits for a batch that is being received."""

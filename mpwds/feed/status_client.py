@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import zmq
 
 from mpwds import nest
+from mpwds.closing import Closes
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
 from mpwds.feed.report import FeedReport, Status, feed_report, lost
@@ -27,7 +28,7 @@ _STEADY = 10  # readings that a report is about: a single one has few batches wh
 _ANSWER_S = 3.0  # once another server has answered, or this one before: a report on the others stands still
 
 
-class StatusClient:
+class StatusClient(Closes):
     """Asks servers for their status and for copies of batches.
 
     ``urls`` have no braces. ``folder`` has the keys, as for ``RemoteLoader``; without them, servers on other
@@ -96,12 +97,6 @@ class StatusClient:
 
     def close(self) -> None:
         uninterrupted(self._context.destroy, 0)
-
-    def __enter__(self) -> StatusClient:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _ask(self, url: str, kind: str) -> int:
         request = next(self._requests)

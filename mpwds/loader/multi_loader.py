@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
+from mpwds.closing import Closes
 from mpwds.errors import shorten, shortened
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochBatches, EpochIterator, finish, leave_all
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from mpwds.stats.report import LoaderStats
 
 
-class MultiLoader(Rebatching, Fluent, TorchIterable):
+class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
     """Iterates a dataset in worker processes and delivers its elements here, through shared memory.
 
     Each ``iter()`` is an epoch, and ends an unfinished one. The loader delivers what the dataset yields,
@@ -458,12 +459,6 @@ class MultiLoader(Rebatching, Fluent, TorchIterable):
         """Ends the workers, within about half a second. Iterating again starts new ones."""
         leave_all(self._iterations, "the loader was closed")
         self._group.close()
-
-    def __enter__(self) -> MultiLoader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are loaders with the same options and no workers yet."""

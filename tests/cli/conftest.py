@@ -12,7 +12,6 @@ import mpwds
 from mpwds.cli import jobs
 from mpwds.cli.convert import writing
 from mpwds.cli.main import main
-from mpwds.cli.reshard import two_rounds
 from tests.storage.conftest import Web
 
 
@@ -60,7 +59,7 @@ def in_process(monkeypatch):
         return run_jobs(items, work, 0, engine)
 
     run_jobs = jobs.run_jobs
-    for module in (jobs, writing, two_rounds):
+    for module in (jobs, writing):
         monkeypatch.setattr(module, "run_jobs", without_workers)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.options import Chosen, Force, Json, Limit, Shards
+from mpwds.closing import Closes
 from mpwds.errors import MpwdsError
 from mpwds.storage.writing.destinations import PendingFile, write_whole
 from mpwds.viewing.wording import counted
@@ -52,7 +53,7 @@ class UnsafeName(MpwdsError, ValueError):
     """A file's name leads out of the folder."""
 
 
-class Folder:
+class Folder(Closes):
     """A folder to write files to; made when the first one is written. ``force`` replaces files that exist.
 
     No name leads out of it: not by ``..``, not by starting at the root, and not through symbolic links, even
@@ -87,12 +88,6 @@ class Folder:
         if self._open is not None:
             os.close(self._open[1])
             self._open = None
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _directory(self, parts: list[str]) -> int:
         """A descriptor of a directory below the folder, made if need be."""

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 import os
 import random
 import sys
@@ -20,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mpwds.cli.console import progress
-from mpwds.cli.jobs import run_jobs
+from mpwds.cli.jobs import add_up
 from mpwds.cli.journal import digest, hidden_beside, resume_or_start, versions_of
 from mpwds.cli.options import Distributed, Part, Resharding, Spilling
 from mpwds.cli.outputs import shard_names, which_exist
@@ -152,9 +152,15 @@ def shuffle_in_rounds(
     rounds = plan_rounds(urls, to.output, digest(sorted(run.items()))[:8])
     work = GroupShuffle(to, spilling.memory, spilling.tmp or temporary_directory(to.output), seed)
     goes_on = functools.partial(resume_or_start, to.output, rounds.outputs, run, part=over.part)
+
+    def shuffle(groups: Sequence[ShardGroup], done: set[str], what: str) -> Counter[str]:
+        """Shuffles those of the groups that are this process's and whose outputs are not complete."""
+        outputs = operator.attrgetter("outputs")
+        return add_up(over.own(groups), done, work, 0, over.on, what, outputs)
+
     with goes_on(force=to.force):
         if len(list(which_exist(rounds.outputs))) < len(rounds.outputs):
-            _do(rounds.first, set(which_exist(rounds.between)), work, over, "round 1 of 2")
+            shuffle(rounds.first, set(which_exist(rounds.between)), "round 1 of 2")
             there = set(which_exist(rounds.between))
             if missing := len(rounds.between) - len(there):
                 raise MpwdsError(
@@ -163,7 +169,7 @@ def shuffle_in_rounds(
                 )
     with goes_on(force=False):  # parts that began at the same moment may have another seed
         done = set(which_exist(rounds.outputs))
-        figures = _do(rounds.second, done, work, over, "round 2 of 2")
+        figures = shuffle(rounds.second, done, "round 2 of 2")
         if len(list(which_exist(rounds.outputs))) == len(rounds.outputs):
             _remove(rounds.between)
     return figures
@@ -177,18 +183,3 @@ def _remove(names: Sequence[str]) -> None:
     if left := list(which_exist([name for name in names if not is_local(name)])):
         first, last = without_credentials(left[0]), without_credentials(left[-1])
         print(f"{first} to {last} are not needed any more: remove them", file=sys.stderr)
-
-
-def _do(
-    groups: Sequence[ShardGroup], done: set[str], work: GroupShuffle, over: Distributed, what: str
-) -> Counter[str]:
-    """Shuffles those of the groups that are this process's and whose outputs are not complete."""
-    own = groups if over.part is None else over.part.of(groups)
-    left = [group for group in own if not done.issuperset(group.outputs)]
-    written, all_own = (sum(len(group.outputs) for group in groups) for groups in (left, own))
-    figures = Counter(samples=0, bytes=0, shards=written, complete_before=all_own - written)
-    with progress(len(own), len(own) - len(left)) as advance:
-        for of_group in run_jobs(left, work, 0, over.on):
-            figures.update(of_group)
-            advance(1, what)
-    return figures

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from mpwds import tenbin
+from mpwds.closing import Closes
 from mpwds.compat.tensorcom.conversion import (
     Reports,
     Statistics,
@@ -54,7 +55,7 @@ _WARNINGS_EVERY_S = 60.0
 _LONGEST_WAIT_S = 1.0  # of one system call: Ctrl-C that arrives just before it acts after it
 
 
-class Connection:
+class Connection(Closes):
     """Sends or receives batches, which are lists of arrays, over ZeroMQ sockets.
 
     Either end may start first and may be restarted. An iteration ends only after ``total`` samples: tensorcom
@@ -232,12 +233,6 @@ class Connection:
             self._finalizer()
             self.socket = None
             self.urls = []
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def send(self, data: Sequence[Any] | Mapping[str, Any], allow64: bool = False) -> None:
         """Sends a batch.

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 import mpwds
+from mpwds.closing import Closes
 from mpwds.errors import MpwdsError
 from mpwds.feed import definition, wire
 from mpwds.feed.fd_passing import FdSender
@@ -47,7 +48,7 @@ _MOST_PEEKS = 4  # copies of batches that wait to be sent, and clients that wait
 _MOST_CLASSES = 10_000  # whose names a status holds
 
 
-class Server:
+class Server(Closes):
     """Runs workers that decode and augment a dataset for trainers, which reach them with ``RemoteLoader``.
 
     The server starts a worker process when a trainer begins its first epoch, and ends it when the trainer
@@ -165,12 +166,6 @@ class Server:
         self._stopping.ring()
         with self._serving:
             self._ends.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def status(self) -> dict[str, Any]:
         """Figures of the server, its workers and trainers; workers' counters are since the server started."""

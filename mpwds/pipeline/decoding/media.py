@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from mpwds.closing import Closes
 from mpwds.imports import require
 from mpwds.pipeline.decoding.fields import FieldDecoder, extension_set
 from mpwds.pipeline.error_context import check_choice
@@ -58,7 +59,7 @@ def seeking(decode: Callable[..., T]) -> T:
         return decode(seek=False)
 
 
-class Media:
+class Media(Closes):
     """An opened audio or video file; a context manager.
 
     Reads only the data given: a file that refers to others (a playlist, a list to concatenate, a description
@@ -100,12 +101,6 @@ class Media:
         # In microseconds; neither raw streams nor some damaged files have it.
         self._origin = self._container.start_time or 0
         self._sought = False
-
-    def __enter__(self) -> Media:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._container.close()
