@@ -34,6 +34,7 @@ from mpwds.storage.writing.destinations import (
 )
 
 _VERSIONS = 16  # requests for these at a time
+_BEGINNING = b'{\n "version"'
 _FOLLOWING = frozenset(["samples", "inputs"])  # they may differ because something else does
 
 
@@ -117,7 +118,7 @@ def _begun_by_parts(this: _RunPart, force: bool) -> Iterator[set[str]]:
     make_folders([path, this.notes, *own, *(name for name in this.also if not is_series(name))])
     done = set(which_exist(own))
     strict = this.is_part or bool(done)
-    begun = _content(path)
+    begun = _checked(_content(path), path)
     begins = force or not _is_same_run(begun, now, path, strict)
     if force:
         for name in sorted(done):
@@ -153,6 +154,7 @@ def _begun_alone(this: _RunPart, force: bool) -> Iterator[set[str]]:
     before = begun = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     done: set[str] = set()
     try:
+        _checked(before, path)
         done.update(which_exist(written))
         there = sorted(done.union(*map(existing, (this.output, *this.also))))
         begins = force or not _is_same_run(before, this.now, path, bool(there))
@@ -303,6 +305,15 @@ def _noted(name: str, run: str) -> list[str] | None:
         noted = json.loads(_content(name))
         return noted["versions"] if noted["run"] == run else None
     return None
+
+
+def _checked(content: bytes, path: str) -> bytes:
+    """The content, which may be cut short. ``FileExistsError`` if it is another file's than a journal's."""
+    if not content.startswith(_BEGINNING[: len(content)]):
+        raise FileExistsError(
+            f"{without_credentials(path)} exists, and is no journal of a run: pass another name as --journal"
+        )
+    return content
 
 
 def _is_same_run(before: bytes, now: Mapping[str, Any], path: str, strict: bool) -> bool:

@@ -23,7 +23,9 @@ from mpwds.storage.writing.tar_members import member_bytes
 
 _ROWS_AT_A_TIME = 64
 _OPEN_FILES = 100
-_SPLIT = re.compile(r"(?:.*/)?([A-Za-z_]+)(?:[-.]\d+-of-\d+)?[^/]*\.(?:parquet|arrow)")
+_SPLIT = re.compile(r"([A-Za-z_](?:[\w-]*?[A-Za-z_])?)(?:[-._]?\d[^/]*)?\.(?:parquet|arrow)")
+SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
+_TABLE = re.compile(r"[^.].*\.(?:parquet|arrow)")
 _SAVED = ("state.json", "dataset_info.json")
 
 
@@ -130,8 +132,9 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
     """The files of each split of a Hugging Face dataset, in order; nothing if the folder is none.
 
     A folder of ``save_to_disk`` (a dataset or a ``DatasetDict``), or one with Parquet files, in itself or in
-    ``data/``, whose names begin with their split's: ``train-00000-of-00002.parquet``. Raises ``ValueError``
-    if the folder names files that are not in it.
+    ``data/``, whose names begin with their split's, or with the dataset's and the split's:
+    ``train-00000-of-00002.parquet``, ``imdb-train.arrow``. Raises ``ValueError`` if the folder names files
+    that are not in it, or if a part of what is in it would be left out.
     """
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "dataset_dict.json")) as file:
         return {
@@ -145,12 +148,26 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
         if strange := next((name for name in names if os.path.basename(name) != name), None):
             raise ValueError(f"{folder}/{_SAVED[0]} names {strange!r}, which is not in that folder")
         return {"": [os.path.join(folder, name) for name in names]}
-    splits: dict[str, list[str]] = {}
+    found: dict[str, str] = {}  # by path, what the name begins with
+    unknown: list[str] = []
     for place in (folder, os.path.join(folder, "data")):
-        names = sorted(os.listdir(place)) if os.path.isdir(place) else []
-        for name in names:
+        for name in sorted(os.listdir(place)) if os.path.isdir(place) else []:
+            path = os.path.join(place, name)
             if match := _SPLIT.fullmatch(name):
-                splits.setdefault(match[1], []).append(os.path.join(place, name))
+                first = match[1].partition("-")[0]
+                found[path] = first if first in SPLITS else match[1]
+            elif _TABLE.fullmatch(name) or (os.path.isdir(path) and name != "data" and name[0] not in "._"):
+                unknown.append(path)
+    if found and unknown:
+        raise ValueError(
+            f"{folder} has tables ({next(iter(found))}) and {unknown[0]}, which is none of a split: name the "
+            "tables ('DIR/train-*.parquet'), or say --from classes or groups for folders of files"
+        )
+    # Of one dataset, whose name may come first.
+    is_one = len({name.rpartition("-")[0] for name in found.values()}) == 1
+    splits: dict[str, list[str]] = {}
+    for path, name in found.items():
+        splits.setdefault(name.rpartition("-")[2] if is_one else name, []).append(path)
     return splits
 
 

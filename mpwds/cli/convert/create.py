@@ -17,7 +17,15 @@ import typer
 from mpwds.cli.console import console, report, table
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
-from mpwds.cli.outputs import beside, refuse_existing, refuse_inside, refuse_limits, shard_pattern
+from mpwds.cli.outputs import (
+    beside,
+    refuse_existing,
+    refuse_inside,
+    refuse_limits,
+    refuse_own_input,
+    shard_pattern,
+)
+from mpwds.cli.shards import expanded
 from mpwds.errors import WrongArgument
 from mpwds.storage.streams.urls import is_local
 from mpwds.storage.writing.destinations import open_destination, write_whole
@@ -133,6 +141,8 @@ def create(
         files = _class_files(patterns, found.classes)
         descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
         first, *also = [*patterns.values(), *files, *descriptions]
+        for name in (first, *also):
+            refuse_own_input(expanded([source]), name)
         options = [kind, columns, key, root, split, shuffle, seed, train, maxcount, maxsize]
         samples = {shard.url: shard.total for shard in shards}
         run = {"source": source, "options": options, "samples": samples, "inputs": found.digest}

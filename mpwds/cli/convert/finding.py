@@ -24,7 +24,6 @@ from mpwds.viewing.wording import counted
 KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
 
 _LOOKED_AT = 64  # samples
-_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test"}
 
 
 class Samples(Protocol):
@@ -105,7 +104,7 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
         entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
     )
     roots = {"": path}
-    if inside and _SPLITS.issuperset(inside):
+    if inside and arrow.SPLITS.issuperset(inside):
         roots = {name: os.path.join(path, name) for name in inside}
     with_classes = {"classes": True, "groups": False}.get(wanted.kind)
     trees = {split: folders.read_tree(root, with_classes) for split, root in roots.items()}

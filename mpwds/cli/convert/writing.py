@@ -170,7 +170,9 @@ def write_shards(
     workers = min(jobs, len(left))
     workers = workers if workers > 1 or engine else 0
     with progress(total, before) as advance:
-        options: dict[str, Any] = {"in_order": False, "start_method": "fork"}
+        # The library of cloud storage does not survive a fork.
+        start = "fork" if all(is_local(shard.url) for shard in shards) else "forkserver"
+        options: dict[str, Any] = {"in_order": False, "start_method": start}
         for number, samples, shard in run_jobs(left, _write, workers, engine, **options):
             advance(samples, "writing")
             if shard is not None:

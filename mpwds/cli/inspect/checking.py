@@ -232,6 +232,8 @@ class Repair:
                     if found.data is not None or not found.size:
                         sink.write_blocks(found.blocks)
                 elif copy.damaged and (self._is_incomplete(found) or any(check(found))):
+                    if check.offsets.get(found.key) == found.offset:  # another one of this key may be sound
+                        del check.offsets[found.key]
                     copy.left_out += 1
                     copy.left_out_keys += [found.key] if len(copy.left_out_keys) < _MOST_KEPT else []
                 else:

@@ -178,12 +178,21 @@ def _for_terminal(sample: Sample, field: str, data: bytes) -> bytes:
 
 def _write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
     """Writes a tar archive of the samples; members of tar shards stay as they are."""
+    from mpwds.errors import ShardError
     from mpwds.storage.writing.tar_writer import TarWriter
 
     if stream.isatty():
         raise ValueError("a tar archive is nothing for a terminal: redirect the output to a file or a pipe")
-    with TarWriter(stream, encoder=False) as sink:
+    last_key = None
+    with TarWriter(stream, encoder=False, keep_meta=True, mtime=0) as sink:
         for sample in samples:
+            if sample.key == last_key:
+                raise ShardError(
+                    f'sample "{sample.key}" of {without_credentials(sample.shard)}: the sample before it has '
+                    "the same key, so the two would be read as one; `mpwds merge --duplicates rename` gives "
+                    "it another one"
+                )
+            last_key = sample.key
             if all(member.header for member in sample.members):
                 sink.write_blocks(b"".join(member.blocks for member in sample.members))
             else:
@@ -303,6 +312,8 @@ def repair(
         raise typer.BadParameter(
             "say where the copies go with --output, or replace damaged shards with --in-place"
         )
+    if "-" in shards and (in_place or shards[1:] or not is_file(output)):
+        raise typer.BadParameter("standard input is one shard, whose copy needs a name: -o x.tar, or -o -")
     from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
     from mpwds.cli.inspect.shards import TarShard, shards_of
 
@@ -346,6 +357,8 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     """Names the copies, and makes their folders. Raises ``FileExistsError`` unless ``force``."""
     if len(names) == 1 and is_file(output):
         targets = [output]
+    elif output == "-":
+        raise typer.BadParameter("standard output takes one copy: name a folder for those of several shards")
     else:
         targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]
         if len({*targets}) < len(targets):

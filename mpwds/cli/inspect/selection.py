@@ -78,10 +78,11 @@ class SampleSelection:
                     number = found.number + 1
                     if unknown:
                         seen.update((member.field, None) for member in found.members)
-                        unknown -= {name for name in unknown if _is_there(name, seen)}
+                        known = [*seen, *map(str.lower, seen)]
+                        unknown -= {name for name in unknown if _is_there(name, known)}
                     if self._holds(found):
                         count += 1
-                        found.members = [each for each in found.members if _matches(each.field, self._fields)]
+                        found.members = [each for each in found.members if self._takes_field(each.field)]
                         yield found
                     if count == self.limit or number >= self._end:
                         break
@@ -92,7 +93,10 @@ class SampleSelection:
 
     def takes(self, number: int, key: str, field: str) -> bool:
         """True if a field of a sample may be chosen."""
-        return bool(key) and _matches(field, self._fields) and self._names(number, key)
+        return bool(key) and self._takes_field(field) and self._names(number, key)
+
+    def _takes_field(self, field: str) -> bool:
+        return _matches(field.lower(), self._fields)  # columns of MDS may have capital letters
 
     def report(self, problem: Problem) -> None:
         """Counts a problem and prints it on standard error."""

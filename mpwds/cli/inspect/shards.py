@@ -175,6 +175,7 @@ class TarShard:
     def read(self, wants: Wants, first: int = 0) -> Found:
         sample: Sample | None = None
         number, after_damage = first, False  # of the next sample
+        in_twin = False  # another sample of the same key has begun
 
         def wants_member(name: str) -> object:
             key, field = split_name(name)
@@ -197,8 +198,14 @@ class TarShard:
                     yield sample
                 sample = Sample(self.name, number, key, found.offset, after_damage=after_damage)
                 number += 1
+                in_twin = False
             after_damage = False
-            if any(member.field == name for member in sample.members):
+            names = [member.field for member in sample.members]
+            in_twin = in_twin or (len(names) > 1 and name == names[0])
+            if in_twin and name not in names:
+                what = "it is of another sample of the same key, the others of which are lost"
+                yield Problem(self.name, found.offset, key, name, what)
+            elif name in names:
                 what = "the sample has this field already: one of them is lost"
                 yield Problem(self.name, found.offset, key, name, what)
             else:

@@ -190,8 +190,12 @@ def _imports(tree: ast.AST, root: str, folder: str) -> Iterator[tuple[str, str]]
 
 
 def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
-    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none."""
-    dataset = WebDataset(urls, handler=handler, empty_check=False)
+    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none.
+
+    The ``handler`` decides about samples. A shard that is damaged, or cannot be read, is always an error: the
+    rest of its samples would be missing.
+    """
+    dataset = WebDataset(urls, empty_check=False)
     built: Any
     if isinstance(stages, DataPipeline):
         built = dataset.compose(*stages.pipeline)
@@ -219,7 +223,9 @@ def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
 
 
 def _handled(part: Any, handler: Handler) -> Any:
-    """A stage that uses this handler, unless the user gave it one."""
+    """A stage that uses this handler, unless it reads the shards or the user gave it one."""
+    if getattr(part, "reads_shards", False):
+        return part
     if is_dataclass(part) and getattr(part, "handler", None) is reraise_exception:
         return replace(part, handler=handler)  # type: ignore[type-var]
     return part

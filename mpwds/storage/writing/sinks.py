@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mpwds.imports import require
 from mpwds.storage.streams.base import ClosesOrDiscards
+from mpwds.storage.streams.gopen import exists
+from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.storage.writing.destinations import (
     Destination,
     is_series,
@@ -57,6 +59,14 @@ def record_sink(kind: str, where: str, options: WriteOptions) -> AbstractContext
     return _Records(kind, where, options)
 
 
+def _check_free(url: str, options: WriteOptions) -> None:
+    """Raises ``FileExistsError`` if an object of this name would be replaced; of files their end tells."""
+    if not options.force and not is_local(url) and exists(url):
+        raise FileExistsError(
+            f"{without_credentials(url)} exists already: choose another name, or --force to replace"
+        )
+
+
 def _refuse_mds_options(options: WriteOptions) -> None:
     if options.compression or options.hashes:
         raise ValueError("--compression and --hashes are for MDS datasets alone")
@@ -77,6 +87,7 @@ class _TarSeries(ShardWriter):
         how: dict[str, Any] = {"encoder": False, "keep_meta": True, "mtime": 0}
         how |= {"sync": options.sync, "replace": options.force}
         self.shards: list[str] = []
+        self._limits = options
         super().__init__(pattern, options.maxcount, post=self.shards.append, verbose=0, **how)
         self.maxsize = _WITHOUT_LIMIT
         self._most = options.maxsize or 10**9
@@ -92,6 +103,10 @@ class _TarSeries(ShardWriter):
         super().write(sample)
         self._in_shard = size if self.count == 1 else self._in_shard + size
 
+    def _open_next(self) -> TarWriter:
+        _check_free(self.pattern % self.shard, self._limits)
+        return super()._open_next()
+
 
 class _Records(ClosesOrDiscards):
     """Files of MessagePack messages or CBOR items, a dictionary for each sample."""
@@ -104,7 +119,7 @@ class _Records(ClosesOrDiscards):
             self._pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
         is_one = not is_series(where)
         self._where = where
-        self._force = options.force
+        self._options = options
         self._maxcount = _WITHOUT_LIMIT if is_one else options.maxcount
         self._maxsize = _WITHOUT_LIMIT if is_one else options.maxsize or 10**9
         self.shards: list[str] = []
@@ -118,7 +133,8 @@ class _Records(ClosesOrDiscards):
             self._file = None
         if self._file is None:
             self.shards.append(numbered(self._where, len(self.shards)))
-            self._file = open_destination(self.shards[-1], replace=self._force)
+            _check_free(self.shards[-1], self._options)
+            self._file = open_destination(self.shards[-1], replace=self._options.force)
             self._count = self._size = 0
         write_all(self._file.stream, data, self.shards[-1])
         self._count += 1

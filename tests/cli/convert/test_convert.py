@@ -107,6 +107,14 @@ def test_create_makes_shards_of_mds_in_parallel(run, shards, tmp_path):
     assert read(tmp_path / "y-0.tar", tmp_path / "y-1.tar") == SAMPLES
 
 
+@pytest.mark.parametrize("ending", ["tar", "msgpack"])
+def test_no_object_of_a_series_is_replaced_whichever_it_is(refused, web, shards, ending):
+    web.files = {f"/out-1.{ending}": b"other"}
+    told = refused("convert", shards, web.url(f"/out-%d.{ending}"), "--maxcount", 2)
+    assert f"out-1.{ending} exists already" in told
+    assert web.files[f"/out-1.{ending}"] == b"other"
+
+
 def test_create_reads_mds_at_a_url_as_well(run, web, shards, tmp_path):
     run("convert", shards, tmp_path / "mds", "--maxsize", "4KiB")
     web.files = {f"/mds/{path.name}": path.read_bytes() for path in (tmp_path / "mds").iterdir()}

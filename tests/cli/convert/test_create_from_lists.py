@@ -306,6 +306,30 @@ def test_splits_of_parquet_files_become_splits(run, tmp_path):
     assert len(read(tmp_path / "test-x-0.tar")) == 3
 
 
+@pytest.mark.parametrize("names", [("train", "test"), ("digits-train", "digits-test-00000-of-00001")])
+def test_a_split_is_named_after_the_dataset(run, tmp_path, names):
+    for name in names:
+        pyarrow.parquet.write_table(rows(3), tmp_path / f"{name}.parquet")
+    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
+    assert {path.name for path in tmp_path.glob("*-0.tar")} == {"train-x-0.tar", "test-x-0.tar"}
+
+
+@pytest.mark.parametrize("other", ["cat/1.jpg", "0000.parquet"])
+def test_what_is_beside_the_tables_of_splits_is_not_left_out_silently(refused, tmp_path, other):
+    (tmp_path / "all" / other).parent.mkdir(parents=True)
+    (tmp_path / "all" / other).write_bytes(JPEG)
+    pyarrow.parquet.write_table(rows(3), tmp_path / "all/metadata.parquet")
+    told = refused("create", tmp_path / "all", tmp_path / "x-%d.tar")
+    assert f"{other.partition('/')[0]}, which is none of a split" in told
+
+
+def test_a_list_is_not_replaced_by_what_describes_its_shards(refused, tmp_path):
+    (tmp_path / "x.json").write_text('{"txt": "a"}\n')
+    words = ["create", tmp_path / "x.json", tmp_path / "x-%d.tar", "--from", "jsonl", "--index", "--force"]
+    assert "x.json is read, so it cannot be written" in refused(*words, status=2)
+    assert (tmp_path / "x.json").read_text() == '{"txt": "a"}\n'
+
+
 def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
     for split, labels in (("train", ["cat", "dog"]), ("test", ["ant", "dog"])):
         pyarrow.parquet.write_table(pyarrow.table({"label": labels}), tmp_path / f"{split}.parquet")

@@ -54,6 +54,12 @@ def _read(archive):
     return [sample for _, _, sample in read_samples("x.tar", open=lambda url, offset: io.BytesIO(archive))]
 
 
+def test_tar_refuses_two_samples_of_one_key_side_by_side(cat, shard):
+    result = cat(shard, shard, "--tar", "-k", "n2/0002")
+    assert result.returncode == 1
+    assert b"the sample before it has the same key, so the two would be read as one" in result.stderr
+
+
 def test_tar_keeps_members_as_they_are(cat, shard):
     assert shard.read_bytes() == cat(shard, "--tar").stdout
 

@@ -25,6 +25,17 @@ def dataset(tmp_path, picture):
     return dataset
 
 
+def test_columns_with_capital_letters_and_underscores_are_fields(tmp_path, capfdbinary):
+    with mpwds.MDSWriter(columns={"_id": "str", "Caption": "str"}, out=str(tmp_path / "mds")) as sink:
+        sink.write({"_id": "7", "Caption": "a cat"})
+    assert main(["cat", str(tmp_path / "mds"), "--fields", "Caption.txt"]) == 0
+    assert capfdbinary.readouterr().out == b"a cat"
+    assert main(["cat", str(tmp_path / "mds"), "--tar"]) == 0
+    (tmp_path / "x.tar").write_bytes(capfdbinary.readouterr().out)
+    (sample,) = mpwds.WebDataset(str(tmp_path / "x.tar"))
+    assert sample["_id.txt"] == b"7"
+
+
 @pytest.fixture
 def old_dataset(tmp_path):
     """Writes a dataset of version 1, compressed or not; returns its folder."""

@@ -43,6 +43,36 @@ def test_sound_members_and_shards_are_copied_bit_by_bit(run, shards, damaged, tm
     assert damaged.read_bytes() == before
 
 
+def test_of_two_samples_of_a_key_the_first_that_is_sound_stays(
+    run, shard, rewritten, flipped, entries, tmp_path
+):
+    rewritten(shard, lambda entries: entries + entries[4:8])
+    image = entries(shard)[5]
+    flipped(shard, image.offset + len(image.header) + 3)
+    run("repair", shard, "-o", tmp_path / "x.tar", "--decode")
+    assert keys(tmp_path / "x.tar") == [f"n{n % 3}/000{n}" for n in (0, 2, 3, 4, 5, 6, 7, 1)]
+
+
+def test_fields_of_two_samples_of_a_key_side_by_side_are_not_mixed(run, tar, tmp_path, entries):
+    files = ["a.jpg", "a.cls", "b.jpg", "b.cls"]
+    shard = tar("x.tar", dict.fromkeys(files, b"1"))
+    again = tar("y.tar", dict.fromkeys(["b.jpg", "b.cls", "b.txt"], b"2"))
+    shard.write_bytes(b"".join(each.blocks for each in [*entries(shard), *entries(again)]) + bytes(1024))
+    run("repair", shard, "-o", tmp_path / "z.tar")
+    assert [(each.name, each.data) for each in entries(tmp_path / "z.tar")] == [
+        (name, b"1") for name in files
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-", "-o", "fixed"], ["-", "--in-place"], ["-", "x.tar", "-o", "fixed"], ["x.tar", "y.tar", "-o", "-"]],
+)
+def test_one_stream_is_one_shard_with_a_name(refused, tar, words):
+    tar("x.tar", {"a.cls": b"1"}), tar("y.tar", {"a.cls": b"1"})
+    assert "one" in refused("repair", *words, status=2)
+
+
 def test_json_tells_what_was_left_out(run, shards, damaged, tmp_path, objects):
     copy, *_ = objects(run("repair", shards, "-o", tmp_path / "fixed", "--json").stdout)
     assert copy == {

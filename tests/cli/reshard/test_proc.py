@@ -135,6 +135,13 @@ class TestOnError:
         assert "0007" not in keys("out-0.tar")
         assert len(keys("out-0.tar")) == 9
 
+    def test_a_damaged_shard_is_no_sample_to_skip(self, proc):
+        Path("in-1.tar").write_bytes(Path("in-1.tar").read_bytes()[:6000])
+        told = proc("untouched", "out-%d.tar", "--on-error", "skip")
+        assert told.returncode == 1
+        assert "in-1.tar is truncated" in told.stderr
+        assert not Path("out-1.tar").exists()
+
     def test_skip_and_list(self, proc):
         proc("failing", "out-%d.tar", "--on-error", "bad.jsonl")
         bad = [json.loads(line) for line in Path("bad.jsonl").read_text().splitlines()]
@@ -246,8 +253,17 @@ class TestNothingIsMixed:
         proc("failing")
         for leftover in Path().glob("out-*.tar"):
             leftover.unlink()
-        Path(".out-.tar.journal").write_text('{"version"')  # as a machine that fails may leave it
+        Path(".out-.tar.journal").write_text('{\n "version"')  # as a machine that fails may leave it
         assert proc("stages").returncode == 0
+
+    @pytest.mark.parametrize("content", ["my notes", '{"version": 1}', "[1]"])
+    def test_a_file_that_is_no_journal_stays_as_it_is(self, proc, content):
+        Path("notes").write_text(content)
+        for more in ([], ["--force"], ["--part", "0/1"]):
+            told = proc("stages", "out-%d.tar", "--journal", "notes", *more)
+            assert told.returncode == 1
+            assert "notes exists, and is no journal of a run" in told.stderr
+        assert Path("notes").read_text() == content
 
 
 @pytest.mark.usefixtures("in_process")
