@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Any, TypeVar
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs, RepeatedStream, Repetitions, Start
-from mpwds.pipeline.stream import Address, Count, Origin, Source, Stream
+from mpwds.pipeline.stream import Address, Count, OrderedStream, Origin, Stream
 from mpwds.suggestions import shown
 from mpwds.warn import warn
 
@@ -215,7 +214,16 @@ class _Mock(Origin):
         return Count(self._length)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return Source(repeat(self._sample, self._length))
+        return _Repeated(self._sample, self._length)
+
+
+class _Repeated(OrderedStream[Any]):
+    def __init__(self, sample: Any, length: int) -> None:
+        super().__init__(range(length))
+        self._sample = sample
+
+    def fetch(self, address: Any) -> Any:
+        return self._sample
 
 
 def identity(x: T) -> T:

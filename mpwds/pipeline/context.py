@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mpwds.warn import warn
@@ -46,9 +46,9 @@ class Context:
     workers: int = 1
     owns_process: bool = False
     deferred: bool = False
-    on_shard: Callable[[str], None] | None = None
-    on_idle: Callable[[], object] = warn_of_idle
-    watch: Callable[[Any, Any, Context], Any] | None = None
+    on_shard: Callable[[str], None] | None = field(default=None, compare=False)
+    on_idle: Callable[[], object] = field(default=warn_of_idle, compare=False)
+    watch: Callable[[Any, Any, Context], Any] | None = field(default=None, compare=False)
     stage: int = 0
     run: int = 0
     is_stream: bool = False

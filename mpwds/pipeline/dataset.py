@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
+from mpwds.closing import Closes
 from mpwds.errors import shortened
 from mpwds.pipeline.coercion import as_source, as_stage, as_stages
 from mpwds.pipeline.context import ALONE, Context
@@ -22,7 +23,7 @@ from mpwds.warn import warn, warn_if_dropped
 Pipeline = TypeVar("Pipeline", bound="DataPipeline")
 
 
-class DataPipeline(Fluent, IterableSource):
+class DataPipeline(Fluent, IterableSource, Closes):
     """A dataset: a source of elements, and stages that process them.
 
     Iterating a pipeline runs it in this process and yields plain elements; each ``iter()`` is another epoch.
@@ -55,6 +56,8 @@ class DataPipeline(Fluent, IterableSource):
         >>> [batch.tolist() for batch in dataset]
         [[0, 10], [20, 30], [40]]
     """
+
+    alike_before_split = True
 
     def __init__(self, *stages: Any, seed: int | None = None) -> None:
         if seed is not None and not isinstance(seed, Integral):
@@ -129,12 +132,6 @@ class DataPipeline(Fluent, IterableSource):
 
     def __bool__(self) -> bool:
         return True  # without this, bool() would call __len__
-
-    def __enter__(self: Pipeline) -> Pipeline:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the parts that have a method ``close``, such as a loader or a cache."""
@@ -320,7 +317,7 @@ def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]
 
     def of_part(position: int) -> Context:
         part = replace(context.within(position), deferred=context.deferred and position >= deferring)
-        if position and stages[position - 1].alike_before_split:
+        if (stages[position - 1] if position else source).alike_before_split:
             if position < last_divider["ranks"]:
                 part = part.alike_on_ranks()
             elif position < last_divider["workers"]:

@@ -235,9 +235,11 @@ class Origin(Part, ABC):
 
     Attributes:
         never_empty: ``True`` if every worker gets at least one element.
+        alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
     """
 
     never_empty: bool = False
+    alike_before_split: bool = False
 
     @abstractmethod
     def stream(self, context: Context = ALONE) -> Stream[Any]:

@@ -17,6 +17,7 @@ from mpwds.extradatasets import (
     with_epoch,
     with_length,
 )
+from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Epochs
@@ -285,3 +286,13 @@ def test_repeatedly_ends_by_epochs_batches_or_samples():
     assert list(repeatedly([{"x": [1, 2]}], nsamples=3)) == [{"x": [1, 2]}] * 2
     assert list(repeatedly("ab", nsamples=3, batchsize=len)) == ["a", "b", "a"]
     assert list(repeatedly([])) == []
+
+
+def test_the_epochs_of_a_resized_dataset_in_a_loader_read_no_element_twice():
+    taken = []
+    dataset = ResizedDataset(
+        DataPipeline(range(1000)).map(lambda number: taken.append(number) or number), 100
+    )
+    with MultiLoader(dataset, workers=0) as loader:
+        epochs = [list(loader) for _ in range(4)]
+    assert taken == [number for epoch in epochs for number in epoch] == list(range(400))

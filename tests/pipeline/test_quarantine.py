@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds import DataPipeline, WebDataset
+from mpwds import DataPipeline, ShardWriter, WebDataset
 from mpwds.errors import QuarantineFull
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.stages.fields import map_dict
@@ -296,3 +296,22 @@ def test_a_copy_knows_that_its_file_is_gone(path):
     with pytest.raises(QuarantineFull, match="2 bad samples"):
         copy(ValueError("worse"))
     assert len(records(path)) == 2
+
+
+def test_a_fraction_is_of_samples_where_shards_are_read(path, tmp_path):
+    with ShardWriter(f"{tmp_path}/x-%d.tar", maxcount=500, verbose=0) as sink:
+        for number in range(1000):
+            sink.write({"__key__": f"{number:04}", "txt": "x"})
+
+    def choose(name):
+        if name in ("0003.txt", "0503.txt"):
+            raise ValueError("a bad name")
+        return True
+
+    def read(budget):
+        handler = quarantine(path, budget=budget)
+        return list(WebDataset(f"{tmp_path}/x-{{0..1}}.tar", select_files=choose, handler=handler))
+
+    assert len(read(0.01)) == 998
+    with pytest.raises(QuarantineFull, match="2 bad ones among 998 samples"):
+        read(0.001)

@@ -193,3 +193,16 @@ def test_a_stream_goes_back_to_an_earlier_state_of_its_own():
     stream.load_state_dict(state)
     assert list(stream) == rest
     assert len(rest) == 4
+
+
+@pytest.mark.parametrize("nested", ["mix", "repeat"])
+def test_a_source_that_draws_is_alike_on_all_workers_if_a_later_stage_divides(nested):
+    first, second = (SimpleShardList(f"{name}-{{0..9}}.tar") for name in "ab")
+    source = mpwds.RandomMix([first, second], longest=True)
+    if nested == "repeat":
+        source = DataPipeline(SimpleShardList("{a,b}-{0..9}.tar")).shuffle(100).repeat(1, nbatches=20)
+    dataset = DataPipeline(source, split_by_worker)
+    seen = [
+        shard["url"] for worker in range(2) for _, shard in dataset.stream(Context(worker=worker, workers=2))
+    ]
+    assert len(seen) == len(set(seen)) == 20

@@ -12,7 +12,8 @@ class StreamingDataLoader(DataLoader[Any]):
     """``mpwds.DataLoader``, which resumes a ``StreamingDataset`` without reading delivered batches again.
 
     Give both the same ``batch_size``; the number of workers may be another one then. Otherwise, with
-    ``in_order=False``, and with other datasets, it resumes as ``mpwds.DataLoader`` does.
+    ``in_order=False``, after stages or a subclass' methods, which may drop samples, and with other datasets,
+    it resumes as ``mpwds.DataLoader`` does.
 
     Source:
         ``streaming.StreamingDataLoader`` (mosaicml-streaming 0.13).
@@ -25,6 +26,7 @@ class StreamingDataLoader(DataLoader[Any]):
             not isinstance(dataset, StreamingDataset)
             or dataset.batch_size != self.batch_size
             or not self.in_order
+            or dataset.may_drop_samples
         ):
             return state
         samples = state["yielded"] * dataset.batch_size * dataset.ranks

@@ -158,6 +158,7 @@ class IndexedDataset(DataPipeline):
         Args:
             predicate: Indices, in the order in which the dataset is to have them, or a mask: one boolean for
                 each sample. With a function of an element the result is a pipeline, whose length is unknown.
+                A sample that is chosen twice draws the same random numbers both times in an epoch.
             handler: Called when the function raises an exception; the default raises it.
 
         Raises:
@@ -373,7 +374,10 @@ def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> _Opened:
         shards, called, *_ = _open(origin.shards, cache)
         chosen = origin.chosen
     elif isinstance(origin, Indexed):
-        shards, called, *_ = _open(origin.elements, cache)
+        elements: Any = origin.elements
+        if isinstance(elements, (list, tuple)):  # texts are elements here, not the names of shards
+            elements = ElementsAsShard(elements)
+        shards, called, *_ = _open(elements, cache)
     else:
         raise TypeError(f"IndexedDataset: the elements of {origin} have no numbers")
     if (obstacle := _obstacle(stages)) is not None:

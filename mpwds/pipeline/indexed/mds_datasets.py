@@ -258,6 +258,11 @@ class PartitionedDataset(IndexedDataset):
         return replace(context, epoch=self._first_epoch + self._epoch_counter.number_of(context), run=0)
 
     @property
+    def may_drop_samples(self) -> bool:
+        """True if an epoch may have fewer elements than samples: of stages, or of a subclass' methods."""
+        return bool(self.stages) or self._is_changed
+
+    @property
     def _is_changed(self) -> bool:
         return type(self).__getitem__ is not IndexedDataset.__getitem__
 

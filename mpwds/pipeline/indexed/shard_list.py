@@ -137,6 +137,7 @@ class ShardListDataset:
         self.dataset_name = dataset_name or contents.get("name") or _hash(str(shards))
         self.total_length = sum(self.lengths)
         self._numbers = range(self.total_length)
+        self._allow_pickle = allow_pickle
         is_one = isinstance(transformations, str) or callable(transformations)
         given: Any = [transformations] if is_one else transformations or []
         self.transformations = [_transformation(each, allow_pickle) for each in given]
@@ -209,7 +210,7 @@ class ShardListDataset:
 
     def add_transform(self, transform: str | Transformation) -> ShardListDataset:
         """Adds a transformation after the others; returns the dataset."""
-        self.transformations.append(_transformation(transform))
+        self.transformations.append(_transformation(transform, self._allow_pickle))
         return self
 
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:

@@ -130,6 +130,7 @@ class Mix(Origin):
     order: Literal["random", "exact", "turns"]
     call: str
     seed: int | None = None
+    alike_before_split = True
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from abc import abstractmethod
@@ -16,7 +17,7 @@ from mpwds.errors import ShardError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.filter import ErrorHandlingStream, Filter
-from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.handlers import CountingHandler, Handler, reraise_exception
 from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
 from mpwds.storage.streams.base import InputStream, unbuffered
@@ -106,6 +107,13 @@ class ShardStream(ErrorHandlingStream):
         self._source_failed: tuple[Exception, Any] | None = None
         self._missing = empty_check  # nothing has been found yet, and that would be an error
         self._begun = 0  # shards, while that is so
+        # A handler that counts is told of elements, not of the shards that the source gives.
+        self._count: Callable[[], object] | None = None
+        self._count_end: Callable[[], object] | None = None
+        if isinstance(self._handler, CountingHandler):
+            self._next = self._running_next = source.__next__
+            self._count = self._handler.watch(str(stage), itertools.repeat(None).__next__)
+            self._count_end = self._handler.watch(str(stage), iter(()).__next__)
         self._has_shard = False
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
@@ -134,6 +142,8 @@ class ShardStream(ErrorHandlingStream):
                 self._offset, self._failed = following, None
                 self.counts.nbytes += _nbytes(element) if following is None else following - offset
                 self._missing = False
+                if self._count is not None:
+                    self._count()
                 return (self._shard, offset), element  # type: ignore[return-value]  # a shard is open
             self._shard = None
             try:
@@ -141,6 +151,8 @@ class ShardStream(ErrorHandlingStream):
             except StopIteration:
                 self._failed = None
                 self._check_found()
+                if self._count_end is not None:
+                    self._count_end()
                 raise
             self._begin(address, shard, 0)
             self._check_endless(address)
@@ -162,10 +174,8 @@ class ShardStream(ErrorHandlingStream):
         while len(self._ahead) < ahead and self._source_failed is None:
             try:
                 before = self._source.state_dict()
-            except LookupError:  # a source without a state
-                if self._cache is None:  # its next shard may appear only after this one was read
-                    break
-                before = None
+            except LookupError:  # without a state, its next shard may appear only after this one was read
+                break
             try:
                 self._ahead.append(self._next())
             except StopIteration:

@@ -156,6 +156,11 @@ class WebDataset(DataPipeline):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
+            if size and getattr(urls, "in_any_order", False):
+                raise ValueError(
+                    f"shardshuffle takes shards before they are read, and {urls} ends each when the next one "
+                    "is taken: it draws them at random by itself, so pass shardshuffle=False"
+                )
             divides = splitters if isinstance(urls, SimpleShardList) else []
             parts = [urls, *divides, shuffle(size) if size else None, reader]
         else:

@@ -25,7 +25,7 @@ def map(
         handler: Called when ``f`` raises an exception; the default raises it.
         threads: Calls of ``f`` that overlap, in threads of each worker, while as many elements are held. For
             functions that wait (for a network, a disk) or release the interpreter lock. If ``f`` is an
-            ``async def`` function, its calls overlap in one thread.
+            ``async def`` function, so many of its calls overlap in one thread.
         in_order: Whether results keep the order of the elements. Otherwise the first result is next, and a
             loader takes batches as they come.
 

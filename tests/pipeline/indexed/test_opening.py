@@ -200,3 +200,8 @@ class TestUrls:
             url, _ = serve(tmp_path)
             assert classes(mpwds.IndexedDataset(f"{url}/{name}/", cache_dir=cache)) == list(range(5))
         assert len([path for path in cache.rglob("*") if path.suffix == ".mds"]) == 2
+
+
+def test_texts_of_a_pipeline_are_its_elements():
+    pipeline = mpwds.DataPipeline(["a.jpg", "b.jpg"]).map(len)
+    assert list(mpwds.IndexedDataset(pipeline)) == list(pipeline) == [5, 5]

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.handlers import ignore_and_continue
 from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.splitting import Splitter
 from mpwds.storage.streams.patterns import expand_urls
+from mpwds.storage.writing.tar_writer import TarWriter
 
 CLAIM = re.compile(r"\._(\d+)(-[0-9a-f]{16}-\d+)?_")
 READER = (
@@ -440,3 +442,20 @@ def test_a_shard_is_described_by_its_claim_and_an_epoch_has_no_state(folder):
     ):
         with pytest.raises(LookupError, match="has no state: the shards it gave are gone"):
             ask()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_shard_is_not_removed_before_it_was_read_with_a_cache_either(folder, tmp_path_factory, cache):
+    for number in range(3):
+        with TarWriter(f"{folder}{number}.tar") as sink:
+            sink.write({"__key__": str(number), "cls": number})
+    cached = {"cache_dir": tmp_path_factory.mktemp("cache")} if cache else {}
+    source = DirectoryShardList(folder, mode="unlink", poll=None)
+    read = WebDataset(source, handler=ignore_and_continue, **cached)
+    assert sorted(sample["cls"] for sample in read) == [b"0", b"1", b"2"]
+    assert names(folder) == []
+
+
+def test_shards_that_end_when_the_next_is_taken_cannot_be_shuffled(folder):
+    with pytest.raises(ValueError, match="pass shardshuffle=False"):
+        WebDataset(DirectoryShardList(folder), shardshuffle=True)
