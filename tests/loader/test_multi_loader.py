@@ -525,3 +525,15 @@ def test_a_class_of_a_function_keeps_what_the_program_has_assigned_since():
         next(iterator)
         Box.opened = 5
         assert next(iterator).opened == 5
+
+
+def test_workers_start_again_if_the_rank_has_changed(monkeypatch):
+    with mpwds.MultiLoader(mpwds.DataPipeline(range(8)), workers=2) as loader:
+        assert sorted(loader) == list(range(8))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        got = []
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            got.append(sorted(loader))
+    assert len(got[0]) == len(got[1]) == 4
+    assert sorted(got[0] + got[1]) == list(range(8))

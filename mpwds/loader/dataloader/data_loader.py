@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 
+from mpwds.closing import Closes
 from mpwds.errors import MpwdsError, shortened
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
@@ -35,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 _DATAPIPES = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
     """Drop-in replacement for ``torch.utils.data.DataLoader``: change the import, and nothing else.
 
     It is a subclass of torch's class, with the same arguments, attributes, order of samples, random numbers,
@@ -249,8 +250,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         order, also with another number of workers; random numbers that the dataset draws in them differ. A
         dataset, its iterator, a sampler or a batch sampler that has ``state_dict()`` and
         ``load_state_dict(state)`` continues from its own state; each worker's dataset does, so their number
-        must be the same. Other iterable datasets run again from their start, with the same seeds, and
-        delivered batches are dropped, with a warning. A ``MultiLoader`` resumes by its own
+        must be the same. Other iterable datasets run again from their start, in workers with the same seeds,
+        and delivered batches are dropped, with a warning. A ``MultiLoader`` resumes by its own
         ``load_state_dict``.
 
         Generators of the loader and its samplers continue from their states at the epoch's start; torch's own
@@ -302,12 +303,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._iterator = None
         for iterator in list(self._iterators):
             iterator.close()
-
-    def __enter__(self) -> DataLoader[T_co]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -55,6 +55,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
             raise ValueError("prefetch_factor must be at least 1 where there are workers, got 0")
         super().__init__(loader)
         record.take_back_seed(loader)
+        self._loader = weakref.ref(loader)
         self._statistics = statistics
         self._forks = forks
         access = CudaAccess()
@@ -78,6 +79,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         # A second time in the first epoch, as in torch: a sampler may draw numbers when it is asked.
         super()._reset(loader)
         self._num_yielded = record.completed.delivered
+        self._record = record
         self._epoch = None
         leave_all(self._iterations)
         self._times.end()
@@ -115,6 +117,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         if self._epoch is None:
             raise StopIteration
         batch = next(self._epoch)
+        _make_current(self._loader(), self._record)
         # torch gives its function no types.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
@@ -247,7 +250,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         self._times = statistics.begin(self._local, in_order=loader.in_order)
         super().__init__(loader)
         record.take_back_seed(loader)
-        self._record = record
+        self._record, self._loader = record, weakref.ref(loader)
         if isinstance(loader.dataset, IterableDataset):
             record.fetcher = self._dataset_fetcher
             make_again(super()._next_data, 0, 0, record.runs_again)
@@ -256,7 +259,10 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             if record.resumed:
                 left = (index for _, index in record.completed.left(indices))
                 # The first one now, while the generator that the order is drawn from stands where it did.
+                record.go_to_order(loader)
                 indices = chain(list(islice(left, 1)), left)
+            else:
+                indices = record.noting_order(loader, indices)
             self._sampler_iter = _noted_in(self._indices, indices)
         self._num_yielded = record.completed.delivered
 
@@ -281,6 +287,7 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         finally:
             self._local.active_ns += time.monotonic_ns() - start_ns
         completed.complete(completed.below)
+        _make_current(self._loader(), self._record)
         samples = samples_of(self._indices[0], self._auto_collation) if self._indices else rows_in(batch)
         self._times.delivered(*self._local.count(batch, samples))
         if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
@@ -289,6 +296,12 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
 
     def __del__(self) -> None:
         self._times.end()
+
+
+def _make_current(loader: Any, record: EpochRecord) -> None:
+    """Makes the loader's state that of the iteration which has delivered last: there may be several."""
+    if loader is not None:
+        loader._record = record
 
 
 def _noted_in(last: list[Any], indices: Iterator[Any]) -> Iterator[Any]:

@@ -78,11 +78,15 @@ class EpochRecord:
     sampler_states: deque[tuple[int, list[Any]]] = field(default_factory=deque)  # by the tasks before
     fetcher: Any = None  # torch's, of an iterable dataset, without workers
     resumed: bool = False  # it was loaded
+    order: list[torch.Tensor] | None = (
+        None  # of the generators, if the first index was drawn from other states
+    )
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
         sampler_epoch, dataset_epoch = _epoch_of(sampler_of(loader)), _dataset_epoch(loader.dataset)
-        completed = TaskProgress(loader.num_workers)
+        kept: Any = loader._iterator  # whose workers stay as many as they are
+        completed = TaskProgress(loader.num_workers if kept is None else kept._num_workers)
         generators = [generator.get_state() for generator in _generators(loader)]
         return cls(generators, sampler_epoch, dataset_epoch, completed, seedless)
 
@@ -99,6 +103,23 @@ class EpochRecord:
             if "iterator" in self.own_state:
                 self.fetcher.dataset_iter.load_state_dict(self.own_state["iterator"])
             self.fetcher.ended = self.own_state["ended"]
+
+    def noting_order(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
+        """The same indices. Notes from which states the first is drawn: the program may draw before it."""
+        generators = _generators(loader)
+        begun = [generator.get_state() for generator in generators]
+
+        def noted() -> Iterator[T]:
+            now = [generator.get_state() for generator in generators]
+            self.order = None if all(map(torch.equal, begun, now)) else now
+            yield from indices
+
+        return noted()
+
+    def go_to_order(self, loader: DataLoader[Any]) -> None:
+        """Sets the generators to the states from which the first index was drawn."""
+        for generator, state in zip(_generators(loader), self.order or (), strict=False):
+            generator.set_state(state)
 
     def drawn(self, loader: DataLoader[Any], indices: Iterator[T]) -> Iterator[T]:
         """The indices that the sampler gives. Keeps the sampler's own states, if it has them."""
@@ -190,7 +211,8 @@ class EpochRecord:
             "version": VERSION,
             "kind": "DataLoader",
             "facts": _facts(loader),
-            "generators": [base64.b64encode(each.numpy().tobytes()).decode() for each in self.generators],
+            "generators": _encoded(self.generators),
+            "order": None if self.order is None else _encoded(self.order),
             "seedless": self.seedless,
             "sampler_epoch": self.sampler_epoch,
             "dataset_epoch": self.dataset_epoch,
@@ -211,13 +233,7 @@ class EpochRecord:
     def from_state(cls, loader: DataLoader[Any], state: Any) -> EpochRecord:
         """The record of a state. Raises ValueError, which says what differs, if it is another loader's."""
         check(state, "DataLoader", _facts(loader))
-        encoded = field_of(state, "generators", list)
-        try:
-            generators = [bytearray(base64.b64decode(each, validate=True)) for each in encoded]
-        except (TypeError, ValueError):
-            raise wrong("generators", "base64", encoded) from None
-        if len(generators) != (count := len(_generators(loader))):
-            raise wrong("generators", f"the states of {count} torch.Generators", len(generators))
+        generators = _decoded(loader, state, "generators")
         below, above = field_of(state, "below", int), field_of(state, "above", list)
         completed = TaskProgress(loader.num_workers, below, above)
         # There may be other workers than of a map-style dataset before.
@@ -229,7 +245,7 @@ class EpochRecord:
             completed.loaded = completed.delivered
         samplers = state.get("samplers")
         return cls(
-            [torch.frombuffer(generator, dtype=torch.uint8) for generator in generators],
+            generators,
             state.get("sampler_epoch"),
             state.get("dataset_epoch"),
             completed,
@@ -238,7 +254,24 @@ class EpochRecord:
             own_state=state.get("own"),
             sampler_states=deque([] if samplers is None else [tuple(samplers)]),
             resumed=True,
+            order=None if state.get("order") is None else _decoded(loader, state, "order"),
         )
+
+
+def _encoded(generators: list[torch.Tensor]) -> list[str]:
+    return [base64.b64encode(each.numpy().tobytes()).decode() for each in generators]
+
+
+def _decoded(loader: DataLoader[Any], state: Any, name: str) -> list[torch.Tensor]:
+    """The states of generators in a field of a state."""
+    encoded = field_of(state, name, list)
+    try:
+        generators = [bytearray(base64.b64decode(each, validate=True)) for each in encoded]
+    except (TypeError, ValueError):
+        raise wrong(name, "base64", encoded) from None
+    if len(generators) != (count := len(_generators(loader))):
+        raise wrong(name, f"the states of {count} torch.Generators", len(generators))
+    return [torch.frombuffer(generator, dtype=torch.uint8) for generator in generators]
 
 
 def _facts(loader: DataLoader[Any]) -> dict[str, Any]:

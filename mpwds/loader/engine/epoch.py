@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -194,7 +195,9 @@ class EpochIterator(EpochBatches):
                     self._workers[index].stop()
                 self._leave()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # this module may be gone, and the workers have been told to end
+            return
         with interrupts.deferring(), interrupts_deferred():
             self.close()
 

@@ -65,6 +65,7 @@ class WorkerGroup:
         self._workers: list[WorkerHandle] = []
         self._launcher: Launcher | None = None
         self._blocks = 0
+        self._rank = 0, 1  # of the workers that run, and the number of ranks
         self._copies = CopiedBatches(pinning=pinning)
         self._make_receiver = functools.partial(
             BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
@@ -104,10 +105,15 @@ class WorkerGroup:
     def begin_epoch(self) -> None:
         """Starts the workers if they are not running.
 
-        In an interactive session, it starts them again if the dataset or its code has changed since.
+        It starts them again if the rank has changed since, which they know from their start; and in an
+        interactive session, if the dataset or its code has.
         """
         if self._workers and environment.is_interactive():
             self._end_outdated()
+        if self._workers:
+            setup = self._make_setup()
+            if self._rank != (setup.rank, setup.world_size):
+                self.close()
         self.start()
 
     def restart(self, index: int) -> WorkerHandle:
@@ -139,7 +145,7 @@ class WorkerGroup:
             return
         setup = self._make_setup()
         self._fingerprint = worker_setup.fingerprint(setup) if environment.is_interactive() else None
-        self._blocks = setup.blocks
+        self._blocks, self._rank = setup.blocks, (setup.rank, setup.world_size)
         try:
             processes.fill_standard_descriptors()
             launcher = self._launcher = self._make_launcher(setup)

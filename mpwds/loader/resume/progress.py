@@ -217,7 +217,13 @@ class EpochProgress:
     def position(self, stream: int) -> Position:
         """Returns where a stream is to go on."""
         progress = self.streams[stream]
-        return replace(progress.position(progress.received), after_end=self.after_end)
+        position = replace(progress.position(progress.received), after_end=self.after_end)
+        at = progress.delivered
+        for number, state in self._ahead or ():
+            at += number == stream
+            if number == stream and isinstance(state, bytes) and at <= position.first:
+                position = replace(position, state=state, at=at)
+        return position
 
 
 def own_streams(streams: int | None, workers: int, here: Context) -> range:

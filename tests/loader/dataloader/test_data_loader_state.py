@@ -624,3 +624,39 @@ def test_a_web_loader_of_a_loader_goes_on_in_the_same_epoch(stages):
     other.load_state_dict(state)
     assert first + as_lists(other) == epochs[1]
     assert as_lists(other) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_may_draw_between_the_start_of_an_epoch_and_its_first_batch(workers):
+    torch.manual_seed(0)
+    first, other = (DataLoader(range(8), shuffle=True, num_workers=workers) for _ in range(2))
+    pairs = zip(first, other, strict=True)
+    seen = [int(next(pairs)[0]) for _ in range(3)]
+    resumed = DataLoader(range(8), shuffle=True)
+    resumed.load_state_dict(as_json(first.state_dict()))
+    batches = iter(resumed)
+    seen += [int(next(batches)) for _ in range(2)]
+    again = DataLoader(range(8), shuffle=True)
+    again.load_state_dict(resumed.state_dict())
+    assert sorted(seen + [int(number) for number in again]) == list(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_is_that_of_the_iteration_that_delivered_last(workers):
+    loader = DataLoader(range(8), shuffle=True, num_workers=workers)
+    batches = iter(loader)
+    seen = [int(next(batches)) for _ in range(2)]
+    next(iter(loader))  # a look at a batch
+    seen.append(int(next(batches)))
+    state = loader.state_dict()
+    resumed = DataLoader(range(8), shuffle=True)
+    resumed.load_state_dict(state)
+    assert sorted(seen + [int(number) for number in resumed]) == list(range(8))
+
+
+def test_kept_workers_stay_as_many_as_they_were():
+    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
+    for workers in (2, 4, 1):
+        loader.num_workers = workers
+        assert [int(number) for number in loader] == list(range(8))
+    loader.close()

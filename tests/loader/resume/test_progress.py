@@ -37,3 +37,15 @@ def test_progress_of_an_epoch_says_what_is_to_be_made_again():
     progress = EpochProgress(3, [counted(5, 1, 4), counted(5, 1, 9)])
     assert (progress.delivered, progress.replayed) == (10, 1 + 5)
     assert [progress.position(0), progress.position(1)] == [Position(5, b"4", 4, 5), Position(5, None, 0, 5)]
+
+
+def test_a_stream_goes_on_at_the_newest_state_also_of_batches_that_were_taken_ahead():
+    progress = EpochProgress.at_start(0, 2)
+    progress.count(1, b"after 1")
+    progress.take_ahead()
+    for stream, state in [(1, b"after 2"), (0, b"other"), (1, None), (1, b"after 4")]:
+        progress.count(stream, state)
+    progress.streams[1].received = 3
+    assert progress.position(1) == Position(3, b"after 2", 2, 1)
+    progress.streams[1].received = 4
+    assert progress.position(1) == Position(4, b"after 4", 4, 1)
