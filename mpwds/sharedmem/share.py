@@ -136,6 +136,7 @@ class Region(NamedTuple):
     offset: int
     nbytes: int
     writable: bool  # whether writes reach all processes that have mapped it
+    file: tuple[int, int] | None = None  # device and inode, of a file that may be replaced
 
 
 class Mappings:
@@ -156,7 +157,11 @@ class Mappings:
         item = self._ranges[number] if number >= 0 else None
         if item is None or address + nbytes > item.end or (path := self._path(item)) is None:
             return None
-        return Region(path, item.offset + address - item.start, nbytes, item.writable)
+        file = None
+        if path == item.path:
+            status = os.stat(path)
+            file = status.st_dev, status.st_ino
+        return Region(path, item.offset + address - item.start, nbytes, item.writable, file)
 
     def __del__(self) -> None:
         for descriptor in self._held.values():
@@ -182,6 +187,9 @@ def map_region(region: Region) -> memoryview:
     try:
         descriptor = os.open(region.path, os.O_CLOEXEC | (os.O_RDWR if region.writable else os.O_RDONLY))
         try:
+            status = os.fstat(descriptor)
+            if region.file is not None and tuple(region.file) != (status.st_dev, status.st_ino):
+                raise OSError("another file has its name now")
             memory = mmap.mmap(descriptor, length, flags=flags, offset=start)
         finally:
             os.close(descriptor)

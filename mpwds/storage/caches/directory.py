@@ -164,9 +164,9 @@ class CacheEntry:
 
     def chosen(self) -> CacheEntry:
         """This entry, or one of another name if another URL's shard has the name."""
-        if _read_mark(self.mark)[0] in (None, self.source) or not os.path.exists(self.path):
-            return self
-        return CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
+        other = CacheEntry(self.directory, distinct_name(self.name, self.source), self.source)
+        is_free = _read_mark(self.mark)[0] in (None, self.source) or not os.path.exists(self.path)
+        return self if is_free and not os.path.exists(other.path) else other
 
     def open(self) -> BinaryIO | None:
         """Opens the complete shard, locked against removal; ``None`` if it is not there.

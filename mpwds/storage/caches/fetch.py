@@ -57,7 +57,7 @@ patience_s = 60.0
 _CHUNK_BYTES = 1024 * 1024
 _POLL_S = 0.01
 _REFUSED_MODE = 0o400  # of a partial file that is complete, but that the validator refused
-REFUSED = ShardError("it is not a whole shard, but an error page of a server, or a download that broke off")
+REFUSED = "it is not a whole shard, but an error page of a server, or a download that broke off"
 
 _running: dict[str, Fetch] = {}
 _warned: set[tuple[str, type[Exception]]] = set()
@@ -202,7 +202,7 @@ class Fetch:
             os.ftruncate(self._claim, self.position)
             if validator is not None and not validator(self.entry.partial):
                 os.fchmod(self._claim, _REFUSED_MODE)
-                raise REFUSED
+                raise ShardError(REFUSED)
             os.fsync(self._claim)
             self.entry.publish()
         except Exception as error:  # the readers have all bytes
@@ -346,7 +346,7 @@ def wait_for_other(url: str, entry: CacheEntry, most_s: float | None = None) -> 
         if not refused:
             file.close()
     if refused:
-        warn_not_kept(entry, url, REFUSED)
+        warn_not_kept(entry, url, ShardError(REFUSED))
     return file if refused else None
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable
 from typing import BinaryIO
 
-from mpwds.errors import StreamError
+from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches import fetch
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit
 from mpwds.storage.caches.locks import unlock
@@ -129,11 +130,11 @@ class ShardCache:
                 fetch.warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
-    def open_whole(self, url: str, most_s: float | None = None) -> BinaryIO:
+    def open_whole(self, url: str) -> BinaryIO:
         """Opens the file of a shard that is not local, once it is complete; fetches it if need be.
 
         The cache may remove the shard while it is open: its bytes can be read until it is closed, and take
-        room on the disk until then. ``most_s`` is how long another process that fetches it may write nothing.
+        room on the disk until then. It waits for another process that fetches it, as long as that lives.
 
         Raises:
             UncacheableShard: The shard cannot be kept: the message says why.
@@ -147,9 +148,9 @@ class ShardCache:
                     why = reader.wait()
                 if why is not None:
                     raise self._not_kept(url, why)
-            elif (refused := fetch.wait_for_other(url, entry, most_s)) is not None:
+            elif (refused := fetch.wait_for_other(url, entry, math.inf)) is not None:
                 refused.close()
-                raise self._not_kept(url, fetch.REFUSED)
+                raise self._not_kept(url, ShardError(fetch.REFUSED))
         unlock(file.fileno())
         return file
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import math
 import os
 import re
 import shutil
@@ -107,13 +106,13 @@ class DatasetLocation:
             return replace(self, local=folder.path, temporary=folder), name, data
         path, note = (os.path.join(self.local, each) for each in (name, _ORIGIN))
         known, noted = _content(path), _content(note)
-        if known not in (None, data) or noted not in (None, origin.encode()):
+        if known is not None and (known != data or noted not in (None, origin.encode())):
             raise FileExistsError(
                 f"{self.local} holds another dataset than {shown}, or an earlier version of it: remove the "
                 "folder, or pass another local="
             )
         if known is None:
-            for target, content in ((path, data), (note, origin.encode())):
+            for target, content in ((note, origin.encode()), (path, data)):  # no index without its origin
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 write_whole(PendingFile(target), content)
         return self, name, data
@@ -371,7 +370,7 @@ class FetchedShards(OpenShards):
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
         # Another process writes it at once, when it is whole: until then its file does not grow.
-        return self._cache.open_whole(self._sources[shard], most_s=math.inf)
+        return self._cache.open_whole(self._sources[shard])
 
 
 class TemporaryFolder:

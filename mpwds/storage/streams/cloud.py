@@ -218,16 +218,19 @@ _left_to_the_parent: list[object] = []  # obstore's objects must not be freed in
 
 
 def copy_to_output() -> None:
-    """Runs in the fresh interpreter: copies an object to standard output."""
+    """Runs in the fresh interpreter: writes an object's version, or null if there is none, and its bytes."""
     options = json.loads(os.environ.pop(_OPTIONS_VARIABLE))  # there may be secrets in it
     options["retries"] = Retries(**options["retries"])
     try:
         with open_cloud(sys.argv[1], **options) as stream:
+            sys.stdout.buffer.write(json.dumps(stream_version(stream)).encode() + b"\n")
             while block := stream.read(_CHUNK_BYTES):
                 sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(0)  # the reader has closed its end
+    except StreamNotFound:
+        sys.stdout.write("null\n")
     except Exception as error:
         sys.exit(str(error))
 
@@ -239,7 +242,16 @@ def _open_by_fresh_interpreter(url: str, shown: str, bufsize: int, options: dict
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     arguments = [sys.executable, "-c", program, url]
-    return open_command(arguments, shown, "rb", bufsize, environment, detects_truncation=True)
+    stream = open_command(arguments, shown, "rb", bufsize, environment, detects_truncation=True)
+    try:
+        version = json.loads(stream.readline())
+        if version is None:
+            raise StreamNotFound(f"{shown}: there is no such object", shown)
+        cast(Any, stream).raw.version = Version(*version)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _obstore() -> Any:

@@ -191,7 +191,8 @@ gopen_schemes: dict[str, Opener] = {
     "hf": _BuiltIn("mpwds.storage.streams.http", "open_hf"),
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
-    **dict.fromkeys(("ftp", "ftps", "sftp", "scp"), _CURL),
+    **dict.fromkeys(("ftp", "ftps", "sftp"), _CURL),
+    "scp": _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ()),  # which always sends the whole file
 }
 
 

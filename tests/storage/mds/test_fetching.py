@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_no_part_of_an_index(tmp_path, remote, limited):
     opened = "import sys; from mpwds.storage.mds.shards_v2 import MDSShards; MDSShards(*sys.argv[1:])"
     done = limited(1000, opened, tmp_path / "local", url)
     assert "File too large" in done.stderr
-    assert os.listdir(tmp_path / "local") == []
+    assert os.listdir(tmp_path / "local") == [".mpwds"]  # where it is from
     assert read(MDSShards(tmp_path / "local", url)) == SAMPLES
 
 

@@ -9,7 +9,7 @@ import pytest
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams import cloud
 from mpwds.storage.streams.cloud import profile_settings
-from mpwds.storage.streams.gopen import gopen, open_at, open_range
+from mpwds.storage.streams.gopen import exists, gopen, open_at, open_range, version_at
 from mpwds.storage.streams.resuming import Retries
 from tests.forks import raised_in_fork
 
@@ -222,7 +222,12 @@ def test_a_fork_reads_by_a_fresh_interpreter_for_the_library_would_hang():
                 use()
         with open_at("s3://bucket/a/x.tar", 1000) as own:
             assert own.read() == CONTENT[1000:]
+        assert version_at("s3://bucket/a/x.tar") == version
+        assert not exists("s3://bucket/no.tar")
+        with pytest.raises(FileNotFoundError):
+            gopen("s3://bucket/no.tar")
 
+    version = version_at("s3://bucket/a/x.tar")
     with gopen("s3://bucket/a/x.tar") as stream:
         stream.read(1)
         assert raised_in_fork(read_in_fork) == ""
