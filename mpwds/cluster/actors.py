@@ -6,9 +6,11 @@ import contextlib
 import os
 import pickle
 import shutil
+import socket
 import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,12 +52,14 @@ class Directory:
         self._complete_at = time.monotonic() + (_SILENCE_S if restarted else 0.0)
         self._keys = dict(keys)
         self._servers: dict[int, tuple[str, float]] = {}
+        self._idle: set[int] = set()
         self._retired: set[int] = set()
         self._trainers: dict[str, tuple[TrainerFigures, float]] = {}
 
-    def report(self, server: int, url: str) -> None:
-        """A server serves at this address now. A server that was restarted has another one."""
+    def report(self, server: int, url: str, is_idle: bool = False) -> None:
+        """A server serves at this address now, and may have no trainer. After a restart it has another."""
         self._servers[server] = url, time.monotonic()
+        (self._idle.add if is_idle else self._idle.discard)(server)
 
     def retire(self, server: int) -> None:
         """A server is not listed any more: it ends, and its trainers go to others."""
@@ -73,10 +77,14 @@ class Directory:
             if number not in self._retired and now - heard < _SILENCE_S
         }
 
-    def addresses(self, trainer: str, figures: TrainerFigures | None) -> list[str] | None:
-        """The addresses for a trainer, which tells its figures."""
-        if figures is not None:
-            self._trainers[trainer] = figures, time.monotonic()
+    def idle(self) -> set[int]:
+        """The servers that have no trainer."""
+        return self._idle & (self.servers() or {}).keys()
+
+    def addresses(self, figures: Mapping[str, TrainerFigures]) -> list[str] | None:
+        """The addresses for a trainer, which tells the figures of its loaders by their names."""
+        now = time.monotonic()
+        self._trainers.update({name: (told, now) for name, told in figures.items()})
         servers = self.servers()
         return None if servers is None else list(servers.values())
 
@@ -105,8 +113,9 @@ class ServerActor:
             self._start(*pickle.loads(packed))
         except Exception as error:
             if connect().get_runtime_context().was_current_actor_reconstructed:
-                raise  # Ray tries again, also on other machines
-            self._failure = describe_error(error)
+                traceback.print_exc()
+                os._exit(1)  # Ray tries again, also on other machines, as it does not after an exception
+            self._failure = {"host": socket.gethostname(), **describe_error(error)}
             return
         report = (number, self._server.url, directory, namespace)
         threading.Thread(target=self._report, args=report, daemon=True).start()
@@ -143,7 +152,8 @@ class ServerActor:
         ray = connect()
         while not self._stopping.is_set():
             with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is being restarted
-                told = ray.get_actor(directory, namespace).report.remote(number, url)
+                is_idle = not self._server.status()["clients"]
+                told = ray.get_actor(directory, namespace).report.remote(number, url, is_idle)
                 ray.get(told, timeout=_SILENCE_S)
             self._stopping.wait(_REPORT_EVERY_S)
 

@@ -28,8 +28,7 @@ class FleetDirectory(ServerDirectory):
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace = namespace
         self.name = name
-        self._trainer = secrets.token_hex(8)
-        self._loader: Any = lambda: None
+        self._loaders: list[tuple[str, weakref.ref[MultiLoader]]] = []  # replaced, as threads read it
 
     @property
     def url(self) -> str:
@@ -37,7 +36,7 @@ class FleetDirectory(ServerDirectory):
         return f"ray://{self.namespace}/{self.name}"
 
     def __call__(self) -> list[str]:
-        urls: list[str] | None = self._ask("addresses", self._trainer, self._figures())
+        urls: list[str] | None = self._ask("addresses", self._figures())
         if urls is None:
             raise ConnectionError(f"{self.url} has just been restarted, and waits for its servers")
         return urls
@@ -53,17 +52,12 @@ class FleetDirectory(ServerDirectory):
 
     def watch(self, loader: MultiLoader) -> None:
         """Tells the fleet, whenever addresses are asked for, how long the loader waits for batches."""
-        self._loader = weakref.ref(loader)
+        alive = [known for known in self._loaders if known[1]() is not None]
+        self._loaders = [*alive, (secrets.token_hex(8), weakref.ref(loader))]
 
-    def _figures(self) -> TrainerFigures | None:
-        loader = self._loader()
-        if loader is None:
-            return None
-        stats = loader.stats("start")
-        waited_s = sum(worker.waiting_s for worker in stats.workers)
-        active_s = sum(worker.active_s for worker in stats.workers)
-        servers = tuple({worker.server for worker in stats.workers})
-        return TrainerFigures(stats.waited_s, stats.seconds, waited_s, active_s, servers)
+    def _figures(self) -> dict[str, TrainerFigures]:
+        loaders = [(name, known()) for name, known in self._loaders]
+        return {name: _figures_of(loader) for name, loader in loaders if loader is not None}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         ray = connect("auto")
@@ -77,6 +71,14 @@ class FleetDirectory(ServerDirectory):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FleetDirectory, (self.namespace, self.name)
+
+
+def _figures_of(loader: MultiLoader) -> TrainerFigures:
+    stats = loader.stats("start")
+    waited_s = sum(worker.waiting_s for worker in stats.workers)
+    active_s = sum(worker.active_s for worker in stats.workers)
+    servers = tuple({worker.server for worker in stats.workers})
+    return TrainerFigures(stats.waited_s, stats.seconds, waited_s, active_s, servers)
 
 
 def servers_in_ray(url: str) -> FleetDirectory:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import secrets
 import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
+from mpwds.closing import Closes
 from mpwds.cluster.actors import SERVER_KEYS, Directory, ServerActor
 from mpwds.cluster.directory import FleetDirectory
 from mpwds.cluster.engine import connect, pack
@@ -26,9 +27,10 @@ from mpwds.loader.messages.protocol import revive_error
 _HEAD = {"node:__internal_head__": 0.001}  # of the machine that outlives all others
 _SCALE_EVERY_S = 5.0
 _STOPPING_S = 10.0
+logger = logging.getLogger("mpwds.cluster")
 
 
-class ServerFleet(FleetDirectory):
+class ServerFleet(FleetDirectory, Closes):
     """Runs servers on the machines of a Ray cluster, for ``RemoteLoader(fleet)``.
 
     Servers are actors, spread over the machines. Ray restarts each whose process or machine is lost. A
@@ -90,9 +92,11 @@ class ServerFleet(FleetDirectory):
         self._workers = workers
         self._packed = pack((dataset, workers, for_servers, options))
         self._actors: dict[int, Any] = {}
+        self._starts: dict[int, Any] = {}  # of the servers that have yet to tell whether they could start
         self._numbers = itertools.count()
         self._closing = threading.Event()
-        self._scaling = threading.Thread(target=self._scale, name="mpwds fleet", daemon=True)
+        scaling = Scaling() if servers == "auto" else None
+        self._watching = threading.Thread(target=self._watch, args=[scaling], name="mpwds fleet", daemon=True)
         restarted = {"max_restarts": -1, "max_task_retries": -1, "namespace": namespace}
         directory = self._ray.remote(num_cpus=0, resources=_HEAD, **restarted)(Directory)
         self._directory = directory.options(name=self.name).remote(own_keys)
@@ -106,8 +110,7 @@ class ServerFleet(FleetDirectory):
         except BaseException:
             self.close()
             raise
-        if servers == "auto":
-            self._scaling.start()
+        self._watching.start()
         atexit.register(self.close)
 
     def servers(self) -> dict[int, str]:
@@ -118,8 +121,8 @@ class ServerFleet(FleetDirectory):
         """Ends the servers and the directory. The end of the program does so, too."""
         atexit.unregister(self.close)
         self._closing.set()
-        if self._scaling.is_alive():
-            self._scaling.join()
+        if self._watching.is_alive():
+            self._watching.join()
         serving: dict[int, str] = {}
         with contextlib.suppress(ConnectionError):  # the directory is gone: servers are killed
             serving = self.servers()
@@ -129,25 +132,16 @@ class ServerFleet(FleetDirectory):
             self._ray.kill(actor)
         self._actors.clear()
 
-    def __enter__(self) -> ServerFleet:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _start(self, count: int) -> None:
         for number in itertools.islice(self._numbers, count):  # none twice: retired ones stay so
             actor = self._server.options(name=f"{self.name}-server-{number}")
             # The directory's name, and not its handle: handles in arguments endanger restarts.
             self._actors[number] = actor.remote(self._packed, number, self.name, self.namespace)
+            self._starts[number] = self._actors[number].failure.remote()
 
     def _wait(self, timeout_s: float) -> None:
         """Returns when the first server serves."""
-        ready, _ = self._ray.wait(
-            [actor.failure.remote() for actor in self._actors.values()], timeout=timeout_s
-        )
+        ready, _ = self._ray.wait(list(self._starts.values()), timeout=timeout_s)
         if not ready:
             raise MpwdsError(
                 f"no server of the fleet has started in {timeout_s:g} s: does a machine of the cluster have "
@@ -158,22 +152,41 @@ class ServerFleet(FleetDirectory):
         while not self.servers():
             time.sleep(0.05)
 
-    def _scale(self) -> None:
-        """Adds and removes servers until the fleet is closed."""
-        scaling = Scaling()
+    def _watch(self, scaling: Scaling | None) -> None:
+        """Gives up servers that could not start, adds others and removes some, until the fleet is closed."""
         while not self._closing.wait(_SCALE_EVERY_S):
-            with contextlib.suppress(ConnectionError):  # the directory is being restarted
-                serving = self.servers()
-                wanted = scaling.decide(len(serving), self._ask("figures"))
-                waiting = self._actors.keys() - serving.keys()  # for room in the cluster
-                if wanted > len(serving) and not waiting:
-                    self._start(wanted - len(serving))
-                elif wanted < len(serving) or (waiting and scaling.is_enough):
-                    self._retire(max(waiting or serving), is_serving=not waiting)
+            # The directory is being restarted.
+            with contextlib.suppress(ConnectionError, self._ray.exceptions.RayError):
+                self._give_up_failed()
+                if scaling is not None:
+                    self._scale(scaling)
+
+    def _give_up_failed(self) -> None:
+        """Ends the servers that could not start."""
+        for number, start in list(self._starts.items()):
+            if not self._ray.wait([start], timeout=0)[0]:
+                continue
+            if failure := self._ray.get(start):
+                logger.warning(
+                    "a server of %s could not start on %s, and is given up: %s",
+                    *(self.url, failure["host"], failure["summary"]),
+                )
+                self._retire(number, is_serving=False)
+            self._starts.pop(number, None)  # at last: it is tried again if the directory was away
+
+    def _scale(self, scaling: Scaling) -> None:
+        serving, idle = self.servers(), self._ask("idle")
+        wanted = scaling.decide(len(serving), self._ask("figures"), len(idle))
+        waiting = self._actors.keys() - serving.keys()  # for room in the cluster
+        if wanted > len(serving) and not waiting:
+            self._start(wanted - len(serving))
+        elif wanted < len(serving) or (waiting and scaling.is_enough):
+            self._retire(max(waiting or idle or serving), is_serving=not waiting)
 
     def _retire(self, number: int, is_serving: bool) -> None:
         """Ends a server. It tells its trainers, which go to others."""
         self._ask("retire", number)
+        self._starts.pop(number, None)
         actor = self._actors.pop(number)
         if is_serving:
             with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost already

@@ -13,9 +13,9 @@ class Scaling:
     """Decides, reading by reading, how many servers trainers need.
 
     If a trainer waits for batches more than ``waits`` of its time, in several readings on end, there will be
-    as many servers as should end that. A server is taken away if no trainer waits, and the workers that
-    remain would be busy for less than ``busy`` of their time. In between nothing changes, so that the number
-    does not swing.
+    as many servers as should end that. A server is taken away if no trainer waits, and one has no trainer, or
+    the workers that remain would be busy for less than ``busy`` of their time. In between nothing changes, so
+    that the number does not swing.
 
     Args:
         waits: The share of a trainer's time that it may wait for batches.
@@ -37,11 +37,11 @@ class Scaling:
         """True if those that serve have sufficed for some time: servers that have yet to start may go."""
         return self._enough >= self.readings
 
-    def decide(self, servers: int, trainers: dict[str, TrainerFigures]) -> int:
-        """The number of servers from now on; ``servers`` serve now.
+    def decide(self, servers: int, trainers: dict[str, TrainerFigures], idle: int = 0) -> int:
+        """The number of servers from now on; ``servers`` serve now, and ``idle`` of them have no trainer.
 
-        ``trainers`` are the figures of all trainers. While some of the servers have no work yet, or no
-        trainer trains, the number stays.
+        ``trainers`` are the figures of all trainers. While some of the servers have no work of theirs yet,
+        the number grows no more. While no trainer trains, it stays.
         """
         steps = [_since(self._before[name], now) for name, now in trainers.items() if name in self._before]
         self._before = trainers
@@ -49,18 +49,18 @@ class Scaling:
         steps = [step for step in steps if step.seconds > 0]
         if servers != self._servers:
             self._servers, self._enough = servers, 0
-        if len(used) < servers:
-            self._seen = self._enough = 0
-            return servers
         if not steps:  # nobody has told anything new
             return servers
         waiting = max(step.waited_s / step.seconds for step in steps)
         active_s = sum(step.workers_active_s for step in steps)
         working = 1 - sum(step.workers_waited_s for step in steps) / active_s if active_s else 1.0
+        all_work = len(used) >= servers
         self._enough = 0 if waiting > self.waits else self._enough + 1
-        if waiting > self.waits:
+        if waiting > self.waits and all_work:
             self._seen = max(self._seen, 0) + 1
-        elif servers > 1 and waiting < self.waits / 2 and working * servers / (servers - 1) < self.busy:
+        elif (servers > 1 and waiting < self.waits / 2) and (
+            idle or (all_work and working * servers / (servers - 1) < self.busy)
+        ):
             self._seen = min(self._seen, 0) - 1
         else:
             self._seen = 0

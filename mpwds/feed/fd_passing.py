@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Set
 
@@ -106,9 +107,14 @@ class FdReceiver:
             self._socket.close()
             raise
         self._arrived: dict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
+        self._lock = threading.Lock()  # one thread takes while another may close
 
     def take(self, slot: int, launch: int) -> tuple[int, int]:
         """The descriptors of the next segment of a worker, and of its bell; the caller closes them."""
+        with self._lock:
+            return self._take(slot, launch)
+
+    def _take(self, slot: int, launch: int) -> tuple[int, int]:
         while not self._arrived[slot, launch]:
             try:
                 data, descriptors, _ = receive_fds(self._socket, _TAG.size, _DESCRIPTORS)
@@ -125,12 +131,13 @@ class FdReceiver:
         return self._arrived[slot, launch].popleft()
 
     def close(self) -> None:
-        self._socket.close()
-        for pairs in self._arrived.values():
-            for pair in pairs:
-                for descriptor in pair:
-                    os.close(descriptor)
-        self._arrived.clear()
+        with self._lock:
+            self._socket.close()
+            for pairs in self._arrived.values():
+                for pair in pairs:
+                    for descriptor in pair:
+                        os.close(descriptor)
+            self._arrived.clear()
 
 
 def _address(name: str) -> str:

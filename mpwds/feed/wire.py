@@ -174,6 +174,7 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
         "share: share?",
         "members: number?",
         "max_lag: seconds?",
+        "patient: flag?",
     ),
     START: _fields(
         "slot attempt epoch first at window: number",

@@ -18,6 +18,7 @@ import ray
 import mpwds
 from mpwds.cluster import fleet as fleets
 from mpwds.cluster.directory import servers_in_ray
+from mpwds.cluster.engine import pack
 from mpwds.cluster.fleet import ServerFleet
 from mpwds.errors import MpwdsError, SecurityError
 from mpwds.feed.client import addresses
@@ -166,6 +167,31 @@ def test_a_server_for_which_there_was_no_room_is_given_up_when_it_is_not_needed(
             wait_until(lambda: list(loader) and len(fleet._actors) > 1)
             wait_until(lambda: [time.sleep(0.2) for _ in loader] and len(fleet._actors) == 1)
         assert len(fleet()) == 1
+
+
+def test_a_later_server_that_cannot_start_is_told_and_given_up(nodes, source, monkeypatch, caplog):
+    monkeypatch.setattr(fleets, "_SCALE_EVERY_S", 0.5)
+    nodes.add(cpus=2)
+    with ServerFleet(source, workers_per_server=1) as fleet, caplog.at_level("WARNING", "mpwds.cluster"):
+        fleet._packed = pack((range(3), 1, {}, {"client_timeout": -1}))
+        fleet._start(1)
+        wait_until(lambda: set(fleet._actors) == {0})
+        assert read(fleet(), fleet.keys) == NUMBERS
+    (told,) = caplog.messages
+    assert told.startswith(f"a server of {fleet.url} could not start on ")
+    assert "client_timeout" in told
+
+
+def test_the_fleet_hears_of_all_loaders_of_a_trainer(nodes, source, monkeypatch):
+    monkeypatch.setattr(addresses, "LOOK_EVERY_S", 0.2)
+    nodes.add(cpus=2)
+    with (
+        ServerFleet(source, workers_per_server=2) as fleet,
+        mpwds.RemoteLoader(fleet, workers=1) as training,
+        mpwds.RemoteLoader(fleet, workers=1) as validation,
+    ):
+        assert len(list(training)) == len(list(validation)) == 10
+        wait_until(lambda: len(fleet._ask("figures")) == 2)
 
 
 def test_a_killed_directory_learns_the_addresses_again(fleet):

@@ -78,6 +78,14 @@ def test_nothing_changes_while_servers_have_no_work_yet():
     assert [scaling.decide(2, trainers.read(2, used=1)) for _ in range(20)] == [2] * 20
 
 
+def test_servers_without_a_trainer_go_while_no_trainer_waits():
+    scaling, trainers = Scaling(readings=3), Trainers(2.0)
+    servers = 6
+    for _ in range(100):
+        servers = scaling.decide(servers, trainers.read(servers, used=2), idle=max(0, servers - 3))
+    assert servers == 3
+
+
 def test_nothing_changes_while_nobody_trains():
     scaling, trainers = Scaling(), Trainers(4.0)
     trainers.read(1)
@@ -114,25 +122,32 @@ class TestDirectory:
         directory.report(0, "tcp://a:1")
         directory.report(1, "tcp://b:1")
         directory.report(0, "tcp://c:1")
-        assert directory.addresses("rank 0", None) == ["tcp://c:1", "tcp://b:1"]
+        assert directory.addresses({}) == ["tcp://c:1", "tcp://b:1"]
+
+    def test_it_knows_the_servers_without_a_trainer(self):
+        directory = Directory(self.KEYS, restarted=False)
+        directory.report(0, "tcp://a:1", is_idle=True)
+        directory.report(1, "tcp://b:1", is_idle=True)
+        directory.report(1, "tcp://b:1", is_idle=False)
+        assert directory.idle() == {0}
 
     def test_a_server_that_is_to_leave_is_not_listed(self):
         directory = Directory(self.KEYS, restarted=False)
         directory.report(0, "tcp://a:1")
         directory.retire(0)
         directory.report(0, "tcp://a:1")
-        assert directory.addresses("rank 0", None) == []
+        assert directory.addresses({}) == []
 
     def test_one_that_was_restarted_knows_nothing_at_first(self):
         directory = Directory(self.KEYS, restarted=True)
         directory.report(0, "tcp://a:1")
-        assert directory.addresses("rank 0", None) is None
+        assert directory.addresses({}) is None
 
     def test_trainers_get_the_keys_of_clients(self):
         assert set(Directory(self.KEYS, restarted=False).client_keys()) == {"client.key_secret", "server.key"}
 
     def test_it_hands_on_what_trainers_tell(self):
         directory, figures = Directory(self.KEYS, restarted=False), TrainerFigures(1.0, 2.0, 0.0, 2.0, ())
-        directory.addresses("rank 0", figures)
-        directory.addresses("rank 1", None)
+        directory.addresses({"rank 0": figures})
+        directory.addresses({})
         assert directory.figures() == {"rank 0": figures}

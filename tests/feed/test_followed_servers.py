@@ -1,15 +1,18 @@
 """Servers that come and go while a trainer runs: their addresses are looked up, and streams move to them."""
 
+import contextlib
 import os
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # another one before Python 3.11
 
 import pytest
 
 import mpwds
 from mpwds.feed.client import addresses
 from tests.feed.faults.checking import bits, delivered, rows, undisturbed, wait_for_status, warned
-from tests.feed.serving import ServerProcess
+from tests.feed.serving import ServerProcess, served
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -115,6 +118,36 @@ def test_it_goes_on_when_all_servers_were_away(workers, in_order, tmp_path):
                 listed.write(second)
                 got += [bits(batch) for batch in batches]
     assert is_whole(got, dataset, in_order)
+
+
+def test_a_smaller_server_takes_the_place_of_a_larger_one(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(100, 2)
+    with ServerProcess(dataset, workers=2) as first:
+        listed.write(first)
+        with follow(listed.url, workers=2) as loader:
+            batches, got = begin(loader)
+            first.kill()
+            listed.write()
+            with ServerProcess(dataset, workers=1) as second:
+                listed.write(second)
+                got += rest_of(batches)
+    assert is_whole(got, dataset)
+
+
+def test_a_rank_waits_until_there_are_workers_for_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    listed, dataset = Listed(tmp_path), rows(20, 2)
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(4)]
+        listed.write(servers[0])
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        made = threads.submit(follow, listed.url)
+        with pytest.raises(FutureTimeout):
+            made.result(1)
+        listed.write(*servers)
+        with made.result() as loader:
+            assert loader.workers == 2
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -286,7 +286,7 @@ def test_a_batch_for_which_there_is_no_memory_is_an_error():
             with pytest.raises(MpwdsError, match=why):
                 next(iter(loader))
             with pytest.raises(MpwdsError, match=why):  # it is not asked any more
-                servers.ask(servers.connections[0], wire.COUNT)
+                servers.ask(wire.COUNT)
 
 
 def test_counts_of_another_job_are_refused():
@@ -371,7 +371,7 @@ def test_a_question_that_is_not_answered_is_an_error(monkeypatch):
         monkeypatch.setattr("mpwds.feed.client.connections._ASK_S", 0.2)
         servers = loader._remote.servers
         with pytest.raises(ServerLost, match=f"the server {server.url} did not answer within 0.2 s"):
-            servers.ask(servers.connections[0], wire.STATUS)
+            servers.ask(wire.STATUS)
 
 
 def test_losses_with_a_batch_between_two_of_them_never_end_an_epoch():

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -58,6 +58,7 @@ class RemoteOptions:
     fingerprint: str | None = None  # that the servers' dataset must have
     prefetch: int = 2
     local: int = 0  # workers on this machine
+    given: Mapping[str, int] = field(default_factory=dict)  # by fixed servers, the first time
 
     def __post_init__(self) -> None:
         name = "RemoteLoader"

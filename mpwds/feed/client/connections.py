@@ -42,6 +42,7 @@ from mpwds.warn import warn
 _MESSAGES_AT_ONCE = 64
 _MOST_MISMATCHES = 3  # the first may come from a server that is about to end
 _ASK_S = 60.0
+_AGAIN_S = 2.0  # after which a question is asked again
 _MOST_SOCKETS = 60_000  # three for each server
 _MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
 
@@ -75,6 +76,7 @@ class ServerConnections:
             "group": options.group,
             "members": options.members,
             "max_lag": options.max_lag,
+            "patient": False,
         }
         limits = [limit for limit in (options.server_timeout, options.timeout) if limit is not None]
         self._timeout = min(limits, default=None)
@@ -92,7 +94,7 @@ class ServerConnections:
         self._here = here
         self.notices: deque[str] = deque(maxlen=MOST_NOTICES)  # for the user
         self._addresses = options.addresses(self.notices.append)
-        is_followed = self._addresses.is_followed
+        is_followed = self._hello["patient"] = self._addresses.is_followed
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
         self._least = options.min_servers or (1 if is_followed else None)
         self._urls = self._addresses.look_up()
@@ -117,7 +119,11 @@ class ServerConnections:
             share.url: share
             for share in sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
         }
-        kept = [connection for connection in self.connections if connection.url in used or connection.is_up]
+        kept = [  # those that have not welcomed this trainer are asked anew, for another share
+            connection
+            for connection in self.connections
+            if connection.is_up or (connection.url in used and (connection.session or connection.refused))
+        ]
         excess = len(kept) + len(used.keys() - {connection.url for connection in kept}) - most
         for connection in [each for each in kept if each.url not in used][: max(0, excess)]:
             connection.leave("another server takes its place")
@@ -128,7 +134,7 @@ class ServerConnections:
                 self.gone.append(connection)
         failed: Exception | None = None
         new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
-        for share, workers in zip(new, self._dealt(len(new), kept), strict=False):
+        for share, workers in self._dealt(new, kept):
             place = share.number, share.ranks
             context, notices = self._context, self.notices
             try:
@@ -144,14 +150,18 @@ class ServerConnections:
             raise failed
         self.connections = kept
 
-    def _dealt(self, servers: int, others: list[ServerConnection]) -> list[int | None]:
-        """The number of workers that each of new servers is asked for: together those that others lack."""
-        wanted = self.options.workers
+    def _dealt(
+        self, new: list[sharing.Share], others: list[ServerConnection]
+    ) -> list[tuple[sharing.Share, int | None]]:
+        """The new servers to ask, and for how many workers: together for those that others lack."""
+        wanted, given, servers = self.options.workers, self.options.given, len(new)
+        if given:
+            return [(share, given[share.url]) for share in new if share.url in given]
         if wanted is None:
-            return [None] * servers
+            return [(share, None) for share in new]
         lacking = max(0, wanted - sum(connection.workers or 0 for connection in others if connection.is_up))
-        shares = [(lacking + servers - 1 - number) // servers for number in range(servers)]
-        return [share for share in shares if share]
+        numbers = [(lacking + servers - 1 - place) // servers for place in range(servers)]
+        return [(share, number) for share, number in zip(new, numbers, strict=True) if number]
 
     def slots(self) -> list[tuple[ServerConnection, int]]:
         """The workers of all servers that are up, each as a connection and a slot there."""
@@ -233,20 +243,30 @@ class ServerConnections:
             self._outbox.append((connection, wire.pack(kind, **fields)))
             self._wake.ring()
 
-    def ask(self, connection: ServerConnection, kind: str, **fields: Any) -> dict[str, Any]:
-        """Sends a question and waits for the answer; ServerLost if none comes, MpwdsError if it refuses."""
-        if connection.refused:  # which sends nothing
-            raise MpwdsError(connection.refused)
-        request = next(self._requests)
-        future = self._questions[request] = Future()
-        self.send(connection, kind, request=request, **fields)
+    def ask(self, kind: str, **fields: Any) -> tuple[ServerConnection, dict[str, Any]]:
+        """Asks a server, and waits for the answer; asks again, as the question or the server may be lost.
+
+        Raises ``ServerLost`` if no answer comes, ``MpwdsError`` if the server refuses.
+        """
         answer_s = _ASK_S if self._timeout is None else min(self._timeout, _ASK_S)
-        try:
-            return future.result(answer_s)
-        except FutureTimeout:
-            raise ServerLost(f"the server {connection.url} did not answer within {answer_s:g} s") from None
-        finally:
-            del self._questions[request]
+        deadline = time.monotonic() + answer_s
+        patience_s = _AGAIN_S
+        while True:
+            connection = self.first()
+            if connection.refused:  # which sends nothing
+                raise MpwdsError(connection.refused)
+            request = next(self._requests)
+            future = self._questions[request] = Future()
+            self.send(connection, kind, request=request, **fields)
+            try:
+                return connection, future.result(min(patience_s, max(0.0, deadline - time.monotonic())))
+            except FutureTimeout:
+                if time.monotonic() > deadline:
+                    why = f"the server {connection.url} did not answer within {answer_s:g} s"
+                    raise ServerLost(why) from None
+            finally:
+                del self._questions[request]
+            patience_s *= 2  # it may still be about to answer
 
     def close(self) -> None:
         """Tells the servers that this trainer leaves. In a fork of the trainer, does nothing."""

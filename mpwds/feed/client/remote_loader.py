@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,7 @@ class RemoteLoader(MultiLoader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {**vars(self._options), **vars(self._remote.options)}
-        unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local"
+        unused = "start_method", "persistent", "on_worker_death", "remote", "fingerprint", "local", "given"
         for name in unused:
             del own[name]
         return make_copy, (type(self), copy.copy(self._remote), (), own)
@@ -223,10 +223,10 @@ class Remote:
     def connected(self) -> ServerConnections:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
-            workers = self.options.workers
-            if self.slots and not self.options.addresses().is_followed:  # as many as the first time
-                workers = len(self.slots)
-            chosen = replace(self.options, fingerprint=known, workers=workers)
+            given: Counter[str] = Counter()
+            if not self.options.addresses().is_followed:  # as many as the first time
+                given.update(url for url, _ in self.slots)
+            chosen = replace(self.options, fingerprint=known, given=given)
             servers = ServerConnections(chosen, lambda nbytes: self._rooms.allocate(nbytes))
             servers.connect()
             self.servers = servers
@@ -265,9 +265,8 @@ class Remote:
         """Counts a worker's elements. One question to a server brings the counts of the whole job."""
         job = {name: getattr(context, name) for name in ("epoch", "seed", "world_size", "workers")}
         if job != self._counts[0]:
-            servers = self.connected()
-            server = servers.first()
-            counts = servers.ask(server, wire.COUNT, exact=True, **job)["counts"]
+            server, answer = self.connected().ask(wire.COUNT, exact=True, **job)
+            counts = answer["counts"]
             if isinstance(counts, str):
                 return counts
             if len(counts) != (places := context.world_size * context.workers):

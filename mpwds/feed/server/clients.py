@@ -150,12 +150,15 @@ class Clients:
             share = self.workers * (number + 1) // ranks - self.workers * number // ranks
             # Fewer, if other ranks have more: they came when the servers were others.
             wanted = min(share, max(free, 1)) if ranks <= self.workers else 0
+        if hello.get("patient"):  # other servers have the rest, or will
+            wanted = min(wanted, self.workers)
         if not 1 <= wanted <= self.workers:
-            self.router.refuse(
-                identity,
-                f"it has {self.workers} workers, but {wanted or ranks} are needed "
-                f"({'one for each rank' if not wanted else 'workers='}): start it with more",
-            )
+            needed = f"it has {self.workers} workers, but {wanted or ranks} are needed"
+            if hello.get("patient"):
+                self.router.reply(identity, wire.WAIT, why=needed)
+            else:
+                for_whom = "workers=" if wanted else "one for each rank"
+                self.router.refuse(identity, f"{needed} ({for_whom}): start it with more")
             return None
         full = len(self.groups) >= self.most
         # Or a client that comes and goes would start processes faster than they end.

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,17 @@ SILENCE_S = 3.0
 def loader_of(*servers, **options):
     options = {"output": "numpy", "heartbeat_timeout": SILENCE_S, "server_timeout": 600, **options}
     return mpwds.RemoteLoader([server.url for server in servers], **options)
+
+
+def test_lengths_are_asked_again_of_a_server_that_has_restarted():
+    dataset = mpwds.DataPipeline(range(20)).batched(2)
+    with ServerProcess(dataset, workers=1) as server, loader_of(server) as loader:
+        server.signal(signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            length = pool.submit(len, loader)
+            wait_until(lambda: loader._remote.servers._questions, "the question")
+            server.start_again()
+            assert length.result() == 10
 
 
 # ---------------------------------------------------------------- on_server_loss="wait"
