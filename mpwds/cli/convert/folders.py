@@ -82,7 +82,8 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
             names = " and ".join(name for name, _ in strays[0].files[:2])
             raise ValueError(
                 f"{root}: its folders would be classes, but for {counted(len(strays), 'sample')} of "
-                f"{len(tree.groups):,}: {names}. Move these away, or say --from groups for no classes"
+                f"{len(tree.groups):,}: {names}. Move these away, or rename files that agree up to their "
+                "first dot; or say --from groups for no classes"
             )
     if not with_classes:
         return tree

@@ -404,15 +404,18 @@ class RemoteWorker(WorkerHandle):
         self._earlier = so_far - self._queue.counters
 
     def _wait_for_server(self) -> None:
-        connection = self._connection
+        connection, limit = self._connection, self._connections.options.server_timeout
         lost_s = 0.0 if connection.lost_since is None else time.monotonic() - connection.lost_since
         if not connection.warned or lost_s > connection.say_after_s:
             still = f"still waiting for the server {connection.url} ({connection.why}), for {lost_s:.0f} s"
-            warn(still if connection.warned else f"{connection.loss}: waiting for it to come back")
+            within = "" if limit is None else f", for up to {limit:g} s (server_timeout)"
+            warn(still if connection.warned else f"{connection.loss}: waiting for it to come back{within}")
             connection.warned, connection.say_after_s = True, lost_s + SAY_EVERY_S
-        limit = self._connections.options.server_timeout
         if limit is not None and lost_s > limit:
-            raise ServerLost(f"{connection.loss}, and did not come back within {limit:g} s (server_timeout)")
+            raise ServerLost(
+                f"{connection.loss}, and did not come back within {limit:g} s (server_timeout): start it "
+                'again, or have others do its part by on_server_loss="move"'
+            )
 
 
 def _revived(fields: dict[str, Any], where: str) -> BaseException:

@@ -48,6 +48,10 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
     version = state.get("version")
+    if version is None:
+        raise ValueError(
+            f"this is no loader's state, which has a version: a dict of {', '.join(map(str, state))}"
+        )
     if version != VERSION:
         raise ValueError(
             f"a loader's state of version {version!r}, but this mpwds reads version {VERSION}: load it "

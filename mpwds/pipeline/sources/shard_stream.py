@@ -117,6 +117,7 @@ class ShardStream(ErrorHandlingStream):
         self._has_shard = False
         self._shard: Address | None = None  # the shard that is being read
         self._offset: int | None = 0  # of the next element in it; None after the last
+        self._restored: tuple[Address, int] | None = None  # where a loaded state goes on
         self._failed: tuple[Address, int] | None = None  # where reading failed, until there is an element
         self._elements: Iterator[Read] = iter(())
         self.counts = SimpleNamespace(nbytes=0)
@@ -261,6 +262,10 @@ class ShardStream(ErrorHandlingStream):
         add_incident(error, str(self._stage), place)
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
+        if address == self._restored:
+            add_note(
+                error, "the loaded state goes on here: if the shard was written again since, load no state"
+            )
         if isinstance(error, (FileNotFoundError, IsADirectoryError)) and self._handler is reraise_exception:
             _explain_missing(error, self._source.describe(as_address(address[0])))
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:
@@ -300,6 +305,7 @@ class ShardStream(ErrorHandlingStream):
         self._missing = state["missing"]
         if state["shard"] is not None:
             shard = as_address(state["shard"])
+            self._restored = shard, state["offset"]
             self._begin(shard, self._source.fetch(shard), state["offset"])
 
 

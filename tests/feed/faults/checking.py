@@ -130,7 +130,7 @@ def losses(texts, url):
     texts = [text for text in texts if not text.startswith("still waiting for ")]
     lost, back = (
         [text for text in texts if re.fullmatch(server + rest, text)]
-        for rest in (r"lost \(.*\): waiting for it to come back", r"back after .* s, and its workers go on")
+        for rest in (r"lost \(.*\): waiting for it to come back.*", r"back after .* s, and its workers go on")
     )
     assert len(lost) == len(back) == len(texts) / 2, texts
     return len(lost)

@@ -407,7 +407,7 @@ def test_a_sampler_that_counts_epochs_is_told_which_one_it_was(wrapped):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "a loader's state of version None"),
+        ({}, "this is no loader's state, which has a version"),
         (DataLoader(range(9), batch_size=2).state_dict(), r"samples of the loader changed .*it was 9, is 8"),
         (
             DataLoader(range(8), batch_size=4).state_dict(),

@@ -5,8 +5,8 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
-import time
 
 import pytest
 
@@ -17,42 +17,55 @@ from tests.loader.faults.misfortunes import CHEAP, LARGE, Numbers, endless, load
 from tests.loader.faults.processes import wait_until_gone
 
 
-class Interrupts:
-    """Sends this process Ctrl-C again and again, at odd times, while its block runs."""
+@contextlib.contextmanager
+def interrupts_inside(function):
+    """Sends this process Ctrl-C again and again, at odd times. It is raised only where ``function`` runs.
 
-    def __enter__(self):
-        self.going = True
-        self.thread = threading.Thread(target=self.send)
-        self.thread.start()
-        return self
+    Raised anywhere else, it would end the tests themselves.
+    """
 
-    def send(self):
+    def handler(number, frame):
+        while frame:
+            if frame.f_code is function.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    def send():
         times = random.Random(7)
-        while self.going:
-            time.sleep(times.uniform(0, 0.05))
+        while not over.wait(times.uniform(0, 0.05)):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    def __exit__(self, *exception):
-        while self.thread.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                self.going = False
-                self.thread.join()
+    over = threading.Event()
+    before = signal.signal(signal.SIGINT, handler)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)
 
 
-# Ctrl-C may come at the very beginning of a finalizer, before any code of ours.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again():
+def test_ctrl_c_at_any_moment_leaves_nothing_and_the_loader_works_again(monkeypatch):
+    # Ctrl-C may come at the very beginning of a finalizer, before any code of ours.
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     loaders = []
     caught = 0
-    with Interrupts():
+
+    def read_a_new_loader():
+        loader = mpwds.MultiLoader(endless(20_000), workers=2, start_method="fork")
+        loaders.append(loader)
+        for _ in loader:
+            pass
+
+    with interrupts_inside(read_a_new_loader):
         while caught < 10 or not loaders:
             try:
-                loader = mpwds.MultiLoader(endless(20_000), workers=2, start_method="fork")
-                loaders.append(loader)
-                for _ in loader:
-                    pass
+                read_a_new_loader()
             except KeyboardInterrupt:
                 caught += 1
+    interrupts.pending.clear()
     last = loaders[-1]
     assert sum(1 for _ in zip(range(50), last, strict=False)) == 50
     for loader in loaders:
