@@ -150,6 +150,17 @@ def test_a_rank_waits_until_there_are_workers_for_all_ranks(tmp_path, monkeypatc
             assert loader.workers >= 1  # more, if it saw every server before the first welcomed it
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_servers_of_one_worker_each_serve_as_many_ranks_that_take_one_server(rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    listed = Listed(tmp_path)
+    with contextlib.ExitStack() as stack:
+        listed.write(*[stack.enter_context(served(rows(20, 2), workers=1)) for _ in range(4)])
+        with follow(listed.url, max_servers=1) as loader:
+            assert loader.workers == 1
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_server_takes_the_place_of_another(in_order, tmp_path):
     """The trainer waits for nothing meanwhile: it hears of both between two batches."""

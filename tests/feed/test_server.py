@@ -38,6 +38,11 @@ def test_a_client_gets(name):
 TURNED_AWAY = {
     "the client's number": ({"workers": 3}, wire.REFUSED, "has 2 workers, but 3 are needed (workers=)"),
     "ranks": ({"world_size": 3}, wire.REFUSED, "it has 2 workers, but 3 are needed (one for each rank)"),
+    "ranks that can wait": (
+        {"world_size": 3, "patient": True},
+        wire.WAIT,
+        "it has 2 workers, but 3 are needed (one for each rank): start it with more",
+    ),
     "a version": ({"versions": [9]}, wire.REFUSED, "speaks version 2 of the feed, this trainer [9]: use the"),
     "a dataset": ({"fingerprint": "x"}, wire.REFUSED, "has another dataset, range (96) → shuffle(16) → map("),
     "too few are free": ({"workers": 2}, wire.WAIT, "it has 1 of 2 workers free"),

@@ -153,12 +153,13 @@ class Clients:
         if hello.get("patient"):  # other servers have the rest, or will
             wanted = min(wanted, self.workers)
         if not 1 <= wanted <= self.workers:
-            needed = f"it has {self.workers} workers, but {wanted or ranks} are needed"
+            for_whom = "workers=" if wanted else "one for each rank"
+            needed = f"{wanted or ranks} are needed ({for_whom}): start it with more"
+            why = f"it has {counted(self.workers, 'worker')}, but {needed}"
             if hello.get("patient"):
-                self.router.reply(identity, wire.WAIT, why=needed)
+                self.router.reply(identity, wire.WAIT, why=why)
             else:
-                for_whom = "workers=" if wanted else "one for each rank"
-                self.router.refuse(identity, f"{needed} ({for_whom}): start it with more")
+                self.router.refuse(identity, why)
             return None
         full = len(self.groups) >= self.most
         # Or a client that comes and goes would start processes faster than they end.
