@@ -161,6 +161,32 @@ def test_servers_of_one_worker_each_serve_as_many_ranks_that_take_one_server(ran
             assert loader.workers == 1
 
 
+def test_ranks_divide_servers_that_have_fewer_workers_than_ranks_connect_to_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    listed, dataset = Listed(tmp_path), rows(20, 2)
+    with contextlib.ExitStack() as stack:
+        listed.write(*[stack.enter_context(served(dataset, workers=1)) for _ in range(4)])
+        workers = []
+        for rank in range(4):
+            monkeypatch.setenv("RANK", str(rank))
+            workers.append(stack.enter_context(follow(listed.url)).workers)
+        assert workers == [1, 1, 1, 1]
+
+
+def test_a_loader_takes_its_workers_from_servers_that_answer(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(20, 2)
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(3)]
+        listed.write(*servers)
+        path = tmp_path / "servers.txt"
+        path.write_text("tcp://127.0.0.1:9\n" + path.read_text())
+        with follow(listed.url, workers=1) as loader:
+            assert loader.workers == 1
+            assert is_whole([bits(batch) for batch in loader], dataset)
+            connections = loader._remote.connected().connections
+            wait_until(lambda: sum(each.is_up for each in connections) == 1, "the others to be left")
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_server_takes_the_place_of_another(in_order, tmp_path):
     """The trainer waits for nothing meanwhile: it hears of both between two batches."""

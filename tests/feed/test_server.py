@@ -39,7 +39,7 @@ TURNED_AWAY = {
     "the client's number": ({"workers": 3}, wire.REFUSED, "has 2 workers, but 3 are needed (workers=)"),
     "ranks": ({"world_size": 3}, wire.REFUSED, "it has 2 workers, but 3 are needed (one for each rank)"),
     "ranks that can wait": (
-        {"world_size": 3, "patient": True},
+        {"rank": 2, "world_size": 3, "patient": True},
         wire.WAIT,
         "it has 2 workers, but 3 are needed (one for each rank): start it with more",
     ),

@@ -49,8 +49,18 @@ def test_all_workers_of_a_server_are_given_away_once_all_its_ranks_are_there(ser
     assert set(given.values()) == {WORKERS}
 
 
+@pytest.mark.parametrize(("servers", "ranks"), [*JOBS, (4, 4), (2, 2), (1, 3)])
+def test_each_rank_has_a_worker_if_there_are_as_many_as_ranks(servers, ranks):
+    """A server with fewer workers than ranks gives one to each of the first."""
+    workers = -(-ranks // servers)
+    for rank in range(0, ranks, 1 + ranks // 64):
+        assert any(number < workers for _, number, _ in shares(urls(servers), rank, ranks))
+
+
 def test_all_ranks_use_all_of_few_servers():
-    assert shares(urls(2), 1, 3) == [(url, 1, 3) for url in urls(2)]
+    found = [shares(urls(2), rank, 3) for rank in range(3)]
+    assert [[url for url, _, of in share if of == 3] for share in found] == [urls(2)] * 3
+    assert sorted(share[0].number for share in found) == [0, 1, 2]
 
 
 def test_a_rank_alone_uses_as_many_as_it_may():
@@ -67,6 +77,7 @@ def test_a_rank_that_waits_for_more_servers_uses_as_many():
     ("options", "message"),
     [
         ({"min_servers": 3}, "min_servers=3, and there are 2 at the most"),
+        ({"min_servers": 2, "workers": 1}, "min_servers=2 need as many workers=, got 1"),
         ({"workers": 9000}, "a server has up to 4096 workers, got 9000"),
         ({"group": 300 * "x"}, "group= is a short line of text"),
         ({"group": "two\nlines"}, "group= is a short line of text"),

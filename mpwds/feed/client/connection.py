@@ -83,6 +83,10 @@ class RemoteOptions:
         most = self.max_servers if addresses.is_followed else len(addresses.look_up())
         if self.min_servers is not None and most is not None and self.min_servers > most:
             raise ValueError(f"{name}: min_servers={self.min_servers}, and there are {most} at the most")
+        if (self.workers or wire.MOST_WORKERS) < (self.min_servers or 1):
+            raise ValueError(
+                f"{name}: min_servers={self.min_servers} need as many workers=, got {self.workers}"
+            )
         if self.workers is not None and most is not None and self.workers > wire.MOST_WORKERS * most:
             raise ValueError(f"{name}: a server has up to {wire.MOST_WORKERS} workers, got {self.workers}")
 
@@ -158,7 +162,7 @@ class ServerConnection:
     """
 
     url: str
-    workers: int | None
+    workers: int | None  # that it is asked for (None: its own choice, 0: it is not asked), or gave
     share: tuple[int, int]  # this trainer's number among those that share the server, and theirs
     options: RemoteOptions
     context: InitVar[zmq.Context[zmq.Socket[bytes]]]
@@ -242,8 +246,10 @@ class ServerConnection:
             attempts = [(queue.slot, queue.attempt) for queue in tuple(self.queues.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
             self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
-        elif self.refused or self.send(
-            wire.pack(wire.HELLO, workers=self.workers, share=list(self.share), **hello)
+        elif (
+            self.refused
+            or self.workers == 0
+            or self.send(wire.pack(wire.HELLO, workers=self.workers, share=list(self.share), **hello))
         ):
             self.retry_at = None
         else:

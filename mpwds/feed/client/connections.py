@@ -134,7 +134,7 @@ class ServerConnections:
                 self.gone.append(connection)
         failed: Exception | None = None
         new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
-        for share, workers in self._dealt(new, kept):
+        for share, workers in self._dealt(new):
             place = share.number, share.ranks
             context, notices = self._context, self.notices
             try:
@@ -150,18 +150,30 @@ class ServerConnections:
             raise failed
         self.connections = kept
 
-    def _dealt(
-        self, new: list[sharing.Share], others: list[ServerConnection]
-    ) -> list[tuple[sharing.Share, int | None]]:
-        """The new servers to ask, and for how many workers: together for those that others lack."""
+    def _dealt(self, new: list[sharing.Share]) -> list[tuple[sharing.Share, int | None]]:
+        """The new servers to ask, and for how many workers; see :meth:`_deal_again`, too."""
         wanted, given, servers = self.options.workers, self.options.given, len(new)
         if given:
             return [(share, given[share.url]) for share in new if share.url in given]
-        if wanted is None:
+        if wanted is None or self._addresses.is_followed:
             return [(share, None) for share in new]
-        lacking = max(0, wanted - sum(connection.workers or 0 for connection in others if connection.is_up))
-        numbers = [(lacking + servers - 1 - place) // servers for place in range(servers)]
+        numbers = [(wanted + servers - 1 - place) // servers for place in range(servers)]
         return [(share, number) for share, number in zip(new, numbers, strict=True) if number]
+
+    def _lacking(self) -> int | None:
+        """Workers that a loader with ``workers=`` lacks, of servers that come and go; else ``None``."""
+        if self.options.workers is None or not self._addresses.is_followed:
+            return None
+        return self.options.workers - sum(each.workers or 0 for each in self.connections if each.is_up)
+
+    def _deal_again(self) -> None:
+        """Asks the servers that have not answered for equal parts of ``workers=``, until no worker lacks."""
+        lacking = self._lacking()
+        if lacking is not None and self.options.workers is not None:
+            part = -(-self.options.workers // len(self.connections)) if self.connections else 0
+            for connection in self.connections:
+                if not connection.session:
+                    connection.workers = max(0, min(part, lacking))
 
     def slots(self) -> list[tuple[ServerConnection, int]]:
         """The workers of all servers that are up, each as a connection and a slot there."""
@@ -342,6 +354,7 @@ class ServerConnections:
             if are_up != were_up:
                 were_up = are_up
                 self.changes += 1
+            self._deal_again()
             now = time.monotonic()
             for connection in self.connections:
                 if now - looked > 2 * wire.PING_S:  # this process stood still: the silence was its own
@@ -455,7 +468,10 @@ class ServerConnections:
             connection.take_pong(reply)
         elif kind == wire.WELCOME:
             known = self._hello["fingerprint"]
-            if known in (None, reply["fingerprint"]):
+            lacking = self._lacking()
+            if lacking is not None and not connection.session and int(reply["workers"]) > lacking:
+                connection.send(wire.pack(wire.BYE))  # others were quicker
+            elif known in (None, reply["fingerprint"]):
                 connection.take_welcome(reply)
                 if self._least is not None:  # servers that answer later must have the same
                     self._hello["fingerprint"] = reply["fingerprint"]

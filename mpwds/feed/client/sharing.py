@@ -2,7 +2,9 @@
 
 All ranks compute the same table, so no messages are needed. Each rank prefers servers by the hash of its
 number and the server's URL (rendezvous hashing): a server that is lost, or comes, moves few links. No server
-gets more ranks than an equal share, so that all workers are used.
+gets more ranks than an equal share, so that all workers are used. The same holds for the first servers of all
+ranks alone, the second ones, and so on. A server with few workers gives them to the ranks of which it is the
+first. So each rank has a worker wherever there are as many workers as ranks.
 
 Source:
     D. G. Thaler and C. V. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
@@ -23,6 +25,7 @@ MOST_LINKS = 8
 """Servers that a rank connects to by default, at the most."""
 
 _LEAST_LINKS = 2  # if one server is lost, the rank has another
+_TAKEN = 3  # more than any excess
 
 
 class Share(NamedTuple):
@@ -45,35 +48,35 @@ def shares(
 
     Example:
         >>> shares(["tcp://a:1", "tcp://b:1"], rank=1, world_size=2)
-        [Share(url='tcp://a:1', number=1, ranks=2), Share(url='tcp://b:1', number=1, ranks=2)]
+        [Share(url='tcp://a:1', number=0, ranks=2), Share(url='tcp://b:1', number=1, ranks=2)]
     """
     # So that each server has one rank; or else a few.
     each = min(most, max(_LEAST_LINKS, least, -(-len(urls) // world_size)))
-    if len(urls) <= each:
-        return [Share(url, rank, world_size) for url in urls]
-    table = links(urls, world_size, each)
-    users = np.argsort(table, axis=None, kind="stable") // table.shape[1]
-    counts = np.bincount(table.ravel(), minlength=len(urls))
-    ends = np.cumsum(counts)
+    table = links(urls, world_size, min(each, len(urls)))
     found = []
-    for server in map(int, table[rank]):
-        of_server = users[ends[server] - counts[server] : ends[server]]
-        found.append(Share(urls[server], int(np.searchsorted(of_server, rank)), len(of_server)))
+    for server in sorted(map(int, table[rank])):
+        users = np.nonzero(np.equal(table.T, server))[1]  # those of which it is the first come first
+        found.append(Share(urls[server], int(np.flatnonzero(users == rank)[0]), len(users)))
     return found
 
 
 def links(urls: Sequence[str], world_size: int, each: int) -> NDArray[np.int64]:
-    """The numbers of the servers that each rank connects to, as an int64 array ``[world_size, each]``."""
+    """The numbers of the servers that each rank connects to, as an int64 array ``[world_size, each]``.
+
+    A rank's first server comes first.
+    """
     hashes = np.array([zlib.crc32(url.encode()) for url in urls], np.uint64)
     users = np.zeros(len(urls), np.int64)
     table = np.empty((world_size, each), np.int64)
-    for rank in range(world_size):
-        preferred = np.argsort(_mixed(hashes ^ np.uint64((rank + 1) << 32)))
-        least, most = (rank + 1) * each // len(urls), -(-(rank + 1) * each // len(urls))
-        excess = (users[preferred] >= least).astype(int) + (users[preferred] >= most)
-        chosen = preferred[np.argsort(excess, kind="stable")][:each]
-        users[chosen] += 1
-        table[rank] = chosen
+    for place in range(each):
+        for rank in range(world_size):
+            preferred = np.argsort(_mixed(hashes ^ np.uint64((rank + 1) << 32)))
+            dealt = place * world_size + rank + 1
+            excess = (users >= dealt // len(urls)).astype(int) + (users >= -(-dealt // len(urls)))
+            excess[table[rank, :place]] = _TAKEN
+            chosen = preferred[excess[preferred].argmin()]
+            users[chosen] += 1
+            table[rank, place] = chosen
     return table
 
 

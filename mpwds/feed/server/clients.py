@@ -150,6 +150,8 @@ class Clients:
             share = self.workers * (number + 1) // ranks - self.workers * number // ranks
             # Fewer, if other ranks have more: they came when the servers were others.
             wanted = min(share, max(free, 1)) if ranks <= self.workers else 0
+            if ranks > self.workers and hello.get("patient"):  # the others have workers elsewhere, or will
+                wanted = int(number < self.workers)
         if hello.get("patient"):  # other servers have the rest, or will
             wanted = min(wanted, self.workers)
         if not 1 <= wanted <= self.workers:
