@@ -53,7 +53,7 @@ def test_all_workers_of_a_server_are_given_away_once_all_its_ranks_are_there(ser
 def test_each_rank_has_a_worker_if_there_are_as_many_as_ranks(servers, ranks):
     """A server with fewer workers than ranks gives one to each of the first."""
     workers = -(-ranks // servers)
-    for rank in range(0, ranks, 1 + ranks // 64):
+    for rank in range(0, ranks, 1 + ranks // 8):
         assert any(number < workers for _, number, _ in shares(urls(servers), rank, ranks))
 
 
