@@ -581,7 +581,7 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
             context = replace(context, watch=loader._statistics.watch)
         if loader.streams is None:
             context = context.of_own_elements()
-        same_order = keeps_order(loader) and not takes_any_order(loader.dataset)
+        same_order = keeps_order(loader) and not any(map(takes_any_order, (loader.dataset, self)))
         return StagesStream(self._starter(context), context.epoch, same_order)
 
     def compose(self, *stages: Any) -> LoaderPipeline:

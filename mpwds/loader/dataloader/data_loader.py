@@ -21,6 +21,7 @@ from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.processes import processes
 from mpwds.loader.rebatching import Rebatching
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import check_boolean
 from mpwds.pipeline.iterable_sources import IterableSource
@@ -192,6 +193,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
         if loaded is None:
             return contextlib.nullcontext()
         if loaded.runs_again and isinstance(self.dataset, torch.utils.data.IterableDataset):
+            if takes_any_order(self.dataset):
+                self._loaded = loaded
+                raise ValueError(
+                    "this epoch cannot be continued without workers: it would have to be run again from its "
+                    "start, and its elements come in any order (in_order=False). Use num_workers=1, which "
+                    "keeps the pipeline's state, or begin the epoch again"
+                )
             warn(
                 f"the iterable dataset ({type(self.dataset).__name__}) runs again from its start, and the "
                 f"{loaded.runs_again} batches delivered before are dropped: it has no state_dict and "

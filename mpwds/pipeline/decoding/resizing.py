@@ -67,18 +67,24 @@ class Resizer:
                 continue
             if self.dtype != "float32":
                 raise ValueError(f"{self.called}: {name} needs dtype='float32'")
-            if len(values) != 3 or (name == "std" and not all(values)):
-                raise ValueError(f"{self.called}: {name} must be three numbers, got {values!r}")
-            object.__setattr__(self, name, _plain(values))
+            object.__setattr__(self, name, _numbers(f"{self.called}: {name}", values, 3))
+            if name == "std" and not all(values):
+                raise ValueError(f"{self.called}: std must not be 0, got {values!r}")
 
     def __call__(self, data: Any) -> npt.NDArray[Any]:
         return self.image(data).made()
 
     def image(self, data: Any) -> Image:
         """The image, with its crop chosen. JPEG is decoded when the image is written, all else at once."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"it is {type(data).__name__}, expected bytes, which {self.called} decodes itself"
+            )
         size = jpeg_size(data)
         if size is not None:
-            return Image(self, data, *_aligned(self.crop(*size), size), size)
+            crop = self.crop(*size)  # a smaller JPEG has the means of pixels
+            crop, reduction = _aligned(crop, size) if self.antialias else (crop, 1)
+            return Image(self, data, crop, reduction, size)
         pixels = as_rgb(open_image(data))
         return Image(self, pixels, self.crop(*pixels.shape[:2]), 1, pixels.shape[:2])
 
@@ -202,12 +208,12 @@ class RandomResizedCrop(Resizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("scale", "ratio"):
-            object.__setattr__(self, name, _plain(getattr(self, name)))
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            low, high = numbers = _numbers(f"{self.called}: {name}", getattr(self, name), 2)
             if not 0 < low <= high:
                 raise ValueError(f"{self.called}: {name} must be two numbers above 0, got {(low, high)}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"{self.called}: flip is a probability, got {self.flip}")
+            object.__setattr__(self, name, numbers)
+        if not isinstance(self.flip, (int, float)) or not 0 <= self.flip <= 1:
+            raise ValueError(f"{self.called}: flip is a probability, got {self.flip!r}")
 
     def crop(self, height: int, width: int) -> Crop:
         box = self._box(height, width)
@@ -271,9 +277,15 @@ def _checked(called: str, size: Any) -> Size:
     return int(given[0]) if len(given) == 1 else (int(given[0]), int(given[1]))
 
 
-def _plain(values: Any) -> Sequence[float]:
-    """Numbers of an array as a tuple, which can be compared and printed."""
-    return values if isinstance(values, (list, tuple)) else tuple(map(float, values))
+def _numbers(name: str, values: Any, count: int) -> Sequence[float]:
+    """So many numbers, as they are given, or of an array as a tuple, which can be compared and printed."""
+    try:
+        numbers = tuple(map(float, () if isinstance(values, str) else values))
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) != count:
+        raise ValueError(f"{name} must be {('two', 'three')[count - 2]} numbers, got {values!r}")
+    return values if isinstance(values, (list, tuple)) else numbers
 
 
 def _pair(size: Size) -> tuple[int, int]:

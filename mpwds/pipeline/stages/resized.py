@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mpwds.pipeline.collation import Row
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.decoding.fields import decode_error
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, decode_error
 from mpwds.pipeline.decoding.resizing import (
     Image,
     RandomResizedCrop,
@@ -23,9 +23,9 @@ from mpwds.pipeline.decoding.resizing import (
     Resizer,
     Size,
 )
-from mpwds.pipeline.error_context import arguments, changed
+from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import MapStream, OneToOneStage
-from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
 from mpwds.pipeline.stages.fields import alternatives, missing
 from mpwds.pipeline.stream import Stream
@@ -169,12 +169,14 @@ class ResizeStage(OneToOneStage, called="resized"):
     handler: Handler = reraise_exception
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_handler(self.resizer.called, self.handler)
         try:
-            self.fields()
+            names = set(chain(*self.fields()))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.resizer.called}: {error}") from None
-        if {"jpg", "jpeg"}.intersection(chain(*self.fields())):
+        if self.box_field is not None and (self.box_field in names or self.box_field.startswith("__")):
+            raise ValueError(f"{self.resizer.called}: box_field={self.box_field!r} would replace that field")
+        if not names <= set(IMAGE_EXTENSIONS) - {"jpg", "jpeg"}:
             _warn_without_simplejpeg()
 
     def __str__(self) -> str:
@@ -222,6 +224,15 @@ class _ResizedStream(MapStream):
                 result[field] = image.box()
         return result
 
+    def write(self, image: Image, out: npt.NDArray[Any], name: str, sample: dict[str, Any]) -> None:
+        """Decodes a deferred image into its row."""
+        try:
+            with self.timed(), _errors_as_decode_error(name, sample):
+                image.write_into(out)
+        except Exception as error:
+            add_note(error, f"in {self._stage}")
+            raise
+
 
 class _Deferred(Row):
     """An image that is decoded into its row of the batch, in the time and with the errors of its stage."""
@@ -232,8 +243,7 @@ class _Deferred(Row):
         self._name, self._sample = name, sample
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        with self._stream.timed(), _errors_as_decode_error(self._name, self._sample):
-            self._image.write_into(out)
+        self._stream.write(self._image, out, self._name, self._sample)
 
 
 @contextlib.contextmanager
@@ -249,7 +259,4 @@ def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]
 def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:
     if name not in sample:
         raise ValueError(f"{missing(sample, names)} (give all kinds of pictures, such as 'jpg;jpeg;png')")
-    data = sample[name]
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"it is {type(data).__name__}, expected bytes; this stage decodes by itself")
-    return data
+    return sample[name]

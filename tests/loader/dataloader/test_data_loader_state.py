@@ -365,6 +365,18 @@ def test_an_iterable_dataset_without_workers_does_too():
     assert list(itertools.chain(*first, *as_lists(loader))) == list(range(40))
 
 
+def test_a_pipeline_whose_elements_come_in_any_order_does_not_run_again():
+    loader = DataLoader(
+        DataPipeline(range(40)).map(float, threads=2, in_order=False).batched(4), batch_size=None
+    )
+    _, state = first_and_state(loader, 5)
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="its elements come in any order .* Use num_workers=1"):
+            iter(loader)
+    assert len(as_lists(loader.dataset)) == 10
+
+
 @pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
 def test_a_pipeline_goes_on_in_the_same_epoch(options):

@@ -228,6 +228,14 @@ def test_addresses_of_a_stages_own_make_no_batch_again(loader):
     assert len(pipeline.state_dict()["stages"]["source"]["loaded"]["held"]) == 1
 
 
+def test_stages_of_any_order_that_must_be_run_again_are_an_error(loader):
+    pipeline = loader.unbatched().map(np.sum, threads=2, in_order=False).compose(lambda source: source)
+    next(iter(pipeline))
+    pipeline.load_state_dict(pipeline.state_dict())
+    with pytest.raises(ValueError, match="with in_order=False elements come in another order"):
+        iter(pipeline)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_out_of_order_stages_that_must_be_run_again_are_an_error_for_several_workers(workers):
     with MultiLoader(ROWS.batched(5), workers, in_order=False, start_method="fork") as loader:

@@ -11,6 +11,7 @@ import pytest
 
 import mpwds
 from mpwds import DecodeError, RandomResizedCrop, Resized, ignore_and_continue
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.stages.resized import ResizeStage, random_resized_crop, resize_center_crop, resized
 from mpwds.pipeline.stream import collect
 
@@ -86,7 +87,7 @@ BAD = {
     "no image": ({"jpg": b"no image"}, "UnidentifiedImageError: cannot identify"),
     "cut off": ({"jpg": image(0, "PNG")[:500]}, "OSError"),
     "missing": ({"png": image(0)}, "no field 'jpg'; the sample has __key__, __url__, png"),
-    "decoded": ({"jpg": np.zeros((4, 4, 3))}, "it is ndarray, expected bytes; this stage decodes by itself"),
+    "decoded": ({"jpg": np.zeros((4, 4, 3))}, "it is ndarray, expected bytes, which "),
 }
 
 
@@ -101,6 +102,27 @@ def test_a_bad_image_is_an_error_that_names_field_sample_and_shard(what):
     assert (raised.value.key, raised.value.url, raised.value.field) == ("bad", "b.tar", "jpg")
     stage = random_resized_crop("jpg", 8, handler=ignore_and_continue)
     assert [sample["__key__"] for sample in stage([*samples(1), bad, *samples(1)])] == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 0.5}, "scale must be two numbers, got 0.5"),
+        ({"scale": (1, 2, 3)}, r"scale must be two numbers, got \(1, 2, 3\)"),
+        ({"scale": (0, 1)}, r"scale must be two numbers above 0, got \(0, 1\)"),
+        ({"ratio": "ab"}, "ratio must be two numbers, got 'ab'"),
+        ({"flip": "a"}, "flip is a probability, got 'a'"),
+        ({"mean": 0.5}, "mean must be three numbers, got 0.5"),
+        ({"std": ("a", 1, 1)}, r"std must be three numbers, got \('a', 1, 1\)"),
+        ({"std": (1, 0, 1)}, r"std must not be 0, got \(1, 0, 1\)"),
+        ({"box_field": "jpg"}, "box_field='jpg' would replace that field"),
+        ({"box_field": "__key__"}, "box_field='__key__' would replace that field"),
+        ({"handler": 3}, "handler must be a function of the exception"),
+    ],
+)
+def test_a_bad_option_is_named(options, message):
+    with pytest.raises((TypeError, ValueError), match=f"^random_resized_crop: {message}"):
+        random_resized_crop("jpg", 8, **{"dtype": "float32", **options})
 
 
 @pytest.mark.parametrize("field", ["", 7, [], ";", ["a b"]])
@@ -133,6 +155,31 @@ def test_images_that_workers_decode_into_the_batch_are_the_same(options, shape):
     assert all(np.array_equal(images, mine) for (images, _), mine in zip(batches, alone, strict=True))
 
 
+def test_in_a_worker_the_image_is_decoded_only_when_its_row_is_written():
+    context = Context(deferred=True)
+    for stage, is_made in (
+        (resized("jpg", 8), False),
+        (resized("jpg", 8, handler=ignore_and_continue), True),
+    ):
+        ((_, sample),) = mpwds.DataPipeline(samples(1), stage).stream(context)
+        assert isinstance(sample["jpg"], np.ndarray) == is_made
+
+
+def test_a_handler_skips_bad_images_in_workers_too():
+    cut = {"__key__": "bad", "__url__": "b.tar", "jpg": image(0)[:700], "cls": 4}
+    stage = resized("jpg", (8, 8), handler=ignore_and_continue)
+    dataset = mpwds.DataPipeline([*samples(2), cut, *samples(2)], stage).batched(2)
+    with mpwds.MultiLoader(dataset, workers=1, start_method="fork") as loader:
+        assert [len(batch["jpg"]) for batch in loader] == [2, 2]
+
+
+def test_threads_decode_with_memory_of_their_own():
+    data = [image(n) for n in range(64)]
+    function = Resized((8, 8))
+    made = mpwds.DataPipeline(data).map(function, threads=4)
+    assert all(np.array_equal(found, function(each)) for found, each in zip(made, data, strict=True))
+
+
 def test_stages_of_the_user_see_arrays_in_workers_too():
     dataset = mpwds.DataPipeline(samples(4)).resized("jpg", (8, 8)).map(_kind_and_mean).batched(4)
     with mpwds.MultiLoader(dataset, workers=1, start_method="fork") as loader:
@@ -153,6 +200,7 @@ def test_a_bad_image_ends_the_epoch_with_an_error_and_comes_again_on_resume():
         with pytest.raises(DecodeError, match='field "jpg" of sample "bad" in b.tar') as raised:
             next(batches)
         assert (raised.value.key, raised.value.url) == ("bad", "b.tar")
+        assert "in resized('jpg', (8, 8))" in str(raised.value.__cause__)
         state = loader.state_dict()
     with mpwds.MultiLoader(dataset, workers=1, start_method="fork") as loader:
         loader.load_state_dict(state)
@@ -182,7 +230,7 @@ def test_without_simplejpeg_a_warning_says_what_that_costs(tmp_path):
         from mpwds.pipeline.stages.resized import resized
         resized("png", 8)
         print("png", file=sys.stderr)
-        resized("jpg;png", 8)
+        resized("image", 8)
         resized("jpg", 9)
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
