@@ -85,7 +85,8 @@ class Prefetching(Composable):
 
         While iterating:
             :class:`~mpwds.errors.SharedRandomError`: A function before it draws from ``random``,
-            ``numpy.random`` or torch, whose generators the training loop shares.
+            ``numpy.random`` or torch, whose generators the training loop shares. Calls for an epoch's first
+            element are checked; later ones would take too long to check.
 
         Example:
             >>> from mpwds import DataPipeline, MultiLoader

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import shortened
-from mpwds.loader.rebatching import Rebatching
+from mpwds.loader.rebatching import Prefetching, Rebatching
 from mpwds.loader.resume.description import described_stages
 from mpwds.loader.resume.progress import field_of
 from mpwds.loader.resume.state import VERSION, check
+from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import IteratorStream, skip
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mpwds.stats.report import LoaderStats
 
 
-class WebLoader(Rebatching, DataPipeline):
+class WebLoader(Prefetching, Rebatching, DataPipeline):
     """Iterates a dataset with a ``DataLoader``; the stages added to it run in this process.
 
     Args:
@@ -139,7 +140,8 @@ class WebLoader(Rebatching, DataPipeline):
         """
         check(state_dict, "WebLoader", self._facts())
         epoch, delivered = field_of(state_dict, "epoch", int), field_of(state_dict, "delivered", int)
-        if delivered and not self.loader.in_order:
+        any_order = any(map(takes_any_order, (self, self.loader.dataset)))
+        if delivered and (any_order or not self.loader.in_order):
             raise ValueError(
                 "the epoch would have to be run again from its start, and with in_order=False batches come "
                 "in another order then: use in_order=True, or begin the epoch again"

@@ -51,6 +51,25 @@ def test_another_epoch_and_another_stage_begin_at_the_start():
     assert len(list(loader)) == 8
 
 
+@pytest.mark.filterwarnings("ignore:.* resume by running the first")
+def test_stages_run_ahead_in_a_thread_and_resume():
+    loader = WebLoader(range(40), batch_size=4).unbatched().batched(5).map(torch.neg).prefetch(2)
+    elements = iter(loader)
+    first = [next(elements).tolist() for _ in range(3)]
+    state = loader.state_dict()
+    del elements
+    loader.load_state_dict(state)
+    rest = [batch.tolist() for batch in loader]
+    assert [number for batch in first + rest for number in batch] == [-number for number in range(40)]
+
+
+def test_stages_of_any_order_are_not_run_again():
+    loader = WebLoader(range(8), batch_size=2).unbatched().map(float, threads=2, in_order=False)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="with in_order=False batches come in another order"):
+        loader.load_state_dict(loader.state_dict())
+
+
 def test_says_what_it_is():
     assert (
         repr(WebLoader([1, 2], num_workers=2).unbatched())
