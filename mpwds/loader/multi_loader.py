@@ -31,7 +31,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import TorchIterable
-from mpwds.pipeline.stream import Part, Stream
+from mpwds.pipeline.stream import LengthUnknown, Part, Stream
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
@@ -499,6 +499,16 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         return count_delivered(self.dataset, self._contexts(context), exact).elements
 
     def _contexts(self, context: Context) -> list[Context]:
+        if (
+            self._remote is not None
+            and self.streams is None
+            and context.rank != Context.current().rank
+            and not self._remote.is_alike_on_ranks
+        ):
+            raise LengthUnknown(
+                "servers may give another rank another number of workers (pass streams=, or workers= and a "
+                "fixed list of servers)"
+            )
         return contexts_of(self.streams, self.workers, context)
 
     def _length_of(self, count: CountOf) -> int:

@@ -187,6 +187,53 @@ def test_a_loader_takes_its_workers_from_servers_that_answer(tmp_path):
             wait_until(lambda: sum(each.is_up for each in connections) == 1, "the others to be left")
 
 
+def test_a_loader_begins_with_all_servers_that_answer_at_once(tmp_path):
+    listed, dataset = Listed(tmp_path), rows(20, 2)
+    with contextlib.ExitStack() as stack:
+        listed.write(*[stack.enter_context(served(dataset, workers=2)) for _ in range(4)])
+        for options, workers in (({}, 8), ({"workers": 5}, 5)):
+            with warned() as texts, follow(listed.url, streams=None, **options) as loader:
+                assert loader.workers == workers
+            assert texts == []
+
+
+def test_of_fewer_workers_than_were_asked_for_the_user_hears(tmp_path):
+    listed = Listed(tmp_path)
+    with served(rows(20, 2), workers=2) as server:
+        listed.write(server)
+        with warned() as texts, follow(listed.url, streams=None, workers=3) as loader:
+            assert loader.workers == 2
+    (text,) = texts
+    assert "the servers that answered have 2 workers, and workers=3: the loader begins with these" in text
+
+
+@pytest.mark.parametrize(
+    ("urls", "options", "is_known"),
+    [
+        ("listed", {}, False),
+        ("listed", {"workers": 1}, False),
+        ("fixed", {}, False),
+        ("fixed", {"workers": 1}, True),
+        ("listed", {"streams": 4}, True),
+    ],
+)
+def test_an_even_length_is_known_if_all_ranks_surely_have_equal_workers(
+    urls, options, is_known, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    listed = Listed(tmp_path)
+    with served(mpwds.DataPipeline(range(404)).batched(4), workers=2) as server:
+        listed.write(server)
+        url = {"listed": listed.url, "fixed": server.url}[urls]
+        with follow(url, even="drop", **{"streams": None, **options}) as loader:
+            if is_known:
+                assert len(loader) > 0
+            else:
+                with pytest.raises(TypeError, match="servers may give another rank another number"):
+                    len(loader)
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_server_takes_the_place_of_another(in_order, tmp_path):
     """The trainer waits for nothing meanwhile: it hears of both between two batches."""

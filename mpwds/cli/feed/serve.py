@@ -175,6 +175,8 @@ def _token(metrics: HttpAddress | None, path: Path | None) -> str | None:
     from mpwds.feed.keys import is_loopback
 
     if path is not None:
+        if metrics is None:
+            raise ValueError("--metrics-token belongs to --metrics HOST:PORT")
         token = path.read_text().strip()
         if not token:
             raise ValueError(f"{path} is empty: write a token to it, such as one of `openssl rand -hex 32`")

@@ -8,6 +8,7 @@ over every batch once more.
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import os
 import socket
@@ -36,7 +37,7 @@ from mpwds.feed.client.connection import (
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
-from mpwds.viewing.wording import size
+from mpwds.viewing.wording import counted, size
 from mpwds.warn import warn
 
 _MESSAGES_AT_ONCE = 64
@@ -45,6 +46,7 @@ _ASK_S = 60.0
 _AGAIN_S = 2.0  # after which a question is asked again
 _MOST_SOCKETS = 60_000  # three for each server
 _MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
+_OTHERS_S = 1.0  # that servers which come and go have to answer, after the first of them
 
 SAY_EVERY_S = 5.0
 """A user who waits for a server is told so this often."""
@@ -140,10 +142,15 @@ class ServerConnections:
             try:
                 new_one = ServerConnection(share.url, workers, place, self.options, context, notices=notices)
             except (zmq.ZMQError, OSError, MpwdsError) as error:
-                if not self._addresses.is_followed:
-                    raise
                 failed = error
-                notices.append(f"the server {share.url} is left out: {error}")  # and the others are of use
+                if getattr(error, "errno", None) == errno.EMFILE:
+                    failed = MpwdsError(
+                        f"with {len(kept)} servers, this process has as many open files as it may: raise the "
+                        "limit (ulimit -n) by 5 for each server, or pass max_servers="
+                    )
+                if not self._addresses.is_followed:
+                    raise failed from error
+                notices.append(f"the server {share.url} is left out: {failed}")  # and the others are of use
             else:
                 kept.append(new_one)
         if failed is not None and not kept and self._threads[0].ident is None:
@@ -208,6 +215,7 @@ class ServerConnections:
 
     def _wait_for_welcomes(self) -> None:
         began = time.monotonic()
+        enough_at: float | None = None  # when as many as are needed had answered
         say_after_s = SAY_EVERY_S
         gives_up = any if self._least is None else all  # the servers of which this is true
         while True:
@@ -220,9 +228,14 @@ class ServerConnections:
             if refusals and len(connections) - len(refusals) < needed:
                 raise MpwdsError(refusals[0])
             self._compare()
-            if connections and len(connections) - len(missing) >= needed:
-                return
             waited = time.monotonic() - began
+            if connections and len(connections) - len(missing) >= needed:
+                enough_at = waited if enough_at is None else enough_at
+                silent = any(not (each.heard or each.refused or each.workers == 0) for each in missing)
+                if not (self._addresses.is_followed and silent and waited - enough_at < _OTHERS_S):
+                    return self._warn_of_few_workers()
+            else:
+                enough_at = None
             named = ", ".join(f"{connection.url} ({connection.why})" for connection in missing)
             if not connections:
                 named = f"{self.options.urls} ({self._addresses.why or 'there is no address'})"
@@ -243,6 +256,15 @@ class ServerConnections:
                 limit = "" if self._timeout is None else f" of {self._timeout:g} s"
                 warn(f"waiting for the server at {named}, for {waited:.0f} s{limit}")
             self._changed.wait(0.2)
+
+    def _warn_of_few_workers(self) -> None:
+        lacking = self._lacking()
+        if lacking is not None and lacking > 0:
+            warn(
+                f"the servers that answered have {counted(len(self.slots()), 'worker')}, and "
+                f"workers={self.options.workers}: the loader begins with these. To wait for more servers, "
+                "raise min_servers=; with streams=, those that come later get work"
+            )
 
     def show_notices(self) -> None:
         """Warns of what the threads noticed."""
@@ -470,7 +492,8 @@ class ServerConnections:
             known = self._hello["fingerprint"]
             lacking = self._lacking()
             if lacking is not None and not connection.session and int(reply["workers"]) > lacking:
-                connection.send(wire.pack(wire.BYE))  # others were quicker
+                connection.send(wire.pack(wire.BYE))  # others were quicker: it is asked for fewer, if any
+                connection.heard = connection.tick = 0.0
             elif known in (None, reply["fingerprint"]):
                 connection.take_welcome(reply)
                 if self._least is not None:  # servers that answer later must have the same

@@ -232,6 +232,11 @@ class Remote:
             self.servers = servers
         return self.servers
 
+    @property
+    def is_alike_on_ranks(self) -> bool:
+        """True if each rank of a job surely has as many workers."""
+        return self.options.workers is not None and not self.options.addresses().is_followed
+
     def pin(self, pinning: Pinning | None) -> None:
         """Receives batches in pinned memory from now on."""
         self._rooms = CopiedBatches(pinning, kept=16)

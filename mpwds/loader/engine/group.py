@@ -36,6 +36,10 @@ class WorkerSource(Protocol):
     def slots(self) -> Sequence[object]:
         """One for each of the workers."""
 
+    @property
+    def is_alike_on_ranks(self) -> bool:
+        """True if each rank of a job surely has as many workers."""
+
     def group(self, *arguments: Any, **keywords: Any) -> WorkerGroup:
         """The loader's group of workers, with the arguments of ``WorkerGroup``."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
-from mpwds.pipeline.error_context import arguments, check_choice, given_options
+from mpwds.pipeline.error_context import arguments, check_choice, check_whole, given_options
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.samples import TarSamples
@@ -124,6 +124,8 @@ class WebDataset(DataPipeline):
     ) -> None:
         shown = given_options(WebDataset.__init__, locals())
         shown.pop("length", None)  # it prints as with_length
+        if read_ahead is not None:
+            check_whole("WebDataset", "read_ahead", read_ahead, least=0)
         self._samples: list[int] | None = None  # in each shard, by a description
         cache = _cache(cache_dir, cache_size, url_to_name, verbose, prefetch_shards, read_ahead)
         reader = TarSamples(

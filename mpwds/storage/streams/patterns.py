@@ -127,7 +127,7 @@ def check_url(url: str, trusted: bool, where: str) -> None:
         if why := _danger(candidate):
             raise SecurityError(
                 f"{where}: the URL {without_credentials(candidate)!r} {why}; if you wrote that file "
-                "yourself, load it with trusted=True"
+                "yourself, write the URL in your code, or load a specification with trusted=True"
             )
 
 

@@ -103,6 +103,15 @@ def test_ranks_have_equal_epochs_whatever_dies(even, tmp_path):
     assert [epoch.split()[0] for epoch in locally[0]] == [epoch.split()[0] for epoch in locally[1]]
 
 
+def test_ranks_whose_servers_give_them_unequal_workers_have_equal_epochs():
+    """The workers' last batches are not full, so the numbers of batches follow from those of the workers."""
+    dataset = mpwds.DataPipeline(range(404)).batched(4)
+    with served(dataset, workers=3) as server:
+        epochs = ranks_of_a_job("drop", server.url)
+    numbers = [[int(epoch.split()[0]) for epoch in rank] for rank in epochs]
+    assert numbers == [[51, 51], [51, 51]]
+
+
 def ranks_of_a_job(*arguments, ranks=2):
     """The lines that each rank prints."""
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
