@@ -10,7 +10,7 @@ import pytest
 
 import mpwds
 from mpwds.cli import jobs
-from mpwds.cli.convert import writing
+from mpwds.cli.convert import create
 from mpwds.cli.main import main
 from tests.storage.conftest import Web
 
@@ -59,7 +59,7 @@ def in_process(monkeypatch):
         return run_jobs(items, work, 0, engine)
 
     run_jobs = jobs.run_jobs
-    for module in (jobs, writing):
+    for module in (jobs, create):
         monkeypatch.setattr(module, "run_jobs", without_workers)
 
 

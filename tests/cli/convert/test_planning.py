@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpwds.cli.convert.writing import (
+from mpwds.cli.convert.create import (
     Planned,
     into_even_shards,
     into_shards,
