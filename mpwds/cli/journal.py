@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,152 +80,163 @@ def resume_or_start(
     if part is not None and force:
         raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
     path = str(journal or hidden_beside(output, ".journal"))
-    this = _RunPart(output, shards, also, path, part, _Versions(shards, inputs), run)
-    this.versions.ask(this.numbers)  # before there is a journal: one may be missing
-    begun = _begun_by_parts if part is not None or not is_local(path) else _begun_alone
-    with begun(this, force) as done:
+    this = _Run(output, shards, also, path, part, inputs, run)
+    this.versions(this.numbers)  # before there is a journal: one may be missing
+    begun = this.begun_by_parts if part is not None or not is_local(path) else this.begun_alone
+    with begun(force) as done:
         yield done
     for each in (output, *also):
         warn_of_older(each, (*shards, *also))
 
 
-class _RunPart:
-    """What a process writes: all shards of a run, or a ``part`` of them. ``now`` is its journal."""
+@dataclass(eq=False)
+class _Run:
+    """A run, of which this process writes all shards, or those of a ``part``, by their ``numbers``.
 
-    def __init__(
-        self,
-        output: str,
-        shards: Sequence[str],
-        also: Sequence[str],
-        path: str,
-        part: Part | None,
-        versions: _Versions,
-        run: Mapping[str, Any],
-    ) -> None:
-        self.output, self.shards, self.also = output, shards, also
-        self.path = path
-        this = part or Part(0, 1)
-        self.is_part = part is not None
-        self.numbers, self.notes = this.of(range(len(shards))), _notes_of(path, this)
-        self.versions = versions
-        self.now = {"version": 3, "output": output, "parts": this.count, **run}
-
-
-@contextlib.contextmanager
-def _begun_by_parts(this: _RunPart, force: bool) -> Iterator[set[str]]:
-    """Begins or continues a run whose journal several processes may write."""
-    path, now = this.path, this.now
-    own = [this.shards[number] for number in this.numbers]
-    make_folders([path, this.notes, *own, *(name for name in this.also if not is_series(name))])
-    done = set(which_exist(own))
-    strict = this.is_part or bool(done)
-    begun = _checked(_content(path), path)
-    begins = force or not _is_same_run(begun, now, path, strict)
-    if force:
-        for name in sorted(done):
-            _remove(name)
-        done = set()
-    elif begins:
-        others = this.shards if this.is_part and not this.versions.inputs else ()
-        there = sorted(done) or existing(this.output) or list(itertools.islice(which_exist(others), 1))
-        begun = _content(path)  # after looking for shards: it is older than all shards of its run
-        begins = not _is_same_run(begun, now, path, strict)
-        if begins and there:
-            raise FileExistsError(already_there(there))
-    if begins:
-        begun = _write_shared(path, now, replace=bool(begun))
-        if not _is_same_run(begun, now, path, strict=True):
-            why = "another process begins at this moment, or was killed when it did"
-            raise ValueError(f"{path} is not complete: {why}: repeat this command, or remove the file")
-    this.versions.compare(path, begun, this.numbers, begins and not this.is_part)
-    with _removing_partial(own):
-        yield done
-    # Two that began at the same moment may both have written a server's journal.
-    _is_same_run(_content(path), now, path, strict=True)
-
-
-@contextlib.contextmanager
-def _begun_alone(this: _RunPart, force: bool) -> Iterator[set[str]]:
-    """Begins or continues a run of this process alone, which locks the journal."""
-    path, written = this.path, (*this.shards, *this.also)
-    make_folders([this.output, *this.also, path, this.notes])
-    descriptor = lock(path, create=True)
-    if descriptor is None:
-        raise ValueError(f"{path} is locked: another process is writing {without_credentials(this.output)}")
-    before = begun = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    done: set[str] = set()
-    try:
-        _checked(before, path)
-        done.update(which_exist(written))
-        there = sorted(done.union(*map(existing, (this.output, *this.also))))
-        begins = force or not _is_same_run(before, this.now, path, bool(there))
-        if begins:
-            if there and not force:
-                raise FileExistsError(already_there(there))
-            for name in sorted(done):
-                _remove(name)
-            done = set()
-            begun = _encoded(this.now)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, begun, 0)
-            os.fsync(descriptor)
-        this.versions.compare(path, begun, this.numbers, begins)
-        with _removing_partial(written):
-            yield done
-    except BaseException:
-        if not before and not any(which_exist([name for name in this.shards if name not in done])):
-            for name in (path, this.notes):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
-        raise
-    finally:
-        release(descriptor)
-
-
-class _Versions:
-    """Versions of the inputs of shards. For n parts, n files beside the journal each note those of one.
-
-    A file is older than its shards. So a part, the whole, and parts of another number find what a shard that
-    exists was made of, and ask for no more than they need.
+    For n parts, n files beside the journal note the versions of inputs, each those of one part. A file is
+    older than its shards. So a part, the whole, and parts of another number find what a shard that exists was
+    made of, and ask for no more versions than they need.
     """
 
-    def __init__(self, shards: Sequence[str], inputs: Sequence[str]) -> None:
-        self._shards = shards
-        self.inputs = inputs
-        self._asked: dict[str, str] = {}
+    output: str
+    shards: Sequence[str]
+    also: Sequence[str]
+    path: str
+    part: Part | None
+    inputs: Sequence[str]
+    what: Mapping[str, Any]
 
-    def ask(self, numbers: Sequence[int]) -> list[str]:
+    def __post_init__(self) -> None:
+        part = self.part or Part(0, 1)
+        self.numbers, self._notes = part.of(range(len(self.shards))), _notes_of(self.path, part)
+        self._now = {"version": 3, "output": self.output, "parts": part.count, **self.what}
+        self._versions: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def begun_by_parts(self, force: bool) -> Iterator[set[str]]:
+        """Begins or continues a run whose journal several processes may write."""
+        own = [self.shards[number] for number in self.numbers]
+        files = [name for name in self.also if not is_series(name)]
+        make_folders([self.path, self._notes, *own, *files])
+        done = set(which_exist(own))
+        strict = self.part is not None or bool(done)
+        begun = _checked(_content(self.path), self.path)
+        begins = force or not self._is_in(begun, strict)
+        if force:
+            _remove(done)
+        elif begins:
+            others = self.shards if self.part is not None and not self.inputs else ()
+            there = sorted(done) or existing(self.output) or list(itertools.islice(which_exist(others), 1))
+            begun = _content(self.path)  # after looking for shards: it is older than all shards of its run
+            begins = not self._is_in(begun, strict)
+            if begins and there:
+                raise FileExistsError(already_there(there))
+        if begins:
+            begun = _write_shared(self.path, self._now, replace=bool(begun))
+            if not self._is_in(begun, strict=True):
+                why = "another process begins at this moment, or was killed when it did"
+                raise ValueError(
+                    f"{self.path} is not complete: {why}: repeat this command, or remove the file"
+                )
+        self._compare_versions(begun, begins and self.part is None)
+        with _removing_partial(own):
+            yield done
+        # Two that began at the same moment may both have written a server's journal.
+        self._is_in(_content(self.path), strict=True)
+
+    @contextlib.contextmanager
+    def begun_alone(self, force: bool) -> Iterator[set[str]]:
+        """Begins or continues a run of this process alone, which locks the journal."""
+        path, written = self.path, (*self.shards, *self.also)
+        make_folders([self.output, *self.also, path, self._notes])
+        descriptor = lock(path, create=True)
+        if descriptor is None:
+            output = without_credentials(self.output)
+            raise ValueError(f"{path} is locked: another process is writing {output}")
+        before = begun = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        done: set[str] = set()
+        try:
+            _checked(before, path)
+            done.update(which_exist(written))
+            there = sorted(done.union(*map(existing, (self.output, *self.also))))
+            begins = force or not self._is_in(before, bool(there))
+            if begins:
+                if there and not force:
+                    raise FileExistsError(already_there(there))
+                _remove(done)
+                begun = _encoded(self._now)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, begun, 0)
+                os.fsync(descriptor)
+            self._compare_versions(begun, begins)
+            with _removing_partial(written):
+                yield done
+        except BaseException:
+            if not before and not any(which_exist([name for name in self.shards if name not in done])):
+                for name in (path, self._notes):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name)
+            raise
+        finally:
+            release(descriptor)
+
+    def _is_in(self, journal: bytes, strict: bool) -> bool:
+        """True if a journal's content is of this run, false if it is empty. ``ValueError`` if of another.
+
+        If not ``strict``, one of a single process does not count.
+        """
+        try:
+            old = json.loads(journal)
+        except ValueError:  # empty, or cut short: then no shard was begun
+            return False
+        if not strict and old.get("parts", 1) == 1:
+            return False
+        changed = [name for name in self._now if name != "parts" and old.get(name) != self._now[name]]
+        if changed:
+            what = ", ".join([name for name in changed if name not in _FOLLOWING] or changed)
+            raise self._other_run(what)
+        return True
+
+    def versions(self, numbers: Sequence[int]) -> list[str]:
         """The versions that the inputs of shards have now, or had when they were first asked for."""
         if not self.inputs:
             return []
         urls = [self.inputs[number] for number in numbers]
-        new = [url for url in dict.fromkeys(urls) if url not in self._asked]
-        self._asked.update(zip(new, versions_of(new), strict=True))
-        return [self._asked[url] for url in urls]
+        new = [url for url in dict.fromkeys(urls) if url not in self._versions]
+        self._versions.update(zip(new, versions_of(new), strict=True))
+        return [self._versions[url] for url in urls]
 
-    def compare(self, path: str, begun: bytes, numbers: Sequence[int], begins: bool) -> None:
+    def _compare_versions(self, begun: bytes, begins: bool) -> None:
         """Raises ``ValueError`` if inputs have changed since a journal was ``begun``, and notes new ones."""
         if not self.inputs:
             return
         parts, run = json.loads(begun)["parts"], digest([begun])
         noted: dict[int, str] = {}
-        for first in sorted({number % parts for number in numbers}):
+        for first in sorted({number % parts for number in self.numbers}):
             part = Part(first, parts)
-            name, those = _notes_of(path, part), part.of(range(len(self._shards)))
+            name, those = _notes_of(self.path, part), part.of(range(len(self.shards)))
             versions = None if begins else _noted(name, run)
             if versions is None and not begins:
-                there = list(which_exist([self._shards[number] for number in those]))
+                there = list(which_exist([self.shards[number] for number in those]))
                 versions = _noted(name, run)  # after looking for shards
                 if versions is None and there:
                     raise FileExistsError(already_there(there))
             if versions is None:
-                noting = {"run": run, "versions": self.ask(those)}
+                noting = {"run": run, "versions": self.versions(those)}
                 _write_shared(name, noting, replace=begins or bool(_content(name)))
                 versions = _noted(name, run) or []
             noted.update(zip(those, versions, strict=False))
-        for number, version in zip(numbers, self.ask(numbers), strict=True):
+        for number, version in zip(self.numbers, self.versions(self.numbers), strict=True):
             if noted.get(number) != version:
-                raise _other_run(path, f"inputs: {without_credentials(self.inputs[number])} has changed")
+                raise self._other_run(f"inputs: {without_credentials(self.inputs[number])} has changed")
+
+    def _other_run(self, what: str) -> ValueError:
+        path = without_credentials(self.path)
+        return ValueError(
+            f"{path} says that a run was begun with different {what}: repeat it as it was, choose another "
+            f"name, or begin again: when nothing writes there any more, remove {path}* and the shards; or "
+            "without --part, --force removes local shards"
+        )
 
 
 @contextlib.contextmanager
@@ -316,33 +328,10 @@ def _checked(content: bytes, path: str) -> bytes:
     return content
 
 
-def _is_same_run(before: bytes, now: Mapping[str, Any], path: str, strict: bool) -> bool:
-    """True if there is a journal, and of the same run. Raises ``ValueError`` if it is of another.
-
-    If not ``strict``, one of a single process does not count.
-    """
-    try:
-        old = json.loads(before)
-    except ValueError:  # empty, or cut short: then no shard was begun
-        return False
-    if not strict and old.get("parts", 1) == 1:
-        return False
-    changed = [name for name in now if name != "parts" and old.get(name) != now[name]]
-    if changed:
-        raise _other_run(path, ", ".join([name for name in changed if name not in _FOLLOWING] or changed))
-    return True
-
-
-def _other_run(path: str, what: str) -> ValueError:
-    path = without_credentials(path)
-    return ValueError(
-        f"{path} says that a run was begun with different {what}: repeat it as it was, choose another name, "
-        f"or begin again: when nothing writes there any more, remove {path}* and the shards; or without "
-        "--part, --force removes local shards"
-    )
-
-
-def _remove(name: str) -> None:
-    if not is_local(name):
-        raise ValueError(f"{without_credentials(name)} exists and is not local: --force cannot remove it")
-    os.unlink(local_path(name))
+def _remove(done: set[str]) -> None:
+    """Removes shards, and leaves the set empty."""
+    for name in sorted(done):
+        if not is_local(name):
+            raise ValueError(f"{without_credentials(name)} exists and is not local: --force cannot remove it")
+        os.unlink(local_path(name))
+    done.clear()
