@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -164,6 +165,37 @@ class Resharding:
             help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."
         ),
     ] = Duplicates.error
+    force: Force = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class ShardByShard:
+    """Arguments and options of commands that make a tar shard of each shard."""
+
+    shards: TarShards
+    output: Output
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            min=1,
+            metavar="N",
+            show_default="4, or twice the cluster's processors",
+            help="Worker processes.",
+        ),
+    ] = None
+    on_error: Annotated[
+        str,
+        typer.Option(
+            metavar="stop|skip|FILE.jsonl",
+            help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
+        ),
+    ] = "stop"
+    journal: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
+    ] = None
     force: Force = False
     as_json: Json = False
 

@@ -14,7 +14,7 @@ import typer
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.journal import resume_or_start
-from mpwds.cli.options import Distributed, Force, Json, Output, Resharding, Spilling, TarShards
+from mpwds.cli.options import Distributed, Resharding, ShardByShard, Spilling
 from mpwds.cli.outputs import refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
@@ -30,28 +30,6 @@ if TYPE_CHECKING:
 _SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
 
 Arrange = Callable[[Iterator[RawSample]], Iterable[RawSample]]
-
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "-j",
-        "--jobs",
-        min=1,
-        metavar="N",
-        show_default="4, or twice the cluster's processors",
-        help="Worker processes.",
-    ),
-]
-OnError = Annotated[
-    str,
-    typer.Option(
-        metavar="stop|skip|FILE.jsonl",
-        help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
-    ),
-]
-Journal = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
-]
 
 
 def split(to: Resharding) -> None:
@@ -151,10 +129,8 @@ def proc(
             help="A list of stages, or a function of a dataset that adds stages to it.",
         ),
     ],
-    shards: TarShards,
-    output: Output,
+    to: ShardByShard,
     over: Distributed,
-    jobs: Jobs = None,
     repeat: Annotated[
         int,
         typer.Option(
@@ -162,10 +138,6 @@ def proc(
         ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
-    on_error: OnError = "stop",
-    journal: Journal = None,
-    force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Process shards through your pipeline: each becomes one shard of the series OUTPUT.
 
@@ -178,17 +150,15 @@ def proc(
 
     Many machines do one job with --part 0/64 to --part 63/64, each with one of them, or with --on ray.
     """
-    from mpwds.cli.reshard.proc import Processing, make_handler, own_code
+    from mpwds.cli.reshard.proc import Processing, own_code
 
-    processing = Processing(load(stages), shard_urls(shards), output, repeat, seed, make_handler(on_error))
+    processing = Processing(load(stages), to, repeat, seed)
     where = stages.rpartition(":")[0]
-    code = own_code(Path(where).stem if where.endswith(".py") else where)
-    _process(processing, code, jobs, over, on_error, journal, force, as_json)
+    _process(processing, over, own_code(Path(where).stem if where.endswith(".py") else where))
 
 
 def repack(
-    shards: TarShards,
-    output: Output,
+    to: ShardByShard,
     over: Distributed,
     short_side: Annotated[
         int, typer.Option(min=1, metavar="PIXELS", help="The shorter side of images.")
@@ -198,11 +168,6 @@ def repack(
     restart_markers: Annotated[
         bool, typer.Option("--restart-markers", help="One a row, for decoders that begin anywhere.")
     ] = False,
-    jobs: Jobs = None,
-    on_error: OnError = "stop",
-    journal: Journal = None,
-    force: Force = False,
-    as_json: Json = False,
 ) -> None:
     """Make the JPEG images in shards smaller, so that they take less room and time.
 
@@ -213,45 +178,39 @@ def repack(
     """
     pillow = require("PIL", "images are made smaller with Pillow: pip install 'mpwds[images]'")
 
-    from mpwds.cli.reshard.proc import Processing, make_handler
+    from mpwds.cli.reshard.proc import Processing
     from mpwds.cli.reshard.repack import Repack, figures_of, show
     from mpwds.pipeline.stages.map import map as map_stage
 
     smaller = Repack(tuple(fields.split(",")), short_side, quality, restart_markers)
-    urls, handler = shard_urls(shards), make_handler(on_error)
-    processing = Processing([map_stage(smaller)], urls, output, 1, 0, handler, smaller.counts)
-    code = [repr(smaller), pillow.__version__]
-    _process(processing, code, jobs, over, on_error, journal, force, as_json, figures_of, show)
+    processing = Processing([map_stage(smaller)], to, counts=smaller.counts)
+    _process(processing, over, [repr(smaller), pillow.__version__], figures_of, show)
 
 
 def _process(
     processing: Processing,
-    code: list[str],
-    jobs: int | None,
     over: Distributed,
-    on_error: str,
-    journal: Path | None,
-    force: bool,
-    as_json: bool,
+    code: list[str],
     figures_of: Callable[[Counter[str]], dict[str, Any]] = dict,
     show: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
-    """Writes the shards, prints how much that was, and shows further figures."""
-    from mpwds.cli.reshard.proc import run
-
-    output, names = processing.output, [job.output for job in processing.jobs]
-    described, inputs = processing.describe(code), [processing.urls[job.shard] for job in processing.jobs]
-    with resume_or_start(output, names, described, force, journal, part=over.part, inputs=inputs) as done:
-        counts = run(processing, done, jobs, over)
+    """Writes the shards, prints how much that was, and shows further figures. ``code`` is the stages'."""
+    to, run = processing.to, processing.describe(code)
+    outputs = [job.output for job in processing.jobs]
+    inputs = [processing.urls[job.shard] for job in processing.jobs]
+    with resume_or_start(
+        to.output, outputs, run, to.force, to.journal, part=over.part, inputs=inputs
+    ) as done:
+        counts = processing.run(over, done)
     text = _sum_up(counts)
     figures = {name: counts.pop(name, 0) for name in ("samples", "bytes", "skipped")}
     written, complete = counts.pop("shards"), counts.pop("complete_before")
     more = figures_of(counts)
-    if show is not None and written and not as_json and output != "-":
+    if show is not None and written and not to.as_json and to.output != "-":
         show(more)
-    skipped = f"; {figures['skipped']:,} samples skipped" if on_error != "stop" else ""
+    skipped = f"; {figures['skipped']:,} samples skipped" if to.on_error != "stop" else ""
     values = {**figures, **more, "shards": written, "complete_before": complete}
-    report(as_json, values, text + skipped, to_stderr=output == "-")
+    report(to.as_json, values, text + skipped, to_stderr=to.output == "-")
 
 
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:

@@ -17,8 +17,9 @@ import typer
 
 from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import digest
-from mpwds.cli.options import Distributed
+from mpwds.cli.options import Distributed, ShardByShard
 from mpwds.cli.outputs import shard_names
+from mpwds.cli.shards import shard_urls
 from mpwds.loader.resume.description import fingerprint
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -54,24 +55,22 @@ class Processing:
     def __init__(
         self,
         stages: Any,
-        urls: list[str],
-        output: str,
-        repeat: int,
-        seed: int,
-        handler: Handler,
+        to: ShardByShard,
+        repeat: int = 1,
+        seed: int = 0,
         counts: Counter[str] | None = None,
     ) -> None:
-        self.urls = urls
-        self.output = output
+        self.to = to
+        self.urls = shard_urls(to.shards)
         self.rounds = repeat
         self.seed = seed
         self._counts = Counter[str]() if counts is None else counts
+        handler = make_handler(to.on_error)
         self._handler = handler if handler is reraise_exception else _CountingHandler(handler)
         with noted("in building a dataset with these stages"):
-            self.dataset = build(stages, urls, self._handler)
-        count = len(urls) * repeat
-        names = enumerate(shard_names(output, count))
-        self.jobs = [Job(number % len(urls), number // len(urls), name) for number, name in names]
+            self.dataset = build(stages, self.urls, self._handler)
+        names = enumerate(shard_names(to.output, len(self.urls) * repeat))
+        self.jobs = [Job(number % len(self.urls), number // len(self.urls), name) for number, name in names]
 
     def describe(self, code: list[str]) -> dict[str, Any]:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
@@ -99,6 +98,24 @@ class Processing:
         more = {name: count - before.get(name, 0) for name, count in self._counts.items()}
         yield {"samples": samples, "bytes": size, "skipped": self._skipped() - skipped, **more}
 
+    def run(self, over: Distributed, done: set[str]) -> Counter[str]:
+        """Writes the shards that are left and this process's, and adds up their figures."""
+        workers, engine = self.to.jobs, over.on
+        if workers is None:
+            workers = 0 if engine else _WORKERS
+        if "-" in (self.to.output, *self.urls):  # which are this process's own
+            workers, engine = 0, None
+        return add_up(
+            over.own(self.jobs),
+            done,
+            self,
+            workers,
+            engine,
+            in_order=False,
+            start_method="forkserver",
+            on_worker_death="restart",
+        )
+
     def _skipped(self) -> int:
         return self._handler.count if isinstance(self._handler, _CountingHandler) else 0
 
@@ -115,17 +132,6 @@ class _CountingHandler:
     def __call__(self, error: Exception) -> Any:
         self.count += 1
         return self._handler(error)
-
-
-def run(processing: Processing, done: set[str], workers: int | None, over: Distributed) -> Counter[str]:
-    """Writes the shards that are left and this process's, and adds up their figures."""
-    if workers is None:
-        workers = 0 if over.on else _WORKERS
-    engine = over.on
-    if "-" in (processing.output, *processing.urls):  # which are this process's own
-        workers, engine = 0, None
-    options: dict[str, Any] = {"in_order": False, "start_method": "forkserver", "on_worker_death": "restart"}
-    return add_up(over.own(processing.jobs), done, processing, workers, engine, **options)
 
 
 def make_handler(on_error: str) -> Handler:
