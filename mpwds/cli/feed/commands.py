@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -47,7 +48,7 @@ def monitor(
     """
     from mpwds.cli.feed.sources import open_source
 
-    with open_source(urls, keys, insecure) as source:
+    with contextlib.closing(open_source(urls, keys, insecure)) as source:
         source.read()  # rates begin here
         if not once:
             _follow(source, interval, as_json)
@@ -112,7 +113,7 @@ def stat(
     from mpwds.viewing.tensors import TensorStatistics
 
     statistics = TensorStatistics()
-    with open_source(urls, keys, insecure) as source:
+    with contextlib.closing(open_source(urls, keys, insecure)) as source:
         if len({server.fingerprint for server in source.read().servers}) > 1:
             print(
                 "warning: the servers have different datasets, whose batches are mixed here", file=sys.stderr

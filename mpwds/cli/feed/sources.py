@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,8 @@ from mpwds.viewing.wording import shape_text
 _POLL_S = 0.2
 
 
-@contextlib.contextmanager
-def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> Iterator[StatusSource]:
-    """Opens URLs, which are all of feed servers or all of tensorcom, and closes them at the end."""
-    source = _source(urls, keys, insecure)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-def _source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
+def open_source(urls: Sequence[str], keys: Path | None, insecure: bool) -> StatusSource:
+    """Opens URLs, which are all of feed servers or all of tensorcom."""
     kinds = {url.partition(":")[0] for url in Names(*urls)}
     if kinds <= {"tcp", "ipc", "dns+tcp", "file"}:
         addresses = ServerAddresses(urls, partial(check_url, keys=keys, insecure=insecure))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,63 +63,56 @@ def show(
         raise typer.BadParameter("--save writes one batch, and --web shows new ones: take one of them")
     if port and not web:
         raise typer.BadParameter("--port is for the page: add --web")
+    from mpwds.cli.feed.tables import tensors
+    from mpwds.viewing.contact_sheet import draw_sheet
+
+    problems = 0
     if any(map(names_servers, urls)):
         if any(vars(chosen).values()):
             raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
-        _show_feed(urls, save, web, port, timeout, keys, insecure, as_json)
-        return 0
-    if web:
-        raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
-    from mpwds.cli.inspect.selection import SampleSelection
-    from mpwds.cli.inspect.shards import shards_of
-    from mpwds.cli.inspect.sheet import draw
-    from mpwds.viewing.contact_sheet import draw_sheet
+        from mpwds.cli.feed.sources import open_source
 
-    selection = SampleSelection(shards_of(urls), chosen, limit)
-    sections, figures = draw(selection)
+        with contextlib.closing(open_source(urls, keys, insecure)) as source:
+            if web:
+                _serve(source, port)
+            sections, figures = _batch(source, timeout, with_title=save is not None)
+        figure_table = tensors(figures)
+    else:
+        if web:
+            raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
+        from mpwds.cli.inspect.selection import SampleSelection
+        from mpwds.cli.inspect.shards import shards_of
+        from mpwds.cli.inspect.sheet import draw
+
+        selection = SampleSelection(shards_of(urls), chosen, limit)
+        sections, figures = draw(selection)
+        problems, figure_table = selection.problems, _histograms(figures)
     if save is None:
         if as_json:
             report(as_json, [each.as_dict() for each in figures])
         else:
-            _print(sections, _histograms(figures))
+            _print(sections, figure_table)
     elif not figures:
         raise ValueError(f"there is no sample to show: {save} is not written")
     else:
         write_png(save, draw_sheet(sections, figures))
         report(as_json, {"file": str(save)}, f"wrote {save}")
-    return int(selection.problems > 0)
+    return int(problems > 0)
 
 
-def _show_feed(
-    urls: list[str],
-    save: Path | None,
-    web: bool,
-    port: int,
-    timeout: float,
-    keys: Path | None,
-    insecure: bool,
-    as_json: bool,
-) -> None:
-    from mpwds.cli.feed import tables
-    from mpwds.cli.feed.sources import open_source
-    from mpwds.viewing.contact_sheet import contact_sheet
+def _batch(
+    source: StatusSource, timeout_s: float, with_title: bool
+) -> tuple[list[tuple[str, Pictures]], list[TensorFigures]]:
+    """A feed's next batch as pictures, and the figures of its tensors."""
     from mpwds.viewing.pictures import pictures
     from mpwds.viewing.tensors import TensorStatistics
 
-    with open_source(urls, keys, insecure) as source:
-        if web:
-            _serve(source, port)
-        batch = source.peek(timeout)
-        source.read()  # which learns the names of classes
-    if save is None:
-        statistics = TensorStatistics()
-        statistics.add(batch)
-        if as_json:
-            return report(as_json, [each.as_dict() for each in statistics.read()])
-        _print([("", pictures(batch, classes=source.classes))], tables.tensors(statistics.read()))
-        return None
-    write_png(save, contact_sheet(batch, f"A batch of {source.name}", classes=source.classes))
-    return report(as_json, {"file": str(save)}, f"wrote {save}")
+    batch = source.peek(timeout_s)
+    source.read()  # which learns the names of classes
+    statistics = TensorStatistics()
+    statistics.add(batch)
+    title = f"A batch of {source.name}" if with_title else ""
+    return [(title, pictures(batch, classes=source.classes))], statistics.read()
 
 
 def _print(sections: Sequence[tuple[str, Pictures]], figures: Table) -> None:
