@@ -31,7 +31,6 @@ from mpwds.viewing.wording import counted
 _MOST = {"image": 48, "video": 16, "sound": 16, "text": 8}
 _TEXTS = frozenset(["txt", "text", "transcript", "html", "htm", "md"])
 _LABELS = frozenset(["cls", "cls2", "id", "index", "inx"])
-_AT_ONCE = 1000  # samples whose figures are added together
 
 _SIDE = 256  # pixels of a picture, at most
 _SOUND_S = 30.0
@@ -44,7 +43,7 @@ def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[Ten
     of each field, and labels.
     """
     first: list[Sample] = []
-    histograms = _Histograms()
+    columns: dict[str, list[int]] = {}
 
     def wants(number: int, key: str, name: str) -> bool:
         is_shown = len(first) < _MOST["image"] and _kind(name) != ""
@@ -52,7 +51,11 @@ def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[Ten
 
     with progress(samples.limit) as advance:
         for sample in samples.read(wants):
-            histograms.add(sample)
+            for member in sample.members:
+                columns.setdefault(f"bytes of {member.field}", []).append(member.size)
+                if _is_label(member.field) and member.data is not None:
+                    with contextlib.suppress(ValueError):
+                        columns.setdefault(member.field, []).append(int(member.data))
             if sample.is_whole and len(first) < _MOST["image"]:
                 first.append(sample)
             advance(1, "reading samples")
@@ -61,7 +64,15 @@ def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[Ten
     for name in sorted(filter(_kind, fields), key=lambda name: list(_MOST).index(_kind(name))):
         if (shown := _section(name, first, samples.report)).samples:
             sections.append((f"{name} of the first {counted(len(shown.samples), 'sample')}", shown))
-    return sections, histograms.read()
+    return sections, _figures(columns)
+
+
+def _figures(columns: dict[str, list[int]]) -> list[TensorFigures]:
+    """The figures of labels, and then those of bytes."""
+    statistics = TensorStatistics()
+    statistics.add({name: np.asarray(column) for name, column in columns.items() if column})
+    found = [dataclasses.replace(figures, path=figures.path[2:-2]) for figures in statistics.read()]
+    return sorted(found, key=lambda figures: figures.path.startswith("bytes of"))
 
 
 def _kind(name: str) -> str:
@@ -148,35 +159,3 @@ _decode = Decoder(
     ("html htm md", bytes.decode),
     partial=True,
 )
-
-
-class _Histograms:
-    """Bytes of fields, and labels that are numbers."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._statistics = TensorStatistics()
-        self._columns: dict[str, list[int]] = {}
-
-    def add(self, sample: Sample) -> None:
-        self._samples += 1
-        for member in sample.members:
-            self._columns.setdefault(f"bytes of {member.field}", []).append(member.size)
-            if _is_label(member.field) and member.data is not None:
-                with contextlib.suppress(ValueError):
-                    self._columns.setdefault(member.field, []).append(int(member.data))
-        if self._samples % _AT_ONCE == 0:
-            self._flush()
-
-    def read(self) -> list[TensorFigures]:
-        """The figures of labels first."""
-        self._flush()
-        found = [
-            dataclasses.replace(figures, path=figures.path[2:-2], shape=(figures.elements,))
-            for figures in self._statistics.read()
-        ]
-        return sorted(found, key=lambda figures: figures.path.startswith("bytes of"))
-
-    def _flush(self) -> None:
-        self._statistics.add({name: np.asarray(column) for name, column in self._columns.items()})
-        self._columns = {}

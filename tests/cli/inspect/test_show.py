@@ -171,14 +171,6 @@ def test_pictures_come_before_sound_and_texts(sheet, write_shard, samples):
     ]
 
 
-def test_figures_are_of_all_samples_however_many_are_added_at_once(sheet, shards, monkeypatch):
-    whole = sheet(shards)[1]
-    monkeypatch.setattr("mpwds.cli.inspect.sheet._AT_ONCE", 5)
-    assert [(each.path, each.elements, each.mean) for each in sheet(shards)[1]] == [
-        (each.path, each.elements, pytest.approx(each.mean)) for each in whole
-    ]
-
-
 def test_histograms_of_labels_come_first(sheet, write_shard):
     fields = {"cls": 1, "id": 2, "index": 3, "best.inx": 4, "zz.cls2": 5, "txt": "text"}
     paths = [each.path for each in sheet(write_shard("x.tar", fields))[1]]
