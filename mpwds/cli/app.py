@@ -51,7 +51,7 @@ COMMANDS = {
     "merge": About("reshard.commands", "Merge shards into one, or into fewer."),
     "shuffle": About("reshard.commands", "Shuffle all samples of shards, also of more than fit in memory."),
     "sort": About("reshard.commands", "Sort all samples of shards by their keys or by a field."),
-    "repack": About("reshard.commands", "Make the JPEG images in shards smaller."),
+    "repack": About("reshard.repack", "Make the JPEG images in shards smaller."),
     "proc": About("reshard.commands", "Process shards through your pipeline, in parallel; can continue."),
     "bench": About(
         "convert.bench", "Measure how fast a dataset or its storage can feed this machine, and why."

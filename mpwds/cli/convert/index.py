@@ -206,15 +206,14 @@ def sample(
         sys.stdout.buffer.write(found[field])
         return
     if as_json:
-        report(as_json, {name: _described(value) for name, value in found.items()})
+        described = {
+            name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
+        }
+        report(as_json, described)
         return
     widest = max(map(len, found))
     for name, value in found.items():
         print(f"{printable(name):<{widest}}  {_in_short(value)}")
-
-
-def _described(value: bytes | str) -> object:
-    return value if isinstance(value, str) else {"bytes": len(value)}
 
 
 def _in_short(value: bytes | str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,12 +105,9 @@ def _value(value: Any) -> tuple[str, Shape | None, float | None]:
         more = ", ..." if len(names) > _MOST_KEYS else ""
         return f"object with {', '.join(names[:_MOST_KEYS])}{more}", None, None
     if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} of {_kinds_of(value)}", (len(value),), None
+        kinds = dict.fromkeys(_value(each)[0] for each in value)
+        return f"{type(value).__name__} of {' or '.join(kinds) or 'nothing'}", (len(value),), None
     return type(value).__name__, None, None
-
-
-def _kinds_of(values: Iterable[Any]) -> str:
-    return " or ".join(dict.fromkeys(_value(value)[0] for value in values)) or "nothing"
 
 
 @dataclass

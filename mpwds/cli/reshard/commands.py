@@ -20,7 +20,6 @@ from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of,
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
-from mpwds.imports import require
 from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted, size
 
@@ -69,7 +68,10 @@ def shuffle(
     command again when all parts have ended. A run that was killed continues.
     """
     if over.part is not None or over.on is not None:
-        return _shuffle_in_rounds(to, spilling, seed, over)
+        from mpwds.cli.reshard.two_rounds import shuffle_in_rounds
+
+        figures = shuffle_in_rounds(to, spilling, seed, over)
+        return report(to.as_json, dict(figures), _sum_up(figures))
     directory = spilling.tmp or temporary_directory(to.output)
 
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
@@ -78,15 +80,6 @@ def shuffle(
         return (sample for _, sample in in_order)
 
     return reshard(to, arrange)
-
-
-def _shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distributed) -> None:
-    from mpwds.cli.reshard.two_rounds import shuffle_in_rounds
-
-    urls = shard_urls(to.shards)
-    refuse_own_input(urls, to.output)
-    figures = shuffle_in_rounds(urls, to, spilling, seed, over)
-    report(to.as_json, dict(figures), _sum_up(figures))
 
 
 def _sum_up(figures: Mapping[str, int]) -> str:
@@ -154,40 +147,10 @@ def proc(
 
     processing = Processing(load(stages), to, repeat, seed)
     where = stages.rpartition(":")[0]
-    _process(processing, over, own_code(Path(where).stem if where.endswith(".py") else where))
+    process(processing, over, own_code(Path(where).stem if where.endswith(".py") else where))
 
 
-def repack(
-    to: ShardByShard,
-    over: Distributed,
-    short_side: Annotated[
-        int, typer.Option(min=1, metavar="PIXELS", help="The shorter side of images.")
-    ] = 256,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of the new JPEG images.")] = 90,
-    fields: Annotated[str, typer.Option(help="Fields with JPEG images, with commas between.")] = "jpg,jpeg",
-    restart_markers: Annotated[
-        bool, typer.Option("--restart-markers", help="One a row, for decoders that begin anywhere.")
-    ] = False,
-) -> None:
-    """Make the JPEG images in shards smaller, so that they take less room and time.
-
-    Write `mpwds repack in-{000..099}.tar out-%06d.tar --short-side 256 --quality 90`. Each shard becomes one
-    of the series OUTPUT. Other fields stay as they are, and so do images that would not become smaller. A
-    table compares the bytes, and tells what the new compression costs (PSNR). A run that was killed
-    continues, as one of proc does.
-    """
-    pillow = require("PIL", "images are made smaller with Pillow: pip install 'mpwds[images]'")
-
-    from mpwds.cli.reshard.proc import Processing
-    from mpwds.cli.reshard.repack import Repack, figures_of, show
-    from mpwds.pipeline.stages.map import map as map_stage
-
-    smaller = Repack(tuple(fields.split(",")), short_side, quality, restart_markers)
-    processing = Processing([map_stage(smaller)], to, counts=smaller.counts)
-    _process(processing, over, [repr(smaller), pillow.__version__], figures_of, show)
-
-
-def _process(
+def process(
     processing: Processing,
     over: Distributed,
     code: list[str],

@@ -24,10 +24,11 @@ from typing import NamedTuple
 from mpwds.cli.jobs import add_up
 from mpwds.cli.journal import digest, hidden_beside, resume_or_start, versions_of
 from mpwds.cli.options import Distributed, Part, Resharding, Spilling
-from mpwds.cli.outputs import shard_names, which_exist
+from mpwds.cli.outputs import refuse_own_input, shard_names, which_exist
 from mpwds.cli.reshard.ordering import bucket_shuffle, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.reshard.sink import ShardSink
+from mpwds.cli.shards import shard_urls
 from mpwds.errors import MpwdsError, ShardError, WrongArgument
 from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
 
@@ -126,9 +127,7 @@ def plan_rounds(urls: Sequence[str], output: str, run: str) -> Rounds:
     return Rounds(first, second, [name for names in between for name in names], outputs)
 
 
-def shuffle_in_rounds(
-    urls: Sequence[str], to: Resharding, spilling: Spilling, seed: int, over: Distributed
-) -> Counter[str]:
+def shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distributed) -> Counter[str]:
     """Shuffles shards on several machines, as far as it is this process's part; returns the figures.
 
     A part asks for the versions of all shards, not of its own alone as those of other commands do: in the
@@ -137,6 +136,8 @@ def shuffle_in_rounds(
 
     Raises ``MpwdsError`` if other parts have yet to write what the second round reads.
     """
+    urls = shard_urls(to.shards)
+    refuse_own_input(urls, to.output)
     if to.maxcount or to.maxsize:
         raise WrongArgument("--maxcount and --maxsize: --part and --on write as many shards as they read")
     if any(url == "-" or url_scheme(url) == "pipe" for url in urls):
