@@ -34,10 +34,6 @@ _NORMALISED: dict[str, Any] = {
 Source = Annotated[
     str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
 ]
-Bind = Annotated[
-    str,
-    typer.Option(metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."),
-]
 
 
 @dataclass(frozen=True)
@@ -61,24 +57,36 @@ def parse_address(text: str) -> HttpAddress:
     return HttpAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
-def serve(
-    context: typer.Context,
-    source: Source = None,
-    bind: Bind = "tcp://127.0.0.1:7880",
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
-    keys: Keys = None,
+@dataclass(frozen=True)
+class Serving:
+    """Options that are arguments of ``Server``, of the same names."""
+
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."
+        ),
+    ] = "tcp://127.0.0.1:7880"
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4
+    keys: Keys = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without keys: everybody can read.")
-    ] = False,
-    prefetch: Annotated[int, typer.Option(min=1, help="Batches that each worker makes ahead.")] = 2,
-    start_method: Annotated[str, typer.Option(help="forkserver, spawn or fork.")] = "forkserver",
-    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers, or groups, at once.")] = None,
+    ] = False
+    prefetch: Annotated[int, typer.Option(min=1, help="Batches that each worker makes ahead.")] = 2
+    start_method: Annotated[str, typer.Option(help="forkserver, spawn or fork.")] = "forkserver"
+    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers, or groups, at once.")] = None
     workers_per_client: Annotated[
         int | None, typer.Option(min=1, help="Workers of a trainer that asks for no number.")
-    ] = None,
+    ] = None
     client_timeout: Annotated[
         float, typer.Option(min=2, metavar="SECONDS", help="Silence after which a trainer is gone.")
-    ] = 10.0,
+    ] = 10.0
+
+
+def serve(
+    context: typer.Context,
+    to: Serving,
+    source: Source = None,
     no_shared_memory: Annotated[
         bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,
@@ -125,7 +133,7 @@ def serve(
             (*own, "metrics", "metrics_token"),
             "means nothing to --tensorcom: its consumers have none of that",
         )
-        check_tensorcom(tensorcom, insecure)
+        check_tensorcom(tensorcom, to.insecure)
     else:
         _refuse(context, ("epochs",), "belongs to --tensorcom: trainers say how many epochs they want")
     if source is not None:
@@ -135,26 +143,12 @@ def serve(
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("mpwds.feed").setLevel(logging.INFO)  # who comes and goes
     if tensorcom:
-        return _send_tensorcom(dataset, tensorcom, workers, start_method, epochs)
+        return _send_tensorcom(dataset, tensorcom, to.workers, to.start_method, epochs)
     from mpwds.feed.server.server import Server
     from mpwds.loader.resume.description import described
 
     with contextlib.ExitStack() as ends:
-        options: dict[str, Any] = {"start_method": start_method, "max_clients": max_clients}
-        server = ends.enter_context(
-            Server(
-                dataset,
-                bind,
-                workers=workers,
-                keys=keys,
-                insecure=insecure,
-                prefetch=prefetch,
-                workers_per_client=workers_per_client,
-                client_timeout=client_timeout,
-                shared_memory=not no_shared_memory,
-                **options,
-            )
-        )
+        server = ends.enter_context(Server(dataset, shared_memory=not no_shared_memory, **vars(to)))
         for number in (signal.SIGTERM, signal.SIGINT):
             ends.callback(signal.signal, number, signal.signal(number, lambda *_: server.stop()))
         if metrics is not None:
@@ -164,7 +158,7 @@ def serve(
             port = ends.enter_context(serving).port
             print(f"metrics at http://{metrics.host}:{port}/metrics", flush=True)
         shown = " → ".join(described(server.dataset))
-        print(f"serving {shown} at {server.url} with {counted(workers, 'worker')}", flush=True)
+        print(f"serving {shown} at {server.url} with {counted(to.workers, 'worker')}", flush=True)
         server.serve()
         print("ended", flush=True)
     return None
