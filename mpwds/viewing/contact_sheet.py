@@ -29,7 +29,7 @@ _FEWEST_BINS = 12  # so that a bar is not as wide as a histogram
 _PAPER, _INK, _PALE, _LINE, _BAR = "#ffffff", "#1b1f24", "#59636e", "#d8dee4", "#0969da"
 
 
-def contact_sheet(batch: Any, title: str, classes: Sequence[str] = ()) -> Image:
+def contact_sheet(batch: Any, title: str) -> Image:
     """Draws a batch, as ``pictures`` shows it, below a title: an RGB image, 880 pixels wide.
 
     Example:
@@ -39,7 +39,7 @@ def contact_sheet(batch: Any, title: str, classes: Sequence[str] = ()) -> Image:
     """
     statistics = TensorStatistics()
     statistics.add(batch)
-    return draw_sheet([(title, pictures(batch, classes=classes))], statistics.read())
+    return draw_sheet([(title, pictures(batch))], statistics.read())
 
 
 def draw_sheet(sections: Sequence[tuple[str, Pictures]], tensors: Sequence[TensorFigures]) -> Image:

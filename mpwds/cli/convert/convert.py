@@ -127,19 +127,18 @@ def convert(
     hash_names = tuple(sorted(filter(None, hashes.split(","))))
     limit = parse_size(maxsize) if maxsize else None
     began = time.monotonic()
-    conversion = Conversion(plan, dataset.columns, target, columns)
     in_parts = jobs is not None
     options = WriteOptions(
         maxcount or 10_000, limit, compression, hash_names, force and not in_parts, sync=in_parts
     )
+    conversion = Conversion(format, target, options, plan, dataset.columns, columns)
     if jobs is not None:
         files = _files(format, place, dataset)
         inputs = files if dataset.shards is None else files[:1] * len(jobs)
         run = {"shards": files, "options": [format.name, kind, columns]}
-        work = FileByFile(format, conversion, options)
         outputs = [job.output for job in jobs]
         with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
-            figures = add_up(over.own(jobs), done, work, 0, over.on, "converting")
+            figures = add_up(over.own(jobs), done, conversion, 0, over.on, "converting")
     else:
         if not in_columns:
             refuse_existing([where], force)
@@ -164,15 +163,29 @@ def convert(
 
 @dataclass(frozen=True)
 class Conversion:
-    """Converts samples. The plan grows by the fields that the first sample has not.
+    """Converts samples. Called with a job, it writes the job's shard.
 
-    ``stored`` are the encodings of the source's columns, and ``columns`` is what the user chose.
+    The plan grows by the fields that the first sample has not. ``stored`` are the encodings of the source's
+    columns, and ``columns`` is what the user chose.
     """
 
+    source: Format
+    target: Format
+    options: WriteOptions
     plan: Plan
     stored: Mapping[str, str]
-    target: Format
     columns: str
+
+    def __call__(self, job: FileJob) -> Iterator[dict[str, int]]:
+        dataset = self.source.samples(job.source)
+        samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
+        of_job = replace(self, plan=dict(self.plan))  # it grows with the samples
+        with noted(f"while writing {without_credentials(job.output)}"):
+            with self.target.writer(job.output, {}, self.options) as sink:
+                written = list(of_job.write(samples, sink))
+            if not written and not exists(job.output):  # the series must have no hole
+                write_whole(open_destination(job.output), b"")
+        yield {"samples": len(written), "bytes": sum(written)}
 
     def write(self, samples: Iterable[dict[str, Any]], sink: Sink) -> Iterator[int]:
         """Writes converted samples; yields the bytes of each."""
@@ -206,26 +219,6 @@ class FileJob(NamedTuple):
     source: str
     shard: int | None
     output: str
-
-
-@dataclass(frozen=True)
-class FileByFile:
-    """Converts files one by one. Called with a job, it writes the shard."""
-
-    format: Format
-    conversion: Conversion
-    options: WriteOptions
-
-    def __call__(self, job: FileJob) -> Iterator[dict[str, int]]:
-        dataset = self.format.samples(job.source)
-        samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
-        conversion = replace(self.conversion, plan=dict(self.conversion.plan))  # it grows with the samples
-        with noted(f"while writing {without_credentials(job.output)}"):
-            with conversion.target.writer(job.output, {}, self.options) as sink:
-                written = list(conversion.write(samples, sink))
-            if not written and not exists(job.output):  # the series must have no hole
-                write_whole(open_destination(job.output), b"")
-        yield {"samples": len(written), "bytes": sum(written)}
 
 
 def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> list[FileJob]:
