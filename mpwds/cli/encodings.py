@@ -114,7 +114,7 @@ def to_column(field: str, name: str) -> Convert:
         return bytes
     if name in _AS_TEXT:
         return lambda data: column.encode(data.decode().encode())
-    if _extension(field) in _EXTENSIONS.get(name.partition(":")[0], ()) and name in ("jpeg", "png"):
+    if name in ("jpeg", "png") and _extension(field) in _EXTENSIONS[name]:
         return bytes
     if name == "json" and _extension(field) in _EXTENSIONS["json"]:
         return _checked_json

@@ -168,7 +168,7 @@ def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:
     rows = tables.read_lists(urls, kind)
     root = folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
-    column_map = _map(found, wanted, root)
+    column_map = tables.make_map(found, wanted.columns, wanted.key, root)
     classes = tables.numbered_words(tables.words_of_labels(column_map, found, lambda _: rows))
     column_map = replace(column_map, classes=classes)
     text = f"a list of {counted(len(rows), 'row')} (.{kind})"
@@ -194,7 +194,7 @@ def _arrow(
         if root is not None and texts:
             looked_at = list(itertools.islice(rows_of(texts), tables.LOOKED_AT))
             found = {**found, **tables.columns_of(looked_at, root)}
-        column_map = _map(found, wanted, root or "")
+        column_map = tables.make_map(found, wanted.columns, wanted.key, root or "")
         for name, of_split in tables.words_of_labels(column_map, found, rows_of).items():
             words.setdefault(name, set()).update(of_split)
         files = [name for name in column_map.files if name in column_map.fields]
@@ -220,7 +220,7 @@ def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
     opened = format.samples(source, copies_bytes=None)  # to be read in any order
     shards: Any = opened.shards
     columns, key = opened.columns, wanted.key
-    _check_key(key, columns)
+    tables.check_key(key, columns)
     first = next((number for number, length in enumerate(shards.lengths) if length), 0)
     others = {name: data for name, data in shards.read(first, 0).items() if wanted.columns or name != key}
     plan = plan_fields(others, columns, "tar", wanted.columns)
@@ -237,16 +237,6 @@ def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
     return FoundSource(
         f"an MDS dataset ({format.name})", {"": MDSSamples(IndexedSamples(shards), fields)}, content, shown
     )
-
-
-def _map(found: Mapping[str, tables.TableColumn], wanted: Wanted, root: str) -> tables.ColumnMap:
-    _check_key(wanted.key, found)
-    return tables.make_map(found, wanted.columns, wanted.key, root)
-
-
-def _check_key(key: str, found: Iterable[str]) -> None:
-    if key and key not in found:
-        raise ValueError(f"--key {key}: there is no such column, only {', '.join(found)}")
 
 
 def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap) -> dict[str, str]:

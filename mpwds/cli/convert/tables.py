@@ -90,7 +90,7 @@ class ColumnMap:
         name, path = self.fields[column], ""
         if column in self.files:
             value, path = self._contents(value), value
-        elif _is_media(value):
+        elif isinstance(value, dict) and set(value) == {"bytes", "path"}:
             value, path = _media(value)
         if name in self.classes:
             value = self.classes[name][str(value)]
@@ -154,6 +154,7 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
         >>> make_map(table).fields, make_map(table).rest
         ({'image': '*', 'label': 'cls'}, 'json')
     """
+    check_key(key, columns)
     fields, rest = _parsed(given, columns) if given else (_guessed(columns), "json")
     key = key or next((name for name in _KEYS if name in columns and name not in fields), "")
     if not given:
@@ -165,6 +166,11 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
             problem = "the column holds texts that name no files: say with --root where names start"
             raise ValueError(f"--columns {name}:{target}: {problem}")
     return ColumnMap(fields, rest, key, files, root)
+
+
+def check_key(key: str, columns: Iterable[str]) -> None:
+    if key and key not in columns:
+        raise ValueError(f"--key {key}: there is no such column, only {', '.join(columns)}")
 
 
 def words_of_labels(
@@ -222,12 +228,8 @@ def _parsed(given: str, columns: Mapping[str, TableColumn]) -> tuple[dict[str, s
     return fields, fields.pop(_REST, "")
 
 
-def _is_media(value: Any) -> bool:
-    """True if a value is a file as Hugging Face's datasets store it."""
-    return isinstance(value, dict) and set(value) == {"bytes", "path"}
-
-
 def _media(value: Mapping[str, Any]) -> tuple[bytes, str]:
+    """The bytes and the name of a file, as Hugging Face's datasets store it."""
     data, path = value["bytes"], value["path"] or ""
     if data is None:
         raise ValueError(

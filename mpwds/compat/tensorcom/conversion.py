@@ -13,6 +13,7 @@ import numpy as np
 from mpwds.errors import TenbinError
 from mpwds.imports import tensor_class
 from mpwds.tenbin.array import describe
+from mpwds.viewing.wording import per
 
 
 def tonumpy(dtype: Any = None, transpose: bool = True) -> Callable[[Any], Any]:
@@ -160,19 +161,19 @@ class Statistics:
 
     def rate(self) -> float:
         """Batches per second since the start."""
-        return _ratio(self.count, self.last - self.start)
+        return per(self.count, self.last - self.start)
 
     def throughput(self) -> float:
         """Bytes per second since the start."""
-        return _ratio(self.total, self.last - self.start)
+        return per(self.total, self.last - self.start)
 
     def recent_rate(self) -> float:
         """Batches per second, recently."""
-        return _ratio(len(self.recent) - 1, self._span())
+        return per(len(self.recent) - 1, self._span())
 
     def recent_throughput(self) -> float:
         """Bytes per second, recently."""
-        return _ratio(sum(x for _, x in list(self.recent)[1:]), self._span())
+        return per(sum(x for _, x in list(self.recent)[1:]), self._span())
 
     def summary(self) -> str:
         """The recent rates in words."""
@@ -180,10 +181,6 @@ class Statistics:
 
     def _span(self) -> float:
         return self.recent[-1][0] - self.recent[0][0] if self.recent else 0.0
-
-
-def _ratio(amount: float, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else 0.0
 
 
 class Reports:
