@@ -15,9 +15,8 @@ from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 OTHER, WRITING = range(2)
 """Stages that always exist: the work outside stages, and writing batches into shared memory."""
 
-_FURTHER = b"further ones"
+_FURTHER = b"further ones"  # name of the last entry, which stands for all that do not fit
 _CUT = "…".encode()  # at the end of a text that is too long
-"""Name of the last entry, which stands for all that do not fit."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _STACK_WAIT_S = 0.5

@@ -66,7 +66,7 @@ class Processing:
         self.seed = seed
         self._counts = Counter[str]() if counts is None else counts
         handler = make_handler(to.on_error)
-        self._handler = handler if handler is reraise_exception else _CountingHandler(handler)
+        self._handler = handler if handler is reraise_exception else _CountingHandler(handler, self._counts)
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, self.urls, self._handler)
         names = enumerate(shard_names(to.output, len(self.urls) * repeat))
@@ -85,7 +85,7 @@ class Processing:
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
-        skipped, before = self._skipped(), dict(self._counts)
+        before = dict(self._counts)
         with TarWriter(job.output, encoder=_encoded, keep_meta=True, mtime=0, replace=False) as sink:
             for sample in iter_elements(self.dataset.stream(context)):
                 try:
@@ -96,7 +96,7 @@ class Processing:
                     if sink.discarded or not self._handler(error):
                         raise
         more = {name: count - before.get(name, 0) for name, count in self._counts.items()}
-        yield {"samples": samples, "bytes": size, "skipped": self._skipped() - skipped, **more}
+        yield {"samples": samples, "bytes": size, **more}
 
     def run(self, over: Distributed, done: set[str]) -> Counter[str]:
         """Writes the shards that are left and this process's, and adds up their figures."""
@@ -116,21 +116,18 @@ class Processing:
             on_worker_death="restart",
         )
 
-    def _skipped(self) -> int:
-        return self._handler.count if isinstance(self._handler, _CountingHandler) else 0
-
 
 class _CountingHandler:
-    """A handler that counts the errors it gets in this process."""
+    """A handler that counts the errors it gets as ``skipped``."""
 
     __name__ = "skip"  # what notes call it: the user gave --on-error skip or a file
 
-    def __init__(self, handler: Handler) -> None:
-        self.count = 0
+    def __init__(self, handler: Handler, counts: Counter[str]) -> None:
         self._handler = handler
+        self._counts = counts
 
     def __call__(self, error: Exception) -> Any:
-        self.count += 1
+        self._counts["skipped"] += 1
         return self._handler(error)
 
 
