@@ -243,7 +243,7 @@ def _members(
     shards: Iterator[dict[str, Any]], open: Callable[[str], Any], handler: Handler
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the members of shards as pairs of a name and bytes."""
-    streams = opened(shards, handler, open, "Dataset()")
+    streams = opened(shards, handler, lambda url: {"stream": open(url)}, "Dataset()")
     for member in tar_file_expander(streams, handler, eof_value=None):
         yield member["fname"], member["data"]
 

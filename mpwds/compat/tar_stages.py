@@ -51,17 +51,17 @@ def url_opener(
         ...         stream.read()
         b'hello\\n'
     """
-    return opened(data, handler, partial(gopen, **kw), "url_opener()")
+    return opened(data, handler, lambda url: {"stream": gopen(url, **kw)}, "url_opener()")
 
 
 def opened(
-    data: Iterable[dict[str, Any]], handler: Handler, open: Callable[[str], Any], stage: str
+    data: Iterable[dict[str, Any]], handler: Handler, open: Callable[[str], dict[str, Any]], stage: str
 ) -> Iterator[dict[str, Any]]:
-    """Shards with ``stream``, which ``open`` makes of their URLs."""
+    """Shards with what ``open`` makes of their URLs: ``{"stream": ...}``, and perhaps more."""
     for shard in data:
         url = url_of(shard)
         try:
-            with_stream = {**shard, "stream": open(url)}
+            with_stream = {**shard, **open(url)}
         except Exception as error:
             if not handled(error, handler, stage, f"shard {url}", url):
                 return
@@ -315,15 +315,8 @@ class StreamingOpen:
         self.handler = handler
 
     def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        for shard in urls:
-            try:
-                url = url_of(shard)
-                opened = self._open(url)
-            except Exception as error:
-                if self.handler(error):
-                    continue
-                return
-            yield {"url": url, **opened}
+        shards = ({"url": url_of(shard)} for shard in urls)
+        return opened(shards, self.handler, self._open, f"{type(self).__name__}()")
 
     def _open(self, url: str) -> dict[str, Any]:
         stream = open_at(url)
