@@ -84,14 +84,19 @@ def resume_or_start(
     this.versions(this.numbers)  # before there is a journal: one may be missing
     begun = this.begun_by_parts if part is not None or not is_local(path) else this.begun_alone
     with begun(force) as done:
-        yield done
+        try:
+            yield done
+        finally:
+            # What killed workers left of them.
+            written = this.own if part is not None else (*shards, *also)
+            remove_partial(local_path(name) for name in written if is_local(name))
     for each in (output, *also):
         warn_of_older(each, (*shards, *also))
 
 
 @dataclass(eq=False)
 class _Run:
-    """A run, of which this process writes all shards, or those of a ``part``, by their ``numbers``.
+    """A run, of which this process writes all shards, or those of a ``part``: ``own``, by their ``numbers``.
 
     For n parts, n files beside the journal note the versions of inputs, each those of one part. A file is
     older than its shards. So a part, the whole, and parts of another number find what a shard that exists was
@@ -109,16 +114,16 @@ class _Run:
     def __post_init__(self) -> None:
         part = self.part or Part(0, 1)
         self.numbers, self._notes = part.of(range(len(self.shards))), _notes_of(self.path, part)
+        self.own = [self.shards[number] for number in self.numbers]
         self._now = {"version": 3, "output": self.output, "parts": part.count, **self.what}
         self._versions: dict[str, str] = {}
 
     @contextlib.contextmanager
     def begun_by_parts(self, force: bool) -> Iterator[set[str]]:
         """Begins or continues a run whose journal several processes may write."""
-        own = [self.shards[number] for number in self.numbers]
         files = [name for name in self.also if not is_series(name)]
-        make_folders([self.path, self._notes, *own, *files])
-        done = set(which_exist(own))
+        make_folders([self.path, self._notes, *self.own, *files])
+        done = set(which_exist(self.own))
         strict = self.part is not None or bool(done)
         begun = _checked(_content(self.path), self.path)
         begins = force or not self._is_in(begun, strict)
@@ -139,8 +144,7 @@ class _Run:
                     f"{self.path} is not complete: {why}: repeat this command, or remove the file"
                 )
         self._compare_versions(begun, begins and self.part is None)
-        with _removing_partial(own):
-            yield done
+        yield done
         # Two that began at the same moment may both have written a server's journal.
         self._is_in(_content(self.path), strict=True)
 
@@ -169,8 +173,7 @@ class _Run:
                 os.pwrite(descriptor, begun, 0)
                 os.fsync(descriptor)
             self._compare_versions(begun, begins)
-            with _removing_partial(written):
-                yield done
+            yield done
         except BaseException:
             if not before and not any(which_exist([name for name in self.shards if name not in done])):
                 for name in (path, self._notes):
@@ -237,16 +240,6 @@ class _Run:
             f"name, or begin again: when nothing writes there any more, remove {path}* and the shards; or "
             "without --part, --force removes local shards"
         )
-
-
-@contextlib.contextmanager
-def _removing_partial(names: Iterable[str]) -> Iterator[None]:
-    """Removes at the end what killed workers left of local files."""
-    paths = [local_path(name) for name in names if is_local(name)]
-    try:
-        yield
-    finally:
-        remove_partial(paths)
 
 
 def digest(parts: Iterable[object]) -> str:
