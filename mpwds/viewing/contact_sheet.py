@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -165,11 +166,8 @@ def _fitting(draw: ImageDraw, text: str, size: int, width: float) -> str:
     shown = text[: int(width)]  # no character is narrower than a pixel
     if shown == text and draw.textlength(text, _font(size)) <= width:
         return text
-    fits, too_long = 0, len(shown)
-    while fits + 1 < too_long:
-        middle = (fits + too_long) // 2
-        if draw.textlength(shown[:middle] + "…", _font(size)) <= width:
-            fits = middle
-        else:
-            too_long = middle
-    return shown[:fits] + "…"
+
+    def width_of(count: int) -> float:
+        return draw.textlength(shown[:count] + "…", _font(size))
+
+    return shown[: bisect.bisect_right(range(1, len(shown)), width, key=width_of)] + "…"
