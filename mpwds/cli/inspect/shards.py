@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rich.table import Table
 
@@ -145,24 +145,6 @@ For members that belong to no sample, the key is empty and the name that of the 
 Found = Generator[Sample | Problem | ScannedMember, None, None]
 
 
-class Shard(Protocol):
-    """A shard, which can be read again and again, unless it is standard input. It can be pickled."""
-
-    @property
-    def name(self) -> str: ...
-
-    def read(self, wants: Wants, first: int = 0) -> Found:
-        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order.
-
-        Raises ``OSError`` if it cannot be read, and ``ShardError`` if it is empty.
-        """
-        ...
-
-    def contradictions(self, samples: int) -> Iterator[str]:
-        """Yields how its file, which has so many samples, differs from what a description says about it."""
-        ...
-
-
 @dataclass(frozen=True)
 class TarShard:
     """A tar archive, compressed or not, and the samples, bytes and checksum that a description tells."""
@@ -173,6 +155,10 @@ class TarShard:
     md5sum: str | None = None
 
     def read(self, wants: Wants, first: int = 0) -> Found:
+        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order.
+
+        Raises ``OSError`` if it cannot be read, and ``ShardError`` if it is empty.
+        """
         sample: Sample | None = None
         number, after_damage = first, False  # of the next sample
         in_twin = False  # another sample of the same key has begun
@@ -220,6 +206,7 @@ class TarShard:
         return re.sub(name, "the shard", damage.reason).replace(" of the shard", "")
 
     def contradictions(self, samples: int) -> Iterator[str]:
+        """Yields how its file, which has so many samples, differs from what a description says about it."""
         if self.samples not in (None, samples):
             yield f"it has {samples} samples, its description says {self.samples}"
         if self.nbytes is None and self.md5sum is None:
@@ -292,6 +279,10 @@ class MDSShard:
         except ValueError:  # of lists, which no file holds
             return column, bytes
         return field, from_column(encoding, field)
+
+
+Shard = TarShard | MDSShard
+"""A shard, which can be read again and again, unless it is standard input. It can be pickled."""
 
 
 def shards_of(urls: Sequence[str]) -> list[Shard]:
