@@ -221,14 +221,15 @@ def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
     if handler is reraise_exception:
         return built
     handled = built.compose()
-    handled.pipeline = [_handled(part, handler) for part in built.pipeline]
+    handled.pipeline = [
+        given if part.reads_shards else _handled(given, handler)
+        for given, part in zip(built.pipeline, built.parts, strict=True)
+    ]
     return handled
 
 
 def _handled(part: Any, handler: Handler) -> Any:
-    """A stage that uses this handler, unless it reads the shards or the user gave it one."""
-    if getattr(part, "reads_shards", False):
-        return part
+    """A stage that uses this handler, unless the user gave it one."""
     if is_dataclass(part) and getattr(part, "handler", None) is reraise_exception:
         return replace(part, handler=handler)  # type: ignore[type-var]
     return part
