@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.permutation import Permutation
+from mpwds.pipeline.randomness import Permutation
 
 
 def permuted(n, *facts):

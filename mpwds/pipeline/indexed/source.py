@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
-from mpwds.pipeline.permutation import Permutation
+from mpwds.pipeline.randomness import Permutation
 from mpwds.pipeline.stream import (
     Address,
     BaseStream,

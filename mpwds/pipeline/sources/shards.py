@@ -14,8 +14,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
-from mpwds.pipeline.permutation import Permutation
-from mpwds.pipeline.randomness import Draws, worker_draws
+from mpwds.pipeline.randomness import Draws, Permutation, worker_draws
 from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import (

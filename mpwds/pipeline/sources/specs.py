@@ -17,8 +17,7 @@ from mpwds.pipeline import handlers
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.handlers import Handler
 from mpwds.pipeline.iterable_sources import IterableSource
-from mpwds.pipeline.permutation import Permutation
-from mpwds.pipeline.randomness import Draws
+from mpwds.pipeline.randomness import Draws, Permutation
 from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
 from mpwds.pipeline.stream import Address, Stream
 from mpwds.storage.streams.braces import MAX_NAMES, Names
