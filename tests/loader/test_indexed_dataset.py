@@ -186,10 +186,3 @@ def test_repeated_samples_come_as_often_in_a_data_loader(repeat, workers, found)
     with pytest.raises(TypeError, match="with_length"):
         len(dataset)
     assert len(dataset.with_length(found, silent=True)) == found
-
-
-def test_a_state_of_an_iterator_that_an_earlier_version_saved_is_refused():
-    state = iter(mpwds.IndexedDataset(range(40), "global")).state_dict()
-    del state["stream"]["order"]
-    with pytest.raises(ValueError, match="the state is of the order None"):
-        iter(mpwds.IndexedDataset(range(40), "global")).load_state_dict(state)

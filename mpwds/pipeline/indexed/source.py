@@ -242,11 +242,9 @@ class _IndexedStream(BaseStream[Any]):
                 f"the state is of a dataset of {state['samples']} samples, this one has {len(self._source)}: "
                 "begin the epoch again, or open the dataset as it was"
             )
-        before = state.get("order")  # earlier versions saved none
-        now = self._order_facts()
-        if before is None or list(before) != now:
+        if state["order"] != (now := self._order_facts()):
             raise ValueError(
-                f"the state is of the order {before} (shuffle, chunksize, seed), this one is {now}: "
+                f"the state is of the order {state['order']} (shuffle, chunksize, seed), this one is {now}: "
                 "begin the epoch again, or open the dataset as it was"
             )
         self._begin(state["cursor"])

@@ -182,11 +182,6 @@ class Shards(OrderedStream[dict[str, Any]]):
         return {**super().state_dict(), "shards": len(self._urls)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "shards" not in state:
-            raise ValueError(
-                "the state was saved by an earlier mpwds, which read shards in another order: load it with "
-                "the mpwds that saved it, or begin the epoch again"
-            )
         if state["shards"] != len(self._urls):
             raise ValueError(
                 f"the state is of a dataset of {state['shards']} shards, this one has {len(self._urls)}: "

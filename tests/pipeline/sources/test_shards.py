@@ -81,18 +81,10 @@ def test_a_million_shards_cost_no_memory():
     assert peak < 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shards": 39}, "the state is of a dataset of 39 shards, this one has 40"),
-        ({"shards": None}, "saved by an earlier mpwds, which read shards in another order"),
-    ],
-)
-def test_a_state_of_other_shards_or_of_an_earlier_order_is_refused(change, message):
+def test_a_state_of_other_shards_is_refused():
     stream = SimpleShardList(NAMES).stream()
-    state = {name: value for name, value in {**stream.state_dict(), **change}.items() if value is not None}
-    with pytest.raises(ValueError, match=message):
-        stream.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of a dataset of 39 shards, this one has 40"):
+        stream.load_state_dict({**stream.state_dict(), "shards": 39})
 
 
 @settings(max_examples=30, deadline=None)
