@@ -12,7 +12,7 @@ from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import Filter, SingletonStage
 from mpwds.pipeline.iterable_sources import UnseekableStream, skip
-from mpwds.pipeline.stream import Address, BaseStream, Description, Stage, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, Description, EveryNth, Stage, Stream, WrappedStream
 from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown
 
@@ -39,7 +39,8 @@ class SplitStage(SingletonStage):
     divides_among: tuple[str, ...] = ()
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Share(source, *self.share(context))
+        first, step = self.share(context)
+        return EveryNth(source, first, None, step)
 
     def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
         rank, world_size, worker, workers = pytorch_worker_info(group)
@@ -69,30 +70,6 @@ class NonEmpty(SingletonStage):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return _NonEmpty(source, context)
-
-
-class _Share(WrappedStream[Any]):
-    _counters = ("_skip",)
-
-    def __init__(self, source: Stream[Any], first: int, step: int) -> None:
-        super().__init__(source)
-        self._step = step
-        self._skip = first
-        self._jump = source.skip if isinstance(source, BaseStream) else None
-
-    def __next__(self) -> tuple[Address, Any]:
-        if self._jump is not None:
-            self._jump(self._skip)
-            self._skip = 0
-        while self._skip:
-            self._next()
-            self._skip -= 1
-        item = self._next()
-        self._skip = self._step - 1
-        return item
-
-    def skip(self, count: int) -> None:
-        self._skip += count * self._step
 
 
 class _NonEmpty(WrappedStream[Any]):

@@ -299,6 +299,40 @@ class WrappedStream(BaseStream[T]):
         super().load_state_dict(state)
 
 
+class EveryNth(WrappedStream[T]):
+    """Every ``step``-th element of a source, from number ``start`` on and before ``stop``.
+
+    Elements in between are skipped without being made, if the source can do that.
+    """
+
+    _counters = ("_position", "_wanted")
+
+    def __init__(self, source: Stream[Any], start: int, stop: int | None, step: int) -> None:
+        super().__init__(source)
+        self._stop = stop
+        self._step = step
+        self._position = 0  # of the source's next element
+        self._wanted = start
+        self._jump = source.skip if isinstance(source, BaseStream) else None
+
+    def __next__(self) -> tuple[Address, T]:
+        if self._stop is not None and self._wanted >= self._stop:
+            raise StopIteration
+        if self._jump is not None:
+            self._jump(self._wanted - self._position)
+            self._position = self._wanted
+        while self._position < self._wanted:
+            self._next()
+            self._position += 1
+        item: tuple[Address, T] = self._next()
+        self._position += 1
+        self._wanted += self._step
+        return item
+
+    def skip(self, count: int) -> None:
+        self._wanted += count * self._step
+
+
 class OrderedStream(BaseStream[T]):
     """Base of streams whose addresses are known: those of ``order``."""
 

@@ -12,7 +12,7 @@ from mpwds.pipeline.error_context import arguments, check_whole
 from mpwds.pipeline.filter import DataclassStage, Retrying
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
-from mpwds.pipeline.stream import Address, Count, Stream, WrappedStream
+from mpwds.pipeline.stream import Address, Count, EveryNth, Stream, WrappedStream
 from mpwds.suggestions import suggest_arguments
 
 
@@ -164,26 +164,4 @@ class Slice(DataclassStage, called="slice"):
         return Count(len(range(incoming.elements)[self.start : self.stop : self.step]))
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Sliced(self, source)
-
-
-class _Sliced(WrappedStream[Any]):
-    _counters = ("_position", "_wanted")
-
-    def __init__(self, stage: Slice, source: Stream[Any]) -> None:
-        super().__init__(source)
-        self._stop = stage.stop
-        self._step = stage.step
-        self._position = 0  # of the source's next element
-        self._wanted = stage.start
-
-    def __next__(self) -> tuple[Address, Any]:
-        if self._stop is not None and self._wanted >= self._stop:
-            raise StopIteration
-        while self._position < self._wanted:
-            self._next()
-            self._position += 1
-        item: tuple[Address, Any] = self._next()
-        self._position += 1
-        self._wanted += self._step
-        return item
+        return EveryNth(source, self.start, self.stop, self.step)
