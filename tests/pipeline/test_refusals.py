@@ -30,7 +30,7 @@ from mpwds.pipeline.rebatch.rebatched import Rebatched
 from mpwds.pipeline.sources.specs import MultiShardSample
 from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stages.batched import Batched, batched, bucketed
-from mpwds.pipeline.stages.decode import Decode, xdecode
+from mpwds.pipeline.stages.decode import decode, xdecode
 from mpwds.pipeline.stages.fields import (
     MapDict,
     Rename,
@@ -70,7 +70,7 @@ REFUSED = {
         (lambda: bucketed(len, edges=[3], batchsize=0), "bucketed: "),
         (lambda: bucketed(len, edges=[3], include_padding=True), "bucketed: "),
         (lambda: bucketed(len, edges=[3], max_total=0), "bucketed: "),
-        (lambda: Decode(("rgb17",)), "rgb17"),
+        (lambda: decode("rgb17"), "rgb17"),
         (lambda: getfirst({"cls": 1}, "png;jpg"), "no field 'png' or 'jpg'; the sample has cls"),
         (lambda: alternatives("png cls"), None),
         (lambda: alternatives(";"), None),

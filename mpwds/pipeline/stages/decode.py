@@ -13,6 +13,7 @@ from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import NAMES_KEPT, Decoder, HandlerSpec
 from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, decode_error, unpickle_loads
+from mpwds.pipeline.error_context import given_options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
@@ -72,48 +73,32 @@ def decode(
         >>> list(decode()([{"__key__": "a", "cls": b"7", "txt": b"seven"}]))
         [{'__key__': 'a', 'cls': 7, 'txt': 'seven'}]
     """
-    lists = (as_tuple(pre), as_tuple(post), as_tuple(only))
-    limits = (allow_pickle, max_decompressed_bytes)
-    return Decode(handlers, *lists, partial, handler, *limits, threads, in_order)
+    given: dict[str, Any] = {"pre": _as_tuple(pre), "post": _as_tuple(post), "only": _as_tuple(only)}
+    given.update(partial=partial, allow_pickle=allow_pickle, max_decompressed_bytes=max_decompressed_bytes)
+    return Decode(handlers, given_options(Decoder.__init__, given), handler, threads, in_order)
 
 
 @dataclass(frozen=True)
 class Decode(OneToOneStage, called="decode"):
     handlers: tuple[HandlerSpec, ...]
-    pre: tuple[Callable[..., Any], ...] | None = None
-    post: tuple[Callable[..., Any], ...] | None = None
-    only: tuple[str, ...] | None = None
-    partial: bool = False
+    options: dict[str, Any]  # of ``Decoder``, which differ from its defaults
     handler: Handler = reraise_exception
-    allow_pickle: bool = False
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     threads: int = 1
     in_order: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._decoder()  # checks the handlers
+        Decoder(*self.handlers, **self.options)  # checks them
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        decoder = self._decoder()
+        decoder = Decoder(*self.handlers, **self.options)
         if context.worker:
             decoder.loads.untold.clear()  # the first worker warns for all
         # The built-in handlers draw no random numbers.
         return self.mapped(source, decoder, None if decoder.takes_views else seeded(context))
 
-    def _decoder(self) -> Decoder:
-        return Decoder(
-            *self.handlers,
-            pre=self.pre,
-            post=self.post,
-            only=self.only,
-            partial=self.partial,
-            allow_pickle=self.allow_pickle,
-            max_decompressed_bytes=self.max_decompressed_bytes,
-        )
 
-
-def as_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
+def _as_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
     """The values as a tuple; a string is split at spaces."""
     if values is None:
         return None

@@ -9,7 +9,7 @@ import mpwds
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.decoding.images import imagespecs
-from mpwds.pipeline.stages.decode import Decode, decode
+from mpwds.pipeline.stages.decode import decode
 from mpwds.pipeline.stream import Source, collect
 
 
@@ -22,7 +22,7 @@ def test_continues_from_its_state_exactly_with_a_handler_that_draws_numbers(stop
     def noisy(key, data):
         return float(data) + random.random()
 
-    continues(lambda: Decode((noisy,)).stream(samples()), stop)
+    continues(lambda: decode(noisy).stream(samples()), stop)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_the_help_lists_every_image_specification():
 
 def test_an_error_names_stage_and_sample():
     with pytest.raises(DecodeError) as caught:
-        collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"seven"}])
+        collect(decode("rgb8"), [{"__key__": "a", "cls": b"seven"}])
     assert caught.value.__notes__ == ["in decode('rgb8'), on sample \"a\""]
     assert caught.value.key == "a"
 
 
 def test_handlers_of_the_library_do_not_touch_the_random_generators(monkeypatch):
     monkeypatch.setattr(random, "seed", lambda *_: pytest.fail("reseeded"))
-    collect(Decode(("rgb8",)), [{"__key__": "a", "cls": b"7"}])
+    collect(decode("rgb8"), [{"__key__": "a", "cls": b"7"}])
 
 
 def test_pickles_need_permission():
