@@ -16,5 +16,5 @@ from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.handlers import warn_and_continue as warn_and_continue
 from mpwds.pipeline.handlers import warn_and_stop as warn_and_stop
 from mpwds.pipeline.sources.shards import ShardList as ShardList
+from mpwds.pipeline.sources.shards import split_by_worker as split_by_worker
 from mpwds.pipeline.sources.webdataset import WebDataset as WebDataset
-from mpwds.pipeline.splitting import split_by_worker as split_by_worker

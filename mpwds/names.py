@@ -32,8 +32,7 @@ NAMES = {
     "mpwds.pipeline.sources.mix": "RandomMix RoundRobin",
     "mpwds.pipeline.quarantine": "quarantine",
     "mpwds.pipeline.sources.directory_shards": "DirectoryShardList",
-    "mpwds.pipeline.sources.shards": "ResampledShards ShardList",
-    "mpwds.pipeline.splitting": "split_by_node split_by_worker",
+    "mpwds.pipeline.sources.shards": "ResampledShards ShardList split_by_node split_by_worker",
     "mpwds.pipeline.sources.specs": "load_spec",
     "mpwds.pipeline.sources.webdataset": "WebDataset",
     "mpwds.sharedmem.share": "share",
@@ -82,8 +81,9 @@ FURTHER_NAMES = {
     "mpwds.pipeline.sources.samples": (
         "cbors2_to_samples cbors_to_samples msgpacks_to_samples tarfile_samples tarfile_to_samples"
     ),
-    "mpwds.pipeline.sources.shards": "ResampledShardList SimpleShardList resampled",
-    "mpwds.pipeline.splitting": "non_empty single_node_only",
+    "mpwds.pipeline.sources.shards": (
+        "ResampledShardList SimpleShardList non_empty resampled single_node_only"
+    ),
     "mpwds.pipeline.sources.specs": "MultiShardSample shardspec",
     "mpwds.pipeline.stages.batched": "batch batched bucketed listed",
     "mpwds.pipeline.stages.decode": "decode xdecode",

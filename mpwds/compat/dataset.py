@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 
 from mpwds.compat.sample_options import SampleOptions, decoding
 from mpwds.compat.tar_stages import opened, tar_file_expander
-from mpwds.pipeline.coercion import stage_of
+from mpwds.pipeline.coercion import Splitter, stage_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ShardList, Urls
-from mpwds.pipeline.splitting import Splitter, split_by_node, split_by_worker
+from mpwds.pipeline.sources.shards import ShardList, Urls, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.gopen import gopen

@@ -15,10 +15,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeGuard
 
+from mpwds.pipeline.coercion import url_of
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import file_of
-from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Description
 from mpwds.storage.caches.directory import files_in, remove
 from mpwds.storage.caches.shard_cache import ShardCache

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+from mpwds.errors import SecurityError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, check_function
 from mpwds.pipeline.filter import Filter
@@ -23,9 +24,20 @@ from mpwds.pipeline.iterable_sources import (
     UnseekableStream,
     iter_elements,
     iterates_itself,
+    skip,
 )
-from mpwds.pipeline.splitting import Splitter
-from mpwds.pipeline.stream import Count, Origin, Part, PipelineSource, Stage, Stream
+from mpwds.pipeline.stream import (
+    Address,
+    Count,
+    Description,
+    Origin,
+    Part,
+    PipelineSource,
+    Stage,
+    Stream,
+    WrappedStream,
+)
+from mpwds.storage.streams.patterns import check_url
 from mpwds.suggestions import shown
 
 
@@ -194,6 +206,117 @@ class Generator(Filter):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         return UnseekableStream(lambda: self.function(iter_elements(source)), self, context)
+
+
+Split: TypeAlias = "Stage | Callable[..., Iterable[Any]]"
+"""What divides shards: a stage, or a function for a :class:`Splitter`."""
+
+
+@dataclass(frozen=True)
+class Splitter(Filter):
+    """Stage that yields the shards that ``function(shards)`` yields, each under its own address.
+
+    For functions such as webdataset's ``split_by_node``, which yield some of the dicts ``{"url": ...}`` that
+    they get, or return a list of them. The stage finds a shard's address by its dict, or by its URL if the
+    function makes a new dict. A URL that was not among the shards is its own address. A restored stream runs
+    the function again, and expects the same shards. With ``as_list`` the function gets a list, which it may
+    slice, instead of an iterator.
+    """
+
+    function: Callable[..., Iterable[Any]]
+    as_list: bool = False
+    divides_among = ("ranks", "workers")  # perhaps neither: the function decides
+    divides_itself = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a splitter must be a function that takes shards, got {shown(self.function)}")
+
+    def __str__(self) -> str:
+        return arguments(self.function)
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _Chosen(self, source, context)
+
+
+class _Chosen(WrappedStream[Any]):
+    def __init__(self, stage: Splitter, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._stage = stage
+        self._context = context
+        try:
+            self._source_at_start = source.state_dict()
+        except LookupError:  # the source has no state, so this stream has none either
+            self._source_at_start = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken: list[Any] = []  # keeps the dicts, so that no two have the same id
+        self._addresses: dict[int | str, Address] = {}
+        self._chosen = UnseekableStream(self._choose, self._stage, self._context)
+        self._count = 0
+        self._made: set[str] = set()  # URLs of the function's own
+
+    def _choose(self) -> Iterable[Any]:
+        shards = self._shards()
+        return self._stage.function(list(shards) if self._stage.as_list else shards)
+
+    def _shards(self) -> Iterator[Any]:
+        for address, shard in self._source:
+            self._taken.append(shard)
+            self._addresses[id(shard)] = address
+            self._addresses.setdefault(url_of(shard), address)
+            yield shard
+
+    def __next__(self) -> tuple[Address, Any]:
+        _, shard = next(self._chosen)
+        self._count += 1
+        return self._address(shard), shard
+
+    def _address(self, shard: Any) -> Address:
+        address = self._addresses.get(id(shard))
+        if address is None:
+            url = url_of(shard)
+            address = self._addresses.get(url, url)
+            if address == url:
+                self._made.add(url)
+        return address
+
+    def fetch(self, address: Any) -> Any:
+        if not isinstance(address, str):
+            return self._source.fetch(address)
+        if address not in self._made:  # another machine may have sent the state that names it
+            try:
+                check_url(address, trusted=False, where=f"a state of {self._stage}")
+            except SecurityError as error:
+                raise SecurityError(
+                    f"a state names the shard {shown(address)}, which {self._stage} has not yielded in this "
+                    "run, and which runs a command: begin the epoch again, without the state"
+                ) from error
+        return {"url": address}
+
+    def describe(self, address: Any, element: object = None) -> Description:
+        if isinstance(address, str):
+            return Description(f"shard {address}", address)
+        return self._source.describe(address, element)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._source_at_start:
+            self._source.state_dict()  # raises, and names the stage without a state
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(self._source_at_start)
+        self._begin()
+        skip(self, state["count"], str(self._stage))
+
+
+def url_of(shard: Any) -> str:
+    """The URL of a shard: ``{"url": ...}``, or the URL itself. Raises ``TypeError`` if it is neither."""
+    url = shard.get("url") if isinstance(shard, dict) else shard
+    if not isinstance(url, str):
+        raise TypeError(f'a shard must be {{"url": "x.tar"}} or "x.tar", got {shown(shard)}')
+    return url
 
 
 class PipelineFilter:

@@ -17,10 +17,16 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList
 from mpwds.pipeline.sources.mix import RandomMix, RoundRobin
 from mpwds.pipeline.sources.samples import msgpacks_to_samples, tarfile_samples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList, resampled
+from mpwds.pipeline.sources.shards import (
+    ResampledShards,
+    ShardList,
+    SimpleShardList,
+    resampled,
+    split_by_node,
+    split_by_worker,
+)
 from mpwds.pipeline.sources.specs import MultiShardSample
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.pipeline.splitting import split_by_node, split_by_worker
 from mpwds.storage.writing.tar_writer import TarWriter
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -21,14 +21,13 @@ from mpwds import (
     WebDataset,
 )
 from mpwds.extradatasets import MockDataset, ResizedDataset
-from mpwds.pipeline.coercion import Generator, PipelineFilter
+from mpwds.pipeline.coercion import Generator, PipelineFilter, Splitter
 from mpwds.pipeline.indexed.samplers import ChunkedSampler, DistributedChunkedSampler
 from mpwds.pipeline.indexed.source import check_shuffling
 from mpwds.pipeline.iterable_sources import Iterated
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.rebatch.rebatched import Rebatched
 from mpwds.pipeline.sources.specs import MultiShardSample
-from mpwds.pipeline.splitting import Splitter
 from mpwds.pipeline.stages.batched import Batched, batched, bucketed
 from mpwds.pipeline.stages.decode import decode, xdecode
 from mpwds.pipeline.stages.fields import (

@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpwds
+from mpwds.pipeline.coercion import Splitter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.shards import SimpleShardList
-from mpwds.pipeline.splitting import Splitter, non_empty, single_node_only, split_by_node, split_by_worker
+from mpwds.pipeline.sources.shards import (
+    SimpleShardList,
+    non_empty,
+    single_node_only,
+    split_by_node,
+    split_by_worker,
+)
 from mpwds.pipeline.stream import Source, WrappedStream
 from tests.pipeline.places import read_everywhere
 

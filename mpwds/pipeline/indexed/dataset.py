@@ -343,8 +343,7 @@ def _open(source: Any, cache: CacheConfig) -> _Opened:
 def _of_pipeline(pipeline: DataPipeline, cache: CacheConfig) -> _Opened:
     from mpwds.pipeline.sources.formats import tar_shards
     from mpwds.pipeline.sources.samples import TarSamples
-    from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
-    from mpwds.pipeline.splitting import NonEmpty, SplitStage
+    from mpwds.pipeline.sources.shards import NonEmpty, ShardList, SimpleShardList, SplitStage
     from mpwds.pipeline.stages.shuffle import Detshuffle, Shuffle
     from mpwds.storage.streams.patterns import listed
 

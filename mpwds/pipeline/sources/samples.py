@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mpwds.errors import ShardError
+from mpwds.pipeline.coercion import url_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.sources.shard_stream import Read, ShardReader, ShardStream, file_of, options_of
-from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Count, Description, Stream
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError
+from mpwds.pipeline.coercion import url_of
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import CountingHandler, Handler, reraise_exception
-from mpwds.pipeline.splitting import url_of
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
 from mpwds.storage.streams.base import InputStream, unbuffered
 from mpwds.storage.streams.gopen import open_at, shards_ahead

@@ -1,4 +1,4 @@
-"""Lists of shards: which ones a worker reads in an epoch, in which order; and draws with replacement."""
+"""Lists of shards: which ones a worker reads in an epoch, in which order; splitters, and draws."""
 
 from __future__ import annotations
 
@@ -8,29 +8,116 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.coercion import Split, Splitter
+from mpwds.pipeline.context import ALONE, Context, pytorch_worker_info
 from mpwds.pipeline.error_context import arguments, given_options
-from mpwds.pipeline.filter import Filter
+from mpwds.pipeline.filter import Filter, SingletonStage
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, Permutation, worker_draws
-from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import (
     Address,
     BaseStream,
     Count,
     Description,
+    EveryNth,
     OrderedStream,
     Stage,
     Stream,
+    WrappedStream,
     number_of,
 )
 from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.patterns import listed, shard_names
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitStage(SingletonStage):
+    """A stage that takes a share of the elements: ``DataPipeline(shards, split_by_node, ...)``.
+
+    ``share`` tells which share of the elements a process takes, and how many shares there are. All processes
+    must see the same elements in the same order. Called with an iterable, the stage yields this process's
+    share. ``group`` is the ``torch.distributed`` process group whose ranks count; see
+    ``pytorch_worker_info``.
+
+    Example:
+        >>> from mpwds.pipeline.stream import Source
+        >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
+        [1, 4]
+    """
+
+    name: str
+    share: Callable[[Context], tuple[int, int]]
+    divides_among: tuple[str, ...] = ()
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        first, step = self.share(context)
+        return EveryNth(source, first, None, step)
+
+    def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        rank, world_size, worker, workers = pytorch_worker_info(group)
+        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
+        first, step = self.share(context)
+        return islice(source, first, None, step)
+
+
+def _of_rank(context: Context) -> tuple[int, int]:
+    return context.rank, context.world_size
+
+
+def _of_worker(context: Context) -> tuple[int, int]:
+    return context.worker, context.workers
+
+
+def _everything(context: Context) -> tuple[int, int]:
+    if context.world_size > 1:
+        raise ValueError(
+            f"single_node_only, in {context.place}: split the shards with nodesplitter=mpwds.split_by_node"
+        )
+    return 0, 1
+
+
+class NonEmpty(SingletonStage):
+    name = "non_empty"
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return _NonEmpty(source, context)
+
+
+class _NonEmpty(WrappedStream[Any]):
+    _counters = ("_found",)
+
+    def __init__(self, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
+        self._context = context
+        self._found = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        item = next(self._source, None)
+        if item is None:
+            if self._found:
+                raise StopIteration
+            self._found = True  # the error comes once
+            raise ValueError(f"non_empty: the stages before it gave no elements in {self._context.place}")
+        self._found = True
+        return item
+
+
+split_by_node: Final = SplitStage("split_by_node", _of_rank, ("ranks",))
+"""Stage that keeps every n-th of its source's elements, n being the number of nodes: processes that train."""
+
+split_by_worker: Final = SplitStage("split_by_worker", _of_worker, ("workers",))
+"""Stage that keeps every n-th element, n being the node's number of workers."""
+
+single_node_only: Final = SplitStage("single_node_only", _everything)
+"""Stage that passes everything on; raises ``ValueError`` on several nodes."""
+
+non_empty: Final = NonEmpty()
+"""Stage that passes everything on, and raises ``ValueError`` if there was nothing."""
 
 
 class _GivenShards(IterableSource):

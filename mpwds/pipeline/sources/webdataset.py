@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpwds.pipeline.coercion import Split, Splitter
 from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
@@ -15,8 +16,14 @@ from mpwds.pipeline.error_context import arguments, check_choice, check_whole, g
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.iterable_sources import is_torch_iterable
 from mpwds.pipeline.sources.samples import TarSamples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList, Urls
-from mpwds.pipeline.splitting import Split, Splitter, split_by_node, split_by_worker
+from mpwds.pipeline.sources.shards import (
+    ResampledShards,
+    ShardList,
+    SimpleShardList,
+    Urls,
+    split_by_node,
+    split_by_worker,
+)
 from mpwds.pipeline.stages.shuffle import shuffle
 from mpwds.pipeline.stream import Count, PipelineSource, Stage
 from mpwds.storage.streams.gopen import open_at

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from mpwds.pipeline.coercion import Splitter
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue
 from mpwds.pipeline.sources import directory_shards
 from mpwds.pipeline.sources.directory_shards import DirectoryShardList, shards_in
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.pipeline.splitting import Splitter
 from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.writing.tar_writer import TarWriter
 

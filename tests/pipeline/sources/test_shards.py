@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.sources.shards import ShardList, SimpleShardList
+from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, split_by_node, split_by_worker
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.pipeline.splitting import split_by_node, split_by_worker
 from mpwds.pipeline.stream import WrappedStream
 from mpwds.storage.streams.braces import Names
 from tests.pipeline.places import read_everywhere

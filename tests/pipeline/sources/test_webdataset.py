@@ -14,9 +14,8 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
 from mpwds.pipeline.sources.samples import TarSamples, tarfile_samples, tarfile_to_samples
-from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList
+from mpwds.pipeline.sources.shards import ResampledShards, ShardList, SimpleShardList, single_node_only
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.pipeline.splitting import single_node_only
 from mpwds.storage.streams.http import pools
 from tests.pipeline.conftest import put_on_web
 from tests.pipeline.places import read_everywhere
