@@ -79,8 +79,6 @@ from mpwds.pipeline.caching.stored import Cached as Cached
 from mpwds.pipeline.caching.stored import mcached as mcached
 from mpwds.pipeline.coercion import PipelineStage as PipelineStage
 from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
-from mpwds.pipeline.collation import default_collation_fn as default_collation_fn
-from mpwds.pipeline.collation import padded as padded
 from mpwds.pipeline.dataset import DataPipeline as DataPipeline
 from mpwds.pipeline.decoding.audio import AudioDecoder as AudioDecoder
 from mpwds.pipeline.decoding.audio import torch_audio as torch_audio
@@ -141,6 +139,8 @@ from mpwds.pipeline.stages.batched import batch as batch
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import bucketed as bucketed
 from mpwds.pipeline.stages.batched import listed as listed
+from mpwds.pipeline.stages.collation import default_collation_fn as default_collation_fn
+from mpwds.pipeline.stages.collation import padded as padded
 from mpwds.pipeline.stages.decode import decode as decode
 from mpwds.pipeline.stages.decode import xdecode as xdecode
 from mpwds.pipeline.stages.fields import associate as associate

@@ -2,10 +2,10 @@ from mpwds.compat.helpers import identity as identity
 from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
 from mpwds.pipeline.caching.stored import Cached as Cached
 from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
-from mpwds.pipeline.collation import default_collation_fn as default_collation_fn
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.stages.batched import batched as batched
 from mpwds.pipeline.stages.batched import listed as listed
+from mpwds.pipeline.stages.collation import default_collation_fn as default_collation_fn
 from mpwds.pipeline.stages.decode import decode as decode
 from mpwds.pipeline.stages.decode import decode_bin as decode_bin
 from mpwds.pipeline.stages.decode import decode_pickle as decode_pickle

@@ -24,7 +24,7 @@ NAMES = {
     "mpwds.loader.multi_loader": "MultiLoader",
     "mpwds.stats.report": "LoaderStats",
     "mpwds.loader.dataloader.web_loader": "WebLoader",
-    "mpwds.pipeline.collation": "padded",
+    "mpwds.pipeline.stages.collation": "padded",
     "mpwds.pipeline.dataset": "DataPipeline",
     "mpwds.pipeline.decoding.decoders": "handle_extension",
     "mpwds.pipeline.handlers": "ignore_and_continue reraise_exception warn_and_continue",
@@ -63,7 +63,7 @@ FURTHER_NAMES = {
     "mpwds.loader.resume.streams": "merge_states",
     "mpwds.pipeline.caching.disk_cached": "DBCache LMDBCached lmdb_cached",
     "mpwds.pipeline.caching.stored": "Cached mcached",
-    "mpwds.pipeline.collation": "default_collation_fn",
+    "mpwds.pipeline.stages.collation": "default_collation_fn",
     "mpwds.pipeline.decoding.audio": "AudioDecoder torch_audio",
     "mpwds.pipeline.decoding.decoders": "Continue DecodingError basichandlers gzfilter",
     "mpwds.pipeline.decoding.fields": (

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import SharedMemoryError
-from mpwds.pipeline.collation import padded
 from mpwds.pipeline.handlers import ignore_and_continue
 from mpwds.pipeline.rebatch.rebatched import Regrouped, regrouped
 from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.collation import padded
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from mpwds.pipeline.collation import Stack
+from mpwds.pipeline.stages.collation import Stack
 from mpwds.storage.streams.http import pools
 from tests.storage.conftest import Web
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import Stack
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stages.batched import Batched
+from mpwds.pipeline.stages.collation import Stack
 from mpwds.pipeline.stages.shuffle import Shuffle
 from tests.pipeline.places import read_everywhere
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mpwds.imports import after_import
 from mpwds.loader.messages.out_of_band import AsTensor
-from mpwds.pipeline.collation import FIXED_SIZE, Row, Stack, can_be_stacked_into
+from mpwds.pipeline.stages.collation import FIXED_SIZE, Row, Stack, can_be_stacked_into
 from mpwds.trees import fields_of
 
 CollateMap = Mapping[Any, Callable[..., Any]]

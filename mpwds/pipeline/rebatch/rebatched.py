@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.pipeline.collation import FIXED_SIZE, default_collation_fn
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_boolean, check_whole, explain
 from mpwds.pipeline.filter import DataclassStage, Filter, rows_in
@@ -30,6 +29,7 @@ from mpwds.pipeline.rebatch.rows import (
     rows_like,
     rows_of,
 )
+from mpwds.pipeline.stages.collation import FIXED_SIZE, default_collation_fn
 from mpwds.pipeline.stream import (
     Address,
     Count,

@@ -13,18 +13,18 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-from mpwds.pipeline.collation import (
+from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.error_context import arguments, changed, check_whole, explain, not_an_end
+from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
+from mpwds.pipeline.handlers import Handler, reraise_exception
+from mpwds.pipeline.randomness import Call, seeded, unseeded
+from mpwds.pipeline.stages.collation import (
     PADDED,
     Padded,
     default_collation_fn,
     deferred_collation_fn,
     ragged_collation_fn,
 )
-from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, changed, check_whole, explain, not_an_end
-from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
-from mpwds.pipeline.handlers import Handler, reraise_exception
-from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
 from mpwds.suggestions import shown, suggest_arguments
 from mpwds.trees import parts

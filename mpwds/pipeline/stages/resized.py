@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mpwds.pipeline.collation import Row
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, decode_error
 from mpwds.pipeline.decoding.resizing import (
@@ -27,6 +26,7 @@ from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import MapStream, OneToOneStage
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
 from mpwds.pipeline.randomness import seeded
+from mpwds.pipeline.stages.collation import Row
 from mpwds.pipeline.stages.fields import alternatives, missing
 from mpwds.pipeline.stream import Stream
 from mpwds.suggestions import suggest_arguments

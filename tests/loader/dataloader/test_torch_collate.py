@@ -14,7 +14,7 @@ from mpwds import DataLoader, nest, tenbin
 from mpwds.loader.dataloader import torch_collate
 from mpwds.loader.engine.local_worker import view_as_sent
 from mpwds.loader.messages.out_of_band import AsTensor, kinds, put_together, take_apart
-from mpwds.pipeline.collation import Row, Stack
+from mpwds.pipeline.stages.collation import Row, Stack
 from tests.loader.dataloader.data_loader_datasets import Pair, plain
 
 DTYPES = ("bool", "int8", "int64", "uint8", "float16", "float32", "float64", "complex64")

@@ -10,8 +10,8 @@ from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, take_descriptor
 from mpwds.loader.worker.sending import BatchSender, Commands
-from mpwds.pipeline.collation import deferred_collation_fn
 from mpwds.pipeline.filter import rows_in
+from mpwds.pipeline.stages.collation import deferred_collation_fn
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.counters import Counters

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.collation import Stack, default_collation_fn, deferred_collation_fn
+from mpwds.pipeline.stages.collation import Stack, default_collation_fn, deferred_collation_fn
 from tests.pipeline.conftest import written
 
 

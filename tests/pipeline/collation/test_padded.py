@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import default_collation_fn, padded
+from mpwds.pipeline.stages.collation import default_collation_fn, padded
 from tests.pipeline.conftest import written
 
 

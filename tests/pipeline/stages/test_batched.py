@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.collation import Stack, padded
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.handlers import ignore_and_continue, ignore_and_stop
 from mpwds.pipeline.stages.batched import Batched, batched
+from mpwds.pipeline.stages.collation import Stack, padded
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
