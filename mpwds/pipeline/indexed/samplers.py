@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from mpwds.pipeline.context import pytorch_worker_info
+from mpwds.pipeline.error_context import check_whole
 from mpwds.warn import warn
 
 _EPOCH_STEP = 1289738273  # of the seed, as in wids
@@ -117,8 +118,7 @@ class ChunkedSampler(_RangeSampler):
         shuffle: bool = True,
         shufflefirst: bool = False,
     ) -> None:
-        if chunksize < 1:
-            raise ValueError(f"ChunkedSampler: chunksize must be at least 1, got {chunksize}")
+        check_whole("ChunkedSampler", "chunksize", chunksize, least=1)
         if num_samples is None:
             num_samples = len(dataset)
         first, end = (0, num_samples) if isinstance(num_samples, int) else num_samples

@@ -87,10 +87,12 @@ class Rebatched(DataclassStage, called="rebatched"):
         return RebatchedStream(self, source, context)
 
 
-class RebatchedStream:
+class RebatchedStream(WrappedStream[Any]):
+    _counters = ("_ended", "_count")
+
     def __init__(self, stage: Rebatched, source: Stream[Any], context: Context) -> None:
+        super().__init__(source)
         self._stage = stage
-        self._source = source
         seed = stage.seed if stage.seed is not None else context.seed or 0
         place = (seed, context.epoch, context.rank, context.worker, context.stage)
         entropy = random.Random("rebatched/" + "/".join(map(str, place))).getrandbits(128)
@@ -102,9 +104,6 @@ class RebatchedStream:
         self._ended = False
         self._refused = ""  # why a batch that was taken from the source is not among the rows
         self._count = 0
-
-    def __iter__(self) -> RebatchedStream:
-        return self
 
     def __next__(self) -> tuple[Address, Any]:
         while self._given or not self._ended:
@@ -136,7 +135,7 @@ class RebatchedStream:
                 batch = self._source.fetch(address)
                 del self._again[0]
             else:
-                address, batch = next(self._source)
+                address, batch = self._next()
         except StopIteration:
             self._ended = True
             return
@@ -187,21 +186,18 @@ class RebatchedStream:
         pool, filled = (_NOTHING, _NOTHING) if mixer is None else mixer.row_ids()
         left, places = self._taken.placed([pool, filled, self._given_ids()])
         return {
-            "source": self._source.state_dict(),
+            **super().state_dict(),
             "held": [*self._taken.addresses.values(), *(address for address, _ in self._again)],
             "unused": [*left, *(rows for _, rows in self._again)],
             "taken": len(left),  # of the batches that are held; the others come next
             "places": places,  # of the pool's rows among those left, the new batch's, and the last batch's
             "rng": json.dumps(self._rng.bit_generator.state),
-            "ended": self._ended,
             "draining": mixer is not None and mixer.draining,
-            "count": self._count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._source.load_state_dict(state["source"])
+        super().load_state_dict(state)
         self._rng.bit_generator.state = json.loads(state["rng"])
-        self._ended, self._count = state["ended"], state["count"]
         self._mixer, self._given = None, []
         addresses, left, taken = list(map(as_address, state["held"])), state["unused"], state["taken"]
         self._taken = SourceBatches(addresses[:taken])

@@ -12,7 +12,6 @@ known only to the machine that holds it, so a claim's name identifies kernel and
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import itertools
@@ -32,7 +31,7 @@ from mpwds.pipeline.error_context import check_choice
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
-from mpwds.storage.caches.locks import unlock
+from mpwds.storage.caches.locks import lock_open, same_file, unlock
 from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import rename_to_free
@@ -266,10 +265,7 @@ class _Lock:
             except PermissionError:
                 continue
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.is_held = os.path.samestat(os.stat(path), os.fstat(descriptor))
-            except (BlockingIOError, FileNotFoundError):  # another reader has locked it, or renamed it
-                pass
+                self.is_held = lock_open(descriptor) and same_file(descriptor, path)
             except OSError:  # the file system has no locks, or not for this descriptor
                 os.close(descriptor)
                 continue

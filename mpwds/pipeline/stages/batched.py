@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, changed, check_whole, explain, not_an_end
+from mpwds.pipeline.error_context import arguments, changed, check_function, check_whole, explain, not_an_end
 from mpwds.pipeline.filter import DataclassStage, Retrying, attribute, rows_in
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.randomness import Call, seeded, unseeded
@@ -170,10 +170,8 @@ class Batching(DataclassStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.collation_fn is not None and not callable(self.collation_fn):
-            raise TypeError(
-                f"{self.called}: collation_fn must be a function or None, got {shown(self.collation_fn)}"
-            )
+        if self.collation_fn is not None:
+            check_function(self.called, self.collation_fn, "a function or None as collation_fn")
 
 
 @dataclass(frozen=True)
@@ -309,10 +307,7 @@ class Bucketed(Batching, called="bucketed"):
             )
         if self.include_padding and self.max_total is None:
             raise ValueError("bucketed: include_padding changes how max_total counts, so pass max_total too")
-        if not callable(self.by):
-            raise TypeError(
-                f"{self.called}: by must be a function that measures an element, got {shown(self.by)}"
-            )
+        check_function(self.called, self.by, "by to be a function that measures an element")
         if self.max_total is not None and not isinstance(self.max_total, Real):
             raise TypeError(f"{self.called}: a limit must be a number, got {shown(self.max_total)}")
         if self.max_total is not None and not self.max_total > 0:

@@ -266,7 +266,7 @@ def test_nothing_is_kept_when_the_last_batch_was_given():
     batches = [batch["row"] for _, batch in stream]
     assert [len(batch) for batch in batches] == [8, 8]
     assert next(stream, None) is next(stream, None) is None
-    stream._source = None
+    stream._source = stream._next = None
     del batches
     gc.collect()
     assert {reference() for reference in references} == {None}
