@@ -118,10 +118,17 @@ class DataPipeline(Fluent, IterableSource, Closes):
         return f"DataPipeline({', '.join([*source, *seed])})", self.stages
 
     def __len__(self) -> int:
-        """The length that ``with_length`` set; a ``TypeError`` without one."""
-        if self.given_length is None:
+        """The length that ``with_length`` set; else that of an epoch, or a ``TypeError`` if it is unknown."""
+        length = self.given_length
+        if length is None and self.given_epochs == ONCE:
+            length = self._own_length()
+        if length is None:
             raise TypeError(f"object of type {type(self).__name__!r} has no len(): set one by with_length(n)")
-        return self.given_length
+        return length
+
+    def _own_length(self) -> int | None:
+        """The elements of an epoch of one run, of all ranks and workers together; ``None`` if unknown."""
+        return None
 
     def __add__(self, other: Any) -> Any:
         """torch's ``ChainDataset`` of both, or ``ConcatDataset`` if this one is read by index."""

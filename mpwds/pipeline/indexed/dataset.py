@@ -118,13 +118,7 @@ class IndexedDataset(DataPipeline):
         """True if torch's DataLoader, or its sampler, chooses the samples: no order, no repetitions."""
         return not self.source.shuffle and self.given_epochs == ONCE
 
-    def __len__(self) -> int:
-        """The number of samples, of all ranks and workers together; or what ``with_length`` set.
-
-        A ``TypeError`` after ``repeat`` and ``with_epoch``, if none was set.
-        """
-        if self.given_length is not None or self.given_epochs != ONCE:
-            return super().__len__()
+    def _own_length(self) -> int:
         return len(self.source)
 
     @overload
@@ -261,10 +255,7 @@ class IndexedDataset(DataPipeline):
 class IndexedPipeline(DataPipeline):
     """Indexed samples after stages that do not map one sample to one: they are iterated."""
 
-    def __len__(self) -> int:
-        """The length that ``with_length`` set; else what the stages make of all samples, if that is known."""
-        if self.given_length is not None or self.given_epochs != ONCE:
-            return super().__len__()
+    def _own_length(self) -> int:
         return ONCE.count_of(self.stages, Count(len(self.pipeline[0]))).elements
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.epochs import ONCE
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -211,9 +210,7 @@ class PartitionedDataset(IndexedDataset):
     def map_style(self) -> bool:
         return False
 
-    def __len__(self) -> int:
-        if self.given_length is not None or self.given_epochs != ONCE:
-            return DataPipeline.__len__(self)
+    def _own_length(self) -> int:
         context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
         length: int = self.parts[0].count_in(context).elements
         return length

@@ -202,10 +202,10 @@ class WebDataset(DataPipeline):
             self.with_length(length, silent=True)
         self._call = f"WebDataset({written or _shown(urls)}{', ' if shown else ''}{arguments(**shown)})"
 
-    def __len__(self) -> int:
-        """The length that ``with_length`` set; else what the stages make of the samples of a description."""
-        if self.given_length is not None or self._samples is None or self.given_epochs != ONCE:
-            return super().__len__()
+    def _own_length(self) -> int | None:
+        """What the stages make of the samples of a description."""
+        if self._samples is None:
+            return None
         return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
 
 
