@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.coercion import url_of
-from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.sources.shard_stream import Read, ShardReader, ShardStream, file_of, options_of
-from mpwds.pipeline.stream import Count, Description, Stream
+from mpwds.pipeline.sources.shard_stream import Read, ShardReader, file_of, options_of
+from mpwds.pipeline.stream import Count, Description
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.urls import is_local
@@ -72,12 +71,9 @@ class TarSamples(ShardReader):
     """The stage that ``tarfile_to_samples`` makes, with the options that only datasets set.
 
     Args:
-        empty_check: Whether it is an error if an epoch has no sample.
-        cache: Keeps shards on a local disk, and fetches the next ones while one is read. Samples then have
-            the shard's file as ``__local_path__``.
+        empty_check: As for ``ShardReader``, like ``open_at`` and ``read_ahead``.
+        cache: The same. Samples then have the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
-        open_at: Without a cache, opens a shard's URL at a byte.
-        read_ahead: Without a cache and ``open_at``, see ``ShardStream``.
         written_as: What the user wrote, for messages and statistics; by default the call of the function.
     """
 
@@ -108,13 +104,6 @@ class TarSamples(ShardReader):
         if incoming.rows is None or self.handler is not reraise_exception or self.select_files:
             return super().count_of(incoming)
         return Count(incoming.rows)
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Sample]:
-        return ShardStream(
-            *(self, source, context, self.handler, self.empty_check, self.cache),
-            open=self.open_at,
-            read_ahead=self.read_ahead,
-        )
 
     def read(
         self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
@@ -358,9 +347,6 @@ class RecordSamples(ShardReader):
 
     def __str__(self) -> str:
         return f"{self.format}s_to_samples({arguments(**changed(self, 'handler', 'max_record_bytes'))})"
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return ShardStream(self, source, context, self.handler)
 
     def read(
         self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt

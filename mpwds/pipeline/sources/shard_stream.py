@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.coercion import url_of
-from mpwds.pipeline.context import Context
+from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.filter import ErrorHandlingStream, Filter
 from mpwds.pipeline.handlers import CountingHandler, Handler, reraise_exception
@@ -48,10 +48,28 @@ def _nbytes(element: Any) -> int:
 
 
 class ShardReader(Filter):
-    """Base of the stages that read shards."""
+    """Base of the stages that read shards.
+
+    Attributes:
+        handler: What to do about a shard that cannot be read.
+        empty_check: Whether it is an error if all shards are empty, or if a rank has none. Of a rank's
+            workers, those without a shard are idle.
+        cache: Keeps shards on a local disk, and fetches the next ones while one is read.
+        open_at: Without a cache, opens a shard's URL at a byte.
+        read_ahead: Without a cache and ``open_at``, the option of ``mpwds.gopen``. If it reads a shard ahead,
+            the next shards are opened while that one is read.
+    """
 
     reads_shards = True
     samples_in = staticmethod(one_sample)
+    handler: Handler = reraise_exception
+    empty_check: bool = False
+    cache: ShardCache | None = None
+    open_at: OpenAt | None = None
+    read_ahead: int | None = None
+
+    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
+        return ShardStream(self, source, context)
 
     @abstractmethod
     def read(
@@ -70,30 +88,14 @@ class ShardReader(Filter):
 
 
 class ShardStream(ErrorHandlingStream):
-    """The elements of shards. An element's address is (the shard's address, byte offset).
+    """The elements of shards. An element's address is (the shard's address, byte offset)."""
 
-    With ``empty_check`` it is an error if all shards are empty, or if a rank has none. Of a rank's workers,
-    those without a shard are idle. While a shard is read, a ``cache`` fetches the next ones.
-
-    Without a cache, shards are opened by ``open``, or else by ``open_at`` with the option ``read_ahead``. If
-    it reads a shard ahead, the next shards are opened while that one is read.
-    """
-
-    def __init__(
-        self,
-        stage: ShardReader,
-        source: Stream[Any],
-        context: Context,
-        handler: Handler,
-        empty_check: bool = False,
-        cache: ShardCache | None = None,
-        open: OpenAt | None = None,
-        read_ahead: int | None = None,
-    ) -> None:
-        super().__init__(source, stage, handler)
+    def __init__(self, stage: ShardReader, source: Stream[Any], context: Context) -> None:
+        super().__init__(source, stage, stage.handler)
+        cache, open, read_ahead = stage.cache, stage.open_at, stage.read_ahead
         self._read = stage.read
         self._place = stage.place
-        self._usual_handler = handler
+        self._usual_handler = stage.handler
         self._context = context
         self._cache = cache
         self._read_ahead = read_ahead if open is None else 0
@@ -105,7 +107,7 @@ class ShardStream(ErrorHandlingStream):
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
         # An error that the source raised while shards were taken ahead, and the source's state before it.
         self._source_failed: tuple[Exception, Any] | None = None
-        self._missing = empty_check  # nothing has been found yet, and that would be an error
+        self._missing = stage.empty_check  # nothing has been found yet, and that would be an error
         self._begun = 0  # shards, while that is so
         # A handler that counts is told of elements, not of the shards that the source gives.
         self._count: Callable[[], object] | None = None
