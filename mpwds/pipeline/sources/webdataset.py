@@ -154,7 +154,7 @@ class WebDataset(DataPipeline):
         if isinstance(urls, Mapping) or hasattr(urls, "mixes_samples") or is_named(urls, ".yaml", ".yml"):
             if resampled:
                 raise ValueError("resampled=True cannot be combined with a specification: set `resample: n`")
-            parts = _of_spec(urls, reader, nodesplitter, workersplitter)  # type: ignore[arg-type]  # a spec
+            parts = _of_spec(urls, reader, splitters)  # type: ignore[arg-type]  # a spec
         elif _is_folder(urls) and mode not in (None, "resampled"):
             from mpwds.pipeline.sources.directory_shards import DirectoryShardList
 
@@ -209,9 +209,7 @@ class WebDataset(DataPipeline):
         return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
 
 
-def _of_spec(
-    given: SpecLike, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
-) -> list[Any]:
+def _of_spec(given: SpecLike, reader: TarSamples, splitters: list[Stage | None]) -> list[Any]:
     """The parts of the dataset of a specification."""
     from mpwds.pipeline.sources.mix import RandomMix
     from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
@@ -219,12 +217,12 @@ def _of_spec(
     spec = load_spec(given)
     parts: list[Any]
     if spec.mixes_samples:
-        datasets = [_of_source(source, reader, nodesplitter, workersplitter) for source in spec.sources]
+        datasets = [_of_source(source, reader, splitters) for source in spec.sources]
         weights = [1.0 if source.weight is None else source.weight for source in spec.sources]
         stop: Any = spec.stop or ("never" if spec.epoch else "all_exhausted_without_replacement")
         parts = [RandomMix(datasets, weights, stop=stop)]
     else:
-        parts = [MultiShardSample(spec), nodesplitter, workersplitter, reader]
+        parts = [MultiShardSample(spec), *splitters, reader]
     if spec.epoch:  # counts samples, before the user's stages
         return [DataPipeline(*parts).with_epoch(spec.epoch)]
     return parts
@@ -245,14 +243,12 @@ def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
     return WebDataset(load_spec(fname), **given)
 
 
-def _of_source(
-    source: SpecSource, reader: TarSamples, nodesplitter: Split | None, workersplitter: Split | None
-) -> DataPipeline:
+def _of_source(source: SpecSource, reader: TarSamples, splitters: list[Stage | None]) -> DataPipeline:
     """The samples of one source of a specification."""
     from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample
 
     shards = MultiShardSample(DatasetSpec((source.of_shards(),)))
-    dataset = DataPipeline(shards, nodesplitter, workersplitter, replace(reader, empty_check=False))
+    dataset = DataPipeline(shards, *splitters, replace(reader, empty_check=False))
     if source.subsample < 1:
         dataset = dataset.rsample(source.subsample)
     if source.shuffle:
