@@ -443,10 +443,11 @@ class Padded:
     def _check_fields(self, sample: Any) -> None:
         if not self._by_field:
             return
-        fields = list(sample) if isinstance(sample, dict) else list(range(len(sample)))
+        has_fields = isinstance(sample, (dict, tuple, list))
+        fields = list(sample if isinstance(sample, dict) else range(len(sample))) if has_fields else []
         absent = [repr(field) for field in self.padding if field not in fields]
         if absent:
-            found = ", ".join(map(str, fields))
+            found = ", ".join(map(str, fields)) or "none"
             raise ValueError(f"padded: no field {' or '.join(absent)}; the sample has {found}")
 
 

@@ -113,6 +113,8 @@ def test_with_axes_given_all_batches_are_rounded_up():
         (padded(axes=0), [np.zeros((2, 2)), np.zeros((2, 3))], "differ along axis 1, .* axes=0: 2, 3"),
         (padded(axes=2), [np.zeros(2)], "no axis 2 in arrays of 1 dimensions"),
         (padded({"y": 0}), [{"x": np.zeros(2)}], "no field 'y'; the sample has x"),
+        (padded({0: 0}), [np.zeros(2)], "no field 0; the sample has none"),
+        (padded({0: 0}), [3], "no field 0; the sample has none"),
         (padded(-1), [np.zeros(2, "u1"), np.zeros(1, "u1")], "arrays of uint8 cannot hold the padding -1"),
         (padded(0.5), [np.zeros(2, "i4"), np.zeros(1, "i4")], "cannot hold the padding 0.5"),
         (padded(float("nan")), [np.zeros(2, "i4"), np.zeros(1, "i4")], "cannot hold the padding nan"),
