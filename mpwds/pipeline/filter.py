@@ -41,7 +41,6 @@ class Filter(Part, ABC):
     The stream's state lists the elements it holds: see :meth:`mpwds.pipeline.stream.Stream.state_dict`.
 
     Attributes:
-        alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
         divides_among: ``"ranks"``, ``"workers"``, or both, if it divides the elements among these.
         pins_epoch: Whether it and what comes before always run as in epoch 0: a cache holds those elements.
         passes_values: Whether it leaves the values of a sample's fields as they are, and does not look at
@@ -60,7 +59,6 @@ class Filter(Part, ABC):
         ['a', 'a', 'b', 'b']
     """
 
-    alike_before_split: bool = False
     divides_among: tuple[str, ...] = ()
     pins_epoch: bool = False
     runs_ahead: ClassVar[bool] = False

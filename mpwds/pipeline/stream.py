@@ -185,6 +185,7 @@ class Part:
         in_any_order: ``True`` if elements are taken as they appear, so that workers cannot keep an order.
         reads_shards: ``True`` if it reads storage.
         divides_itself: ``True`` if a user's code divides the elements, by what it knows of ranks and workers.
+        alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
         samples_in: Returns the number of samples in an element, for statistics; ``None`` if an element holds
             as many as before this part.
         parts: The parts that it consists of, if any; they answer for it.
@@ -194,6 +195,7 @@ class Part:
     in_any_order: bool = False
     reads_shards: bool = False
     divides_itself: bool = False
+    alike_before_split: bool = False
 
     @property
     def samples_in(self) -> Callable[[Any], int] | None:
@@ -235,11 +237,9 @@ class Origin(Part, ABC):
 
     Attributes:
         never_empty: ``True`` if every worker gets at least one element.
-        alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
     """
 
     never_empty: bool = False
-    alike_before_split: bool = False
 
     @abstractmethod
     def stream(self, context: Context = ALONE) -> Stream[Any]:
