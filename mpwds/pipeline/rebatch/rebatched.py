@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,7 +271,8 @@ class _RegroupedStream(RebatchedStream):
             if columns is not None and columns == self._columns:
                 return super()._rows_of(address, tuple(batch) if type(batch) is list else batch)
             self._change_to_samples()
-        return _SAMPLES, [_objects(self._unbatched.stream(_OneBatch(self._source, address, batch)))]
+        samples = self._unbatched.stream(_OneBatch(self._source, address, batch))
+        return _SAMPLES, [np.fromiter(samples, object)]
 
     def _explain(self, error: Exception, address: Address, batch: Any) -> None:
         """Does nothing: ``unbatched`` has said where the error is."""
@@ -288,7 +289,7 @@ class _RegroupedStream(RebatchedStream):
     def _samples_of(self, batch: Any, ids: RowIds) -> list[Rows]:
         """The rows of a batch of columns, as samples with their addresses; ``ids`` names the rows."""
         samples = self._unbatched([batch]) if len(ids) else ()
-        return [_objects(zip(self._taken.addresses_of(ids), samples, strict=True)), ids]
+        return [np.fromiter(zip(self._taken.addresses_of(ids), samples, strict=True), object), ids]
 
     def _batch(self, mixer: ShuffleBuffer) -> Any:
         if not self._by_samples:
@@ -322,14 +323,6 @@ class _OneBatch(WrappedStream[Any]):
         if not self._items:
             raise StopIteration
         return self._items.pop()
-
-
-def _objects(items: Iterable[Any]) -> Rows:
-    held = list(items)
-    rows = np.empty(len(held), object)
-    for number, item in enumerate(held):
-        rows[number] = item
-    return rows
 
 
 _SAMPLES = Column(sequence=list)

@@ -230,14 +230,14 @@ class RowBuffers:
         self.rows = rows
         self._specs = specs
         self._pin_memory = pin_memory
-        self._offsets = _offsets(specs, rows)
         self._has_tensors = any(spec.is_tensor for spec in specs)
         self._copies = CopiedBatches()
         self._pinning = Pinning(CudaAccess().runtime)
 
     def make(self, rows: int | None = None) -> RowBuffer:
         count = self.rows if rows is None else rows
-        offsets = self._offsets if rows is None else _offsets(self._specs, count)
+        sizes = [-(-count * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in self._specs]
+        offsets = [0, *itertools.accumulate(sizes)]
         memory = self._memory(offsets[-1])
         starts = zip(self._specs, offsets, strict=False)
         data = [memory[start : start + count * spec.row_nbytes] for spec, start in starts]
@@ -256,11 +256,6 @@ class RowBuffers:
         else:
             memory = np.frombuffer(self._copies.allocate_pageable(nbytes), np.uint8)
         return memory if torch is None else torch.from_numpy(memory)
-
-
-def _offsets(specs: list[Column], rows: int) -> list[int]:
-    sizes = [-(-rows * spec.row_nbytes // _ALIGNMENT) * _ALIGNMENT for spec in specs]
-    return [0, *itertools.accumulate(sizes)]
 
 
 class RowBuffer:
