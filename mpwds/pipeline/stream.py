@@ -336,7 +336,7 @@ class EveryNth(WrappedStream[T]):
 class OrderedStream(BaseStream[T]):
     """Base of streams whose addresses are known: those of ``order``."""
 
-    _failed = -1  # the cursor behind the element that failed last
+    _failed = -1  # the cursor after the element that failed last
 
     def __init__(self, order: Sequence[Any]) -> None:
         self._order = order

@@ -186,7 +186,7 @@ class _IndexedStream(BaseStream[Any]):
 
     def _begin(self, cursor: int) -> None:
         self._cursor = cursor
-        self._failed = -1  # the cursor behind the sample that failed last
+        self._failed = -1  # the cursor after the sample that failed last
         self._samples: Iterator[tuple[int, int, Any]]
         source = self._source
         samples = source.read_in(self._context, self._places[cursor:])

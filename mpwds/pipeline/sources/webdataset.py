@@ -203,7 +203,7 @@ class WebDataset(DataPipeline):
         self._call = f"WebDataset({written or _shown(urls)}{', ' if shown else ''}{arguments(**shown)})"
 
     def _own_length(self) -> int | None:
-        """What the stages make of the samples of a description."""
+        """The number of elements that the stages make of the samples of a description."""
         if self._samples is None:
             return None
         return ONCE.count_of(self.stages[self._made - 1 :], Count(sum(self._samples))).elements
