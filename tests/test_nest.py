@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mpwds import nest, tenbin
 from mpwds.errors import EnvelopeError
-from mpwds.nest.nodes import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
+from mpwds.nest import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
 from mpwds.trees import fields_of
 from tests.memory import allocating_below
 

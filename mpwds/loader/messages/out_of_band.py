@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpwds.imports import tensor_class
 from mpwds.loader.messages import protocol
-from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.nest import PLAIN_OR_INT
 from mpwds.pickling import OwnClassPickler
 from mpwds.pipeline.stages.collation import Stack
 from mpwds.trees import fields_of, tree_map, with_parts

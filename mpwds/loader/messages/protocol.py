@@ -93,7 +93,7 @@ from typing import Any
 
 from mpwds import pickling
 from mpwds.errors import FULL, MpwdsError, WorkerTraceback, shorten
-from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.nest import PLAIN_OR_INT
 from mpwds.pipeline.error_context import notes_of
 
 GRACE_S = 0.5

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpwds.errors import SharedMemoryError
 from mpwds.imports import tensor_class
-from mpwds.nest.nodes import PLAIN_OR_INT
+from mpwds.nest import PLAIN_OR_INT
 from mpwds.pipeline.rebatch.batch_schema import Column, Schema, build
 from mpwds.pipeline.stream import Address, as_address
 from mpwds.sharedmem import segment
