@@ -84,15 +84,9 @@ def open_cloud(
 
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
-        mode: ``"rb"`` or ``"wb"``.
-        bufsize: Bytes to buffer; at least 256 KiB when reading.
-        offset: The byte at which to start reading.
-        stop: The byte before which to end.
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
-        timeout_s: How long the storage may be silent, in seconds.
-        retries: How often and how long to try.
-        read_ahead: The number of ranges that threads fetch ahead of the reader; 0 reads one answer from start
-            to end.
+        mode, bufsize, offset, stop, timeout_s, retries, read_ahead: As for
+            :func:`mpwds.storage.streams.http.open_http`.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
@@ -192,18 +186,12 @@ class _CloudBody(Body):
         self._chunks: Iterator[bytes] | None = None  # once reading has begun
         self._pid = os.getpid()
 
-    def read(self) -> bytes:
-        return self._next_chunk(_CHUNK_BYTES)
-
-    def read_much(self) -> bytes:
-        return self._next_chunk(_MUCH_BYTES)
-
-    def _next_chunk(self, size: int) -> bytes:
+    def read(self, much: bool = False) -> bytes:
         if self._result is None:
             return b""
         try:
             if self._chunks is None:
-                self._chunks = iter(self._result.stream(size))
+                self._chunks = iter(self._result.stream(_MUCH_BYTES if much else _CHUNK_BYTES))
             return next(self._chunks, b"")
         except _obstore_errors() as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error

@@ -386,15 +386,9 @@ class _HttpBody(Body):
         self.detects_truncation = version.size is not None or is_chunked
         self._response = response
 
-    def read(self) -> bytes:
-        return self._received(lambda: self._response.read1(_PIECE_BYTES))
-
-    def read_much(self) -> bytes:
-        return self._received(lambda: self._response.read(_MUCH_BYTES))
-
-    def _received(self, read: Callable[[], bytes]) -> bytes:
+    def read(self, much: bool = False) -> bytes:
         try:
-            return read()
+            return self._response.read(_MUCH_BYTES) if much else self._response.read1(_PIECE_BYTES)
         except HTTPError as error:
             root = _root(error)
             reason = "the server is silent" if isinstance(root, TimeoutError) else "the connection broke"

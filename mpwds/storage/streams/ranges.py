@@ -47,7 +47,8 @@ class RangesAhead(Resource):
         self.ahead: deque[tuple[int, Future[FetchedBody]]] = deque()  # the first bytes of ranges
         self._may_request = False  # the last request of the reader's succeeded
         self._pid = os.getpid()
-        _allowance.add(self)
+        with _allowance.lock:
+            _allowance.streams[self] = None
 
     def get(self, position: int, version: Version | None, stop: int | None) -> Body:
         if self._pid != os.getpid():  # a fork's parent has the threads
@@ -84,7 +85,7 @@ class RangesAhead(Resource):
         kept: Future[FetchedBody] = Future()
         kept.set_result(FetchedBody(body))
         with _allowance.lock:
-            _allowance.take()
+            _allowance.held += 1
             self.ahead.appendleft((position, kept))
         return True
 
@@ -94,7 +95,7 @@ class RangesAhead(Resource):
         if self._pid == os.getpid() and not sys.is_finalizing():
             with _allowance.lock:
                 self._may_request = False
-                _allowance.remove(self)
+                _allowance.streams.pop(self, None)
             self._drop_ahead()
             _allowance.request_ahead()
 
@@ -167,7 +168,7 @@ def _has_failed(future: Future[FetchedBody]) -> bool:
 
 def count_streams_read() -> int:
     """The number of streams of this process that share what is allowed, without those of shards to come."""
-    return _allowance.count_read()
+    return sum(stream.is_read for stream in list(_allowance.streams))
 
 
 class _Allowance:
@@ -182,28 +183,13 @@ class _Allowance:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._threads = Threads[Callable[[], FetchedBody], FetchedBody](lambda fetch: fetch(), _MOST_RANGES)
-        self._streams: dict[RangesAhead, None] = {}  # in the order of opening
+        self.streams: dict[RangesAhead, None] = {}  # in the order of opening
+        self.held = 0
         self._most = READ_AHEAD
-        self._held = 0
-
-    def count_read(self) -> int:
-        return sum(stream.is_read for stream in list(self._streams))
-
-    def add(self, stream: RangesAhead) -> None:
-        with self.lock:
-            self._streams[stream] = None
-
-    def remove(self, stream: RangesAhead) -> None:
-        with self.lock:
-            self._streams.pop(stream, None)
-
-    def take(self) -> None:
-        with self.lock:
-            self._held += 1
 
     def give_back(self, _: object = None) -> None:
         with self.lock:
-            self._held -= 1
+            self.held -= 1
 
     def double(self) -> None:
         with self.lock:
@@ -212,17 +198,17 @@ class _Allowance:
 
     def lower(self) -> None:
         with self.lock:
-            self._most = max(1, self._held // 2)
+            self._most = max(1, self.held // 2)
 
     def request_ahead(self) -> None:
         """Requests what is allowed."""
         with self.lock:
-            while self._held < self._most and (stream := self._stream_to_request()) is not None:
-                self._held += 1
+            while self.held < self._most and (stream := self._stream_to_request()) is not None:
+                self.held += 1
                 stream.request_range(self._threads)
 
     def _stream_to_request(self) -> RangesAhead | None:
-        wanting = [stream for stream in list(self._streams) if stream.wants_range()]
+        wanting = [stream for stream in list(self.streams) if stream.wants_range()]
         return min(wanting, key=lambda stream: (not stream.is_read, len(stream.ahead)), default=None)
 
 

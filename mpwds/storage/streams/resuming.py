@@ -170,11 +170,11 @@ class Body(Protocol):
     version: Version
     detects_truncation: bool
 
-    def read(self) -> bytes:
-        """The next piece; empty at the end. Raises ``Interrupted`` if another try may succeed."""
+    def read(self, much: bool = False) -> bytes:
+        """The next piece; empty at the end. Raises ``Interrupted`` if another try may succeed.
 
-    def read_much(self) -> bytes:
-        """The next megabyte or so, or less at the end, at less cost than by pieces. Do not mix the two."""
+        With ``much``, always or never, pieces have a megabyte or so, and cost less.
+        """
 
     def close(self) -> None:
         """Ends the request, whether its body was read to the end or not."""
@@ -189,21 +189,19 @@ class FetchedBody(Body):
         self.error: Interrupted | None = None
         self._pieces: deque[bytes] = deque()
         try:
-            while wanted() and (piece := body.read_much()):
+            while wanted() and (piece := body.read(much=True)):
                 self._pieces.append(piece)
         except Interrupted as interruption:
             self.error = interruption
         finally:
             body.close()
 
-    def read(self) -> bytes:
+    def read(self, much: bool = False) -> bytes:
         if self._pieces:
             return self._pieces.popleft()
         if self.error is not None:
             raise self.error
         return b""
-
-    read_much = read
 
     def close(self) -> None:
         self._pieces.clear()

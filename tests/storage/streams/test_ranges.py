@@ -36,7 +36,7 @@ def storage(web, monkeypatch):
     web.files["/bucket/x.tar"] = CONTENT
     ranges._allowance.__init__()
     yield
-    wait_until(lambda: ranges._allowance._held == 0)
+    wait_until(lambda: ranges._allowance.held == 0)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_closing_early_drops_what_no_thread_has_begun(web, url, monkeypatch):
     stream.read(1)
     assert len(ahead(stream)) == 8
     stream.close()
-    wait_until(lambda: ranges._allowance._held == 0)
+    wait_until(lambda: ranges._allowance.held == 0)
     assert len(web.requests) <= 3
 
 
@@ -225,19 +225,19 @@ def test_a_range_counts_until_its_thread_has_ended_though_the_stream_is_closed(w
     stream = gopen("s3://bucket/x.tar", read_ahead=1, timeout_s=1)
     wait_until(lambda: len(web.requests) == 2)
     ((_, future),) = ahead(stream)
-    held = ranges._allowance._held
+    held = ranges._allowance.held
     stream.close()
-    assert ranges._allowance._held == held or future.done()
-    wait_until(lambda: ranges._allowance._held == 0)
+    assert ranges._allowance.held == held or future.done()
+    wait_until(lambda: ranges._allowance.held == 0)
 
 
 def test_a_stream_that_is_dropped_gives_back_what_it_held(web):
     stream = gopen("s3://bucket/x.tar")
     stream.read(1)
-    assert ranges._allowance._held == 8
+    assert ranges._allowance.held == 8
     wait_for_ranges(stream)
     del stream
-    assert ranges._allowance._held == 0
+    assert ranges._allowance.held == 0
 
 
 @pytest.mark.parametrize("line", range(28))
@@ -265,13 +265,13 @@ def test_a_stream_that_is_closed_in_the_middle_of_a_request_gives_back_what_it_h
         sys.settrace(None)
     assert lines
     stream.close()
-    wait_until(lambda: ranges._allowance._held == 0)
+    wait_until(lambda: ranges._allowance.held == 0)
 
 
 def test_all_streams_of_a_process_together_hold_a_bounded_number_of_ranges(web):
     most = ranges._allowance._most = ranges._MOST_RANGES
     streams = [gopen("s3://bucket/x.tar") for _ in range(6)]
-    assert ranges._allowance._held == most
+    assert ranges._allowance.held == most
     assert [stream.read() for stream in streams] == [CONTENT] * 6
 
 

@@ -42,7 +42,7 @@ def storage(web, monkeypatch):
     gc.collect()  # errors keep the frames that raised them
     # What opens shards ends, too: it would ask the next test's server.
     wait_until(lambda: len(ahead_threads() - before) <= ranges._allowance._threads._running)
-    wait_until(lambda: ranges._allowance._held == 0)
+    wait_until(lambda: ranges._allowance.held == 0)
 
 
 def ahead_threads():
