@@ -95,7 +95,8 @@ def describe_shard(url: str, offsets: bool) -> dict[str, Any]:
         for key, members in group((name, offset) for name, offset, _ in entries):
             if key:
                 starts.append(next(offset for extension, offset in members if extension is not None) // BLOCK)
-        hashed.read_rest()
+        while hashed.read(_PIECE_BYTES):
+            pass
     entry: dict[str, Any] = {
         "url": url,
         "md5sum": hashed.digest.hexdigest(),
@@ -130,10 +131,6 @@ class _Hashed:
 
     def close(self) -> None:
         """Nothing: the stream is not read to its end yet."""
-
-    def read_rest(self) -> None:
-        while self.read(_PIECE_BYTES):
-            pass
 
 
 def update_description(

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import IO, Any, NoReturn, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from mpwds.errors import SpecError
-from mpwds.storage.indexed.packed import MAGIC, PackedDescription
+from mpwds.storage.indexed.packed import MAGIC, PackedDescription, fail
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import folder_of, has_rules, join_url, url_scheme, without_credentials
@@ -75,7 +75,7 @@ def read_description(source: Source) -> dict[str, Any]:
         packed = PackedDescription(file, text)
         return {**packed.contents, "shardlist": [*packed.shards]}
     if text[:2] == b"\x1f\x8b":
-        _fail(file, "", "is compressed (gzip): decompress it")
+        fail(file, "", "is compressed (gzip): decompress it")
     try:
         contents = json.loads(text)
     except ValueError as error:
@@ -83,9 +83,9 @@ def read_description(source: Source) -> dict[str, Any]:
         what = f"is not JSON: {error} (nor is it a description in binary form)"
         raise SpecError(f"{without_credentials(file)} {what}", file, line) from None
     if not isinstance(contents, dict):
-        _fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
+        fail(file, "", "is not a JSON object, but a " + type(contents).__name__)
     if contents.get("wids_version") != 1:
-        _fail(file, "wids_version", f"must be 1, got {shown(contents.get('wids_version'))}")
+        fail(file, "wids_version", f"must be 1, got {shown(contents.get('wids_version'))}")
     return contents
 
 
@@ -103,15 +103,15 @@ class _Part:
     def list(self, name: str) -> list[Any]:
         value = self.contents.get(name, [])
         if not isinstance(value, list):
-            _fail(self.file, self.key + name, f"must be a list, got {type(value).__name__}")
+            fail(self.file, self.key + name, f"must be a list, got {type(value).__name__}")
         return value
 
 
 class Description:
     """A description that was read: what the file and ``options`` hold, and the shards' numbers of samples.
 
-    ``base`` and ``options`` override the description's own. If it is ``trusted``, URLs in it may run
-    commands. The URLs of its shards are checked at once, and joined when needed.
+    ``base`` and ``options`` override the description's own. The URLs of its shards are checked at once, and
+    joined when needed.
     """
 
     def __init__(
@@ -120,20 +120,18 @@ class Description:
         *,
         base: str | None = None,
         options: Mapping[str, Any] | None = None,
-        trusted: bool = False,
     ) -> None:
         is_named = isinstance(source, (str, os.PathLike))
         file = os.fspath(source) if is_named else _name_of(source)  # type: ignore[arg-type]
         self.contents = {**read_description(source), **copy.deepcopy(dict(options or {}))}
         self.lengths: list[int] = []
         self._listed: list[tuple[_Part, str, list[Shard], list[str]]] = []
-        self._trusted = trusted
         self._has_rules = has_rules()
         if base is None:
             base = join_url(folder_of(file) if is_named else "", self.contents.get("base", ""))
         self._add(_Part(self.contents, file, base, _own(self.contents), (file,)))
         if not self.lengths:
-            _fail(file, "shardlist", "lists no shards")
+            fail(file, "shardlist", "lists no shards")
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
@@ -162,7 +160,7 @@ class Description:
         for number, inner in enumerate(part.list("datasets")):
             key = f"{part.key}datasets[{number}]"
             if not isinstance(inner, dict):
-                _fail(part.file, key, f"must be an object, got {shown(inner)}")
+                fail(part.file, key, f"must be an object, got {shown(inner)}")
             if "source_url" in inner:
                 self._add_referred(part, inner, key)
             elif "shardlist" in inner or "datasets" in inner:
@@ -171,16 +169,16 @@ class Description:
                 base = join_url(part.base, inner.get("base", ""))
                 self._add(_Part(inner, part.file, base, inherited, part.files, f"{key}."))
             else:
-                _fail(part.file, key, "has neither shardlist nor source_url")
+                fail(part.file, key, "has neither shardlist nor source_url")
 
     def _add_referred(self, part: _Part, reference: Mapping[str, Any], key: str) -> None:
         url = reference["source_url"]
         if not isinstance(url, str):
-            _fail(part.file, f"{key}.source_url", f"must be a string, got {shown(url)}")
+            fail(part.file, f"{key}.source_url", f"must be a string, got {shown(url)}")
         url = join_url(part.base, url)
         self._check(url, part.file, key)
         if url in part.files:
-            _fail(part.file, f"{key}.source_url", f"{url} leads back to itself")
+            fail(part.file, f"{key}.source_url", f"{url} leads back to itself")
         contents = read_description(url)
         own = _own(contents, reference)
         dataset = {"dataset": own["name"]} if own.get("name") else {}
@@ -209,17 +207,17 @@ class Description:
         for number, shard in enumerate(shards):
             key = f"{part.key}shardlist[{number}]"
             if not isinstance(shard, dict):
-                _fail(part.file, key, f"must be an object, got {shown(shard)}")
+                fail(part.file, key, f"must be an object, got {shown(shard)}")
             url, count = shard.get("url"), shard.get("nsamples")
             if type(url) is not str or not url:
-                _fail(part.file, f"{key}.url", f"must be a path or URL, got {shown(url)}")
+                fail(part.file, f"{key}.url", f"must be a path or URL, got {shown(url)}")
             if type(count) is not int or count < 0:
-                _fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {shown(count)}")
+                fail(part.file, f"{key}.nsamples", f"must be the number of samples, got {shown(count)}")
         return [], []
 
     def _check(self, url: str, file: str, key: str) -> None:
         if url_scheme(url) == "pipe" or self._has_rules:  # else it is harmless
-            check_url(url, self._trusted, f"{without_credentials(file)}, {key}")
+            check_url(url, False, f"{without_credentials(file)}, {key}")
 
 
 def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -233,8 +231,3 @@ def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProx
 
 def _name_of(file: Any) -> str:
     return str(getattr(file, "name", "description"))
-
-
-def _fail(file: str, key: str, what: str) -> NoReturn:
-    at = f", {key}:" if key else ""
-    raise SpecError(f"{without_credentials(file)}{at} {what}", file, key=key)

@@ -74,9 +74,7 @@ class Offsets(NamedTuple):
     """
 
     starts: array[int]  # where the first header of each sample is; then the end
-    suffixes: Sequence[
-        str
-    ] = ()  # ".jpg", if all samples have the same ones in the same order; else headers tell
+    suffixes: Sequence[str] = ()  # ".jpg", if all samples have the same, in the same order; else headers tell
     rows: bytes = b""
 
     @property

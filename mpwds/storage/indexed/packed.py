@@ -158,5 +158,10 @@ class PackedDescription:
             self._fail(f"is damaged, {text[:20]!r} is no JSON object ({error}): make it again", shard)
 
     def _fail(self, what: str, shard: int | None = None) -> NoReturn:
-        key = "" if shard is None else f"shardlist[{shard}]"
-        raise SpecError(f"{without_credentials(self._name)}{key and f', {key}:'} {what}", self._name, key=key)
+        fail(self._name, "" if shard is None else f"shardlist[{shard}]", what)
+
+
+def fail(file: str, key: str, what: str) -> NoReturn:
+    """Raises the error for a description that is not valid at the place ``key``."""
+    at = f", {key}:" if key else ""
+    raise SpecError(f"{without_credentials(file)}{at} {what}", file, key=key)

@@ -21,6 +21,7 @@ VERSION = 1
 
 _HEAD = struct.Struct("<3I2q")  # magic, version, shards, samples, bytes
 _WIDTHS = (1, 2, 4, 8)
+_BYTE = np.dtype("u1")
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
 
@@ -57,26 +58,45 @@ def parse_index(data: bytes, path: str) -> Index:
         raise ShardError(f"{path} is not an index of MDS version 1: it begins with 0x{magic:08X}")
     if version != VERSION:
         raise ShardError(f"{path} says at offset 4 that it is of version {version}, expected {VERSION}")
-    reader = _Reader(data, _HEAD.size, path)
-    per_shard = reader.array(shards, _INT64)
-    bytes_per_shard = reader.array(shards, _INT64)
-    at = reader.offset
-    (width,) = reader.array(1, _INT32).tolist()
+    offset = _HEAD.size
+
+    def take(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        nonlocal offset
+        start = offset
+        if count < 0 or count * dtype.itemsize > len(data) - start:
+            raise ShardError(
+                f"{path} is damaged or truncated: {count} entries of {dtype.itemsize} bytes do not fit at "
+                f"offset {start} of {len(data)}"
+            )
+        offset += count * dtype.itemsize
+        return np.frombuffer(data, dtype, count, start)
+
+    per_shard, bytes_per_shard = take(shards, _INT64), take(shards, _INT64)
+    at = offset
+    (width,) = take(1, _INT32).tolist()
     sizes: npt.NDArray[Any] | int
     if width == 0:
-        (sizes,) = reader.array(1, _INT64).tolist()
+        (sizes,) = take(1, _INT64).tolist()
     elif width in _WIDTHS:
-        sizes = reader.array(samples, np.dtype(f"<u{width}"))
+        sizes = take(samples, np.dtype(f"<u{width}"))
     else:
         raise ShardError(
             f"{path} says at offset {at} that sizes have {width} bytes, expected 0, 1, 2, 4 or 8"
         )
-    (count,) = reader.array(1, _INT32).tolist()
-    name_sizes = reader.array(count, _INT32)
-    fields = tuple(reader.text(size) for size in name_sizes.tolist())
-    if reader.offset != len(data):
-        raise ShardError(f"{path} should end at byte {reader.offset}, and it has {len(data)}")
-    index = Index(per_shard, bytes_per_shard, sizes, fields)
+    (count,) = take(1, _INT32).tolist()
+    fields = []
+    for size in take(count, _INT32).tolist():
+        at = offset
+        try:
+            name = take(size, _BYTE).tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise ShardError(f"{path} is damaged: the name at offset {at} is not UTF-8") from error
+        if "\0" in name:
+            raise ShardError(f"{path} is damaged: the name at offset {at} is {name!r}")
+        fields.append(name)
+    if offset != len(data):
+        raise ShardError(f"{path} should end at byte {offset}, and it has {len(data)}")
+    index = Index(per_shard, bytes_per_shard, sizes, tuple(fields))
     _check(index, samples, total, path)
     return index
 
@@ -103,39 +123,6 @@ def _check(index: Index, samples: int, total: int, path: str) -> None:
             raise ShardError(
                 f"{path} is damaged: samples of shard {shard} have {found} bytes, and the shard {expected}"
             )
-
-
-class _Reader:
-    """Takes arrays and text from the bytes of an index."""
-
-    def __init__(self, data: bytes, offset: int, path: str) -> None:
-        self._data = data
-        self.offset = offset
-        self._path = path
-
-    def array(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        start = self._take(count, dtype.itemsize)
-        return np.frombuffer(self._data, dtype, count, start)
-
-    def text(self, size: int) -> str:
-        start = self._take(size, 1)
-        try:
-            name = self._data[start : self.offset].decode()
-        except UnicodeDecodeError as error:
-            raise ShardError(f"{self._path} is damaged: the name at offset {start} is not UTF-8") from error
-        if "\0" in name:
-            raise ShardError(f"{self._path} is damaged: the name at offset {start} is {name!r}")
-        return name
-
-    def _take(self, count: int, size: int) -> int:
-        start = self.offset
-        if count < 0 or count * size > len(self._data) - start:
-            raise ShardError(
-                f"{self._path} is damaged or truncated: {count} entries of {size} bytes do not fit at offset "
-                f"{start} of {len(self._data)}"
-            )
-        self.offset += count * size
-        return start
 
 
 def dump_index(

@@ -8,9 +8,9 @@ import stat
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-T = TypeVar("T")
+from mpwds.closing import Closes
 
 
 class Version(NamedTuple):
@@ -121,13 +121,10 @@ def unbuffered(stream: object) -> object:
     return getattr(stream, "raw", stream)
 
 
-class ClosesOrDiscards:
+class ClosesOrDiscards(Closes):
     """Mixin: ``close``, which completes the output, ends a ``with`` block, or ``discard`` if it raises."""
 
-    def __enter__(self: T) -> T:
-        return self
-
-    def __exit__(self: Any, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self: Any, kind: object = None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
