@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -108,47 +107,28 @@ class _Part:
 
 
 class Description:
-    """A description that was read: what the file and ``options`` hold, and the shards' numbers of samples.
+    """A description that was read. ``base`` and ``options`` override its own.
 
-    ``base`` and ``options`` override the description's own. The URLs of its shards are checked at once, and
-    joined when needed.
+    Attributes:
+        contents: What the file and ``options`` hold.
+        shards: The shards, with absolute URLs and what they inherit.
+        lengths: The shards' numbers of samples.
     """
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        base: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, source: Source, *, base: str | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
         is_named = isinstance(source, (str, os.PathLike))
         file = os.fspath(source) if is_named else _name_of(source)  # type: ignore[arg-type]
         self.contents = {**read_description(source), **copy.deepcopy(dict(options or {}))}
         self.lengths: list[int] = []
-        self._listed: list[tuple[_Part, str, list[Shard], list[str]]] = []
+        self.shards: list[Shard] = []
         self._has_rules = has_rules()
         if base is None:
             base = join_url(folder_of(file) if is_named else "", self.contents.get("base", ""))
         self._add(_Part(self.contents, file, base, _own(self.contents), (file,)))
         if not self.lengths:
             fail(file, "shardlist", "lists no shards")
-
-    @functools.cached_property
-    def shards(self) -> list[Shard]:
-        """The shards with absolute URLs and what they inherit."""
-        # Threads may do this at the same time: each writes the same.
-        for part, start, shards, urls in self._listed:
-            joined = "\n" + "\n".join(urls)
-            if any(mark in joined for mark in (":", "./", "//", "\n/")):
-                urls = [join_url(part.base, url) for url in urls]
-            else:  # as most are: there may be many
-                urls = [start + url for url in urls]
-            for shard, url in zip(shards, urls, strict=True):
-                shard["url"] = url
-            for name, value in part.inherited.items():
-                for shard in shards:
-                    shard.setdefault(name, value)
-        return [shard for _, _, shards, _ in self._listed for shard in shards]
 
     @property
     def urls(self) -> list[str]:
@@ -189,12 +169,21 @@ class Description:
     def _add_shards(self, part: _Part) -> None:
         shards = part.list("shardlist")
         urls, counts = self._checked_columns(part, shards)
-        start = join_url(part.base, "x")[:-1]
-        joined = "".join([start, *urls])
-        if self._has_rules or (":" in joined and "pipe:" in joined.lower()):  # else they are harmless
+        written = "\n" + "\n".join(urls)
+        if any(mark in written for mark in (":", "./", "//", "\n/")):
+            urls = [join_url(part.base, url) for url in urls]
+        else:  # as most are: there may be many
+            start = join_url(part.base, "x")[:-1]
+            urls = [start + url for url in urls]
+        if self._has_rules or "pipe:" in f"{part.base}{written}".lower():  # else they are harmless
             for number, url in enumerate(urls):
-                self._check(join_url(part.base, url), part.file, f"{part.key}shardlist[{number}]")
-        self._listed.append((part, start, shards, urls))
+                self._check(url, part.file, f"{part.key}shardlist[{number}]")
+        for shard, url in zip(shards, urls, strict=True):
+            shard["url"] = url
+        for name, value in part.inherited.items():
+            for shard in shards:
+                shard.setdefault(name, value)
+        self.shards += shards
         self.lengths += counts
 
     def _checked_columns(self, part: _Part, shards: Sequence[Any]) -> tuple[list[str], list[int]]:
