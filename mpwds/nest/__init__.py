@@ -12,7 +12,7 @@ import functools
 import json
 import pickle
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -90,7 +90,7 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
     try:
         return _to_node(batch, arrays, allow_pickle, 0), arrays
     except _CannotSend as error:
-        where = _path(batch, error.item)
+        where = "batch" + (_way(batch, error.item, 0, {}) or "")
         raise TypeError(f"{where} is a {type(error.item).__qualname__}, {error.reason}") from error.__cause__
 
 
@@ -237,14 +237,12 @@ def _to_pairs(
         keys = list(item)
     else:
         keys = _to_nodes(list(map(_key, item)), arrays, allow_pickle, depth)
-        for key in item if not allow_pickle else ():
-            part = _part_with_own_equality(key)
-            if part is not None:
-                raise _CannotSend(
-                    part,
-                    "whose own __hash__ and __eq__ the receiver would have to run, which is not allowed: "
-                    "use keys of text, numbers and tuples",
-                )
+        if not allow_pickle and (part := _part_with_own_equality(item)) is not None:
+            raise _CannotSend(
+                part,
+                "whose own __hash__ and __eq__ the receiver would have to run, which is not allowed: use "
+                "keys of text, numbers and tuples",
+            )
     return keys, _to_nodes(item.values(), arrays, allow_pickle, depth)
 
 
@@ -303,12 +301,8 @@ def _pickled_class(kind: type, name: str) -> bytes | None:
     return _pickled_classes[kind]
 
 
-def _path(batch: Any, target: Any) -> str:
-    """The first way from a batch to an item in it, such as ``batch["meta"][1]``."""
-    return "batch" + (_way(batch, target, 0, {}) or "")
-
-
 def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | None:
+    """The first way from ``here`` to an item in it, such as ``["meta"][1]``; ``None`` if there is none."""
     if here is target:
         return ""
     if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
@@ -331,15 +325,17 @@ def _steps(item: Any) -> Iterator[tuple[str, Any]]:
         yield f".{key}" if is_instance else f"[{text}]", child
 
 
-def _part_with_own_equality(key: Any) -> Any:
-    """The part of a dict's key whose class runs its own ``__hash__`` or ``__eq__``; ``None`` if none does."""
-    kind = type(key)
-    base: type = tuple if issubclass(kind, tuple) else object
-    own = (name for name in ("__hash__", "__eq__") if getattr(kind, name) is not getattr(base, name))
-    if fields_of(kind) is not None and any(own):
-        return key
-    parts = tuple.__iter__(key) if base is tuple else ()
-    return next((found for part in parts if (found := _part_with_own_equality(part)) is not None), None)
+def _part_with_own_equality(keys: Iterable[Any]) -> Any:
+    """The first part of keys whose class runs its own ``__hash__`` or ``__eq__``; ``None`` if none does."""
+    for key in keys:
+        kind = type(key)
+        base: type = tuple if issubclass(kind, tuple) else object
+        is_own = any(getattr(kind, name) is not getattr(base, name) for name in ("__hash__", "__eq__"))
+        if is_own and fields_of(kind) is not None:
+            return key
+        if base is tuple and (part := _part_with_own_equality(tuple.__iter__(key))) is not None:
+            return part
+    return None
 
 
 # -------------------------------------------------------------------------------------------------- receiving
@@ -349,7 +345,7 @@ _LENGTHS = {
     **dict.fromkeys((ARRAY, SCALAR), 1),
     **dict.fromkeys((LIST, TUPLE, PLAIN_LIST, PLAIN_TUPLE, BIG_INT, BYTEARRAY, PICKLE), 2),
     **dict.fromkeys((DICT, ORDERED_DICT, COMPLEX), 3),
-    **dict.fromkeys((DEFAULT_DICT,), 4),
+    DEFAULT_DICT: 4,
     **dict.fromkeys((NAMEDTUPLE, DATACLASS), 5),
 }
 _IS_PICKLED = "the structure holds a {}, which is pickled: pass allow_pickle=True if you trust the sender"
@@ -427,14 +423,12 @@ def _from_node(tag: int, node: list[Any], arrays: Iterator[Any], allow_pickle: b
 def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> dict[Any, Any]:
     keys = _from_nodes(node[1], arrays, allow_pickle, depth)
     values = _from_nodes(node[2], arrays, allow_pickle, depth)
-    if not allow_pickle and list in map(type, node[1]):
-        for key in keys:
-            part = _part_with_own_equality(key)
-            if part is not None:
-                raise TypeError(
-                    f"the structure has a {type(part).__qualname__} in a dict's key, whose own __hash__ and "
-                    "__eq__ would run: pass allow_pickle=True to let them, if you trust the sender"
-                )
+    may_run_code = not allow_pickle and list in map(type, node[1])
+    if may_run_code and (part := _part_with_own_equality(keys)) is not None:
+        raise TypeError(
+            f"the structure has a {type(part).__qualname__} in a dict's key, whose own __hash__ and "
+            "__eq__ would run: pass allow_pickle=True to let them, if you trust the sender"
+        )
     try:
         result = dict(zip(keys, values, strict=True))
     except (TypeError, ValueError) as error:

@@ -373,8 +373,8 @@ class _Resource(Resource):
         reason = without_credentials(str(error))
         return self._failed(f"not a URL of a web server, http: or https: with a host: {reason}")
 
-    def _failed(self, what: str, position: int | None = None) -> StreamError:
-        return StreamError(f"{self.name}: {what}", self.name, position)
+    def _failed(self, what: str) -> StreamError:
+        return StreamError(f"{self.name}: {what}", self.name)
 
 
 class _HttpBody(Body):
