@@ -239,12 +239,7 @@ class Resource(ABC):
 
 
 def open_resource(
-    resource: Resource,
-    mode: str,
-    bufsize: int = 0,
-    offset: int = 0,
-    stop: int | None = None,
-    retries: Retries | None = None,
+    resource: Resource, mode: str, bufsize: int, offset: int, stop: int | None, retries: Retries
 ) -> BinaryIO:
     """A stream of a resource's bytes, which connects again when the connection breaks; or one to write to.
 
@@ -253,7 +248,6 @@ def open_resource(
     the process that opened the stream makes a connection of its own. Tries count again after 64 KiB of
     progress. The stream ends before the byte ``stop``, if it is given.
     """
-    retries = retries or Retries()
     if mode[0] == "w":
         return cast(BinaryIO, _SpooledUpload(resource, retries))
     return io.BufferedReader(_ResumingReader(resource, offset, retries, stop), max(bufsize, _BUFFER_BYTES))
