@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -72,8 +71,8 @@ class Page(Closes):
     def close(self) -> None:
         """Stops serving. Waits for a batch that is being received."""
         self._server.shutdown()
-        self.content.end()
         self._server.server_close()
+        self.content.end()
         for thread in self._threads:
             thread.join()
 
@@ -186,7 +185,8 @@ class _Content:
 
     def end(self) -> None:
         """Lets :meth:`keep_reading` return, and receives no more batches."""
-        self._closing.set()
+        with self._peeking:
+            self._closing.set()
 
 
 def _sprite(shown: Pictures) -> bytes:
@@ -203,37 +203,18 @@ def _sprite(shown: Pictures) -> bytes:
 
 
 class _PageServer(ThreadingHTTPServer):
-    daemon_threads = False  # so that server_close() waits for them
-
     def __init__(self, address: tuple[str, int], page: Page) -> None:
         self.page = page
-        self._connections: set[socket.socket] = set()
         self.html = files("mpwds.feed").joinpath("page.html").read_text("utf-8")
         super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints an error, unless a browser has left in the middle of its request."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
-    def server_close(self) -> None:
-        """Ends the connections, which browsers keep open, and waits for their threads."""
-        for connection in tuple(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)
-        super().server_close()
-
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "mpwds", ""
     timeout = 60
     server: _PageServer
@@ -307,5 +288,4 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _not_allowed(self) -> None:
-        self.close_connection = True  # a body may follow, which nobody reads
         self._send(405, "text/plain; charset=utf-8", b"this page only shows\n", {"Allow": "GET"})

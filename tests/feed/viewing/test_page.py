@@ -158,7 +158,7 @@ def test_the_body_of_a_request_that_is_refused_is_not_taken_for_the_next_one(pag
         request = f"POST / HTTP/1.1\r\n{host}Content-Length: {len(hidden)}\r\n\r\n{hidden}"
         connection.sendall(request.encode())
         with connection.makefile("rb") as answers:
-            assert answers.read().count(b"HTTP/1.1 ") == 1
+            assert answers.read().count(b"HTTP/1.0 ") == 1
 
 
 def test_the_policy_lets_only_its_own_script_and_style_run(page, cookie):
