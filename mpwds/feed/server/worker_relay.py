@@ -103,14 +103,9 @@ class _Relaying(BatchReceiver):
 class _ServedWorker(LocalWorker):
     """A local worker that is told its place with each epoch."""
 
-    receiver: _Relaying
-
     def __init__(self, index: int, launcher: Launcher, blocks: int) -> None:
-        def make(bell: EventFd) -> _Relaying:
-            self.receiver = _Relaying(bell, "numpy", blocks - 1, CopiedBatches(), warn=False)
-            return self.receiver
-
-        super().__init__(index, launcher, make)
+        self.receiver = _Relaying(EventFd(), "numpy", blocks - 1, CopiedBatches(), warn=False)
+        super().__init__(index, launcher, self.receiver)
 
     def begin(self, run: _EpochPart) -> None:
         self.index = WorkerAssignment(*run.place).worker
@@ -200,7 +195,8 @@ class WorkerRelay:
                     f"{self.number} has the place {WorkerAssignment(*start['place'])} for one of them, and "
                     f"{WorkerAssignment(*member.start['place'])} for another"
                 )
-        self.members[client] = Subscriber(start, start["window"], _first_of(start))
+        first = sum(position.first for position in start["positions"].values())  # of all streams of the part
+        self.members[client] = Subscriber(start, start["window"], first)
         self._stop_if_unwanted()
         self._begin_if_due()
 
@@ -440,11 +436,6 @@ class WorkerRelay:
         message, self._pending = self._pending, None
         if message is not None and self.worker is not None and message.fields["kind"] == protocol.BATCH:
             self.worker.discard(message)
-
-
-def _first_of(start: dict[str, Any]) -> int:
-    """The number of the first batch that a trainer asks for, through all streams of the part."""
-    return sum(position.first for position in start["positions"].values())
 
 
 def _without_pickle(fields: dict[str, Any]) -> memoryview:

@@ -20,6 +20,7 @@ from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes import setup as worker_setup
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.pipeline.context import warn_of_idle
+from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
 
@@ -215,7 +216,7 @@ class WorkerGroup:
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         # The consumer may hold all blocks but one, so that the worker has one to write to.
-        return LocalWorker(index, launcher, functools.partial(self._make_receiver, keep=self._blocks - 1))
+        return LocalWorker(index, launcher, self._make_receiver(EventFd(), keep=self._blocks - 1))
 
     def _read(self, worker: WorkerHandle) -> CounterSnapshot:
         before, now = self._ended.get(worker.index), worker.snapshot()

@@ -49,20 +49,17 @@ class LocalWorker(WorkerHandle):
     discard: Callable[[Message], None]
     release_finished: Callable[[], None]
 
-    def __init__(
-        self, index: int, launcher: Launcher, make_receiver: Callable[[EventFd], BatchReceiver]
-    ) -> None:
+    def __init__(self, index: int, launcher: Launcher, receiver: BatchReceiver) -> None:
         self.index = index
         self.is_ready = False
-        bell = EventFd()
-        self._receiver = receiver = make_receiver(bell)
+        self._receiver = receiver
         self.batch, self.discard, self.release_finished = (
             receiver.batch,
             receiver.discard,
             receiver.release_finished,
         )
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
-            ours.callback(self._receiver.close)
+            ours.callback(receiver.close)
             channel, workers_channel = socket.socketpair()
             ours.callback(channel.close)
             workers_ends.callback(workers_channel.close)
@@ -86,7 +83,7 @@ class LocalWorker(WorkerHandle):
                 WorkerEnds(
                     channel=workers_channel.fileno(),
                     handover=workers_handover.fileno(),
-                    bell=bell.fileno(),
+                    bell=receiver.bell.fileno(),
                     lifeline=workers_lifeline,
                     status=self._status.descriptor,
                 ),

@@ -14,6 +14,7 @@ from mpwds.loader.engine.worker_handle import next_message
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel
 from mpwds.loader.resume.progress import START, EpochProgress
+from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.collector import ConsumerTimer
 
@@ -65,7 +66,7 @@ def worker_of():
     def worker_of(process, index=0):
         launcher = Launcher(process)
         copies = CopiedBatches()
-        worker = LocalWorker(index, launcher, lambda bell: BatchReceiver(bell, "numpy", 2, copies))
+        worker = LocalWorker(index, launcher, BatchReceiver(EventFd(), "numpy", 2, copies))
         made.append((worker, launcher, process))
         return worker, launcher
 
