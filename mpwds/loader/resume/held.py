@@ -61,13 +61,8 @@ def _needed(state: Any) -> Any:
     return {**loaded, "streams": streams, "held": [[*batch, count] for batch, count in sorted(held.items())]}
 
 
-def loaded_by(state: Any) -> Any:
-    """The progress of the loader under the stages."""
-    return _levels(state)[-1]["loaded"]
-
-
-def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
-    """The elements that stages hold of each stream that a rank carries.
+def by_streams(state: Any, names: Sequence[str]) -> tuple[list[Any], list[Held]]:
+    """The progress of each stream that a rank carries, and the elements that stages hold of it.
 
     Raises LookupError if other ranks cannot go on with it: a stage, one of ``names``, has other state, or
     holds an element that was made of several streams, or of a batch that cannot be made again.
@@ -85,7 +80,7 @@ def by_streams(state: Any, names: Sequence[str]) -> list[Held]:
             if len(streams) != 1:
                 raise LookupError(f"{name} holds elements that cannot be traced to one stream")
             held[streams.pop()][depth].append(entry)
-    return list(held.values())
+    return loaded["streams"], list(held.values())
 
 
 def begun_with(state: Any, held: Sequence[Held], loaded: Any) -> Any:
@@ -109,12 +104,8 @@ def _levels(state: Mapping[str, Any]) -> list[Any]:
 def _batches_in(addresses: Any) -> Iterator[Batch]:
     """The batches in addresses that stages composed of theirs."""
     if isinstance(addresses, (list, tuple)):
-        if _is_batch(addresses):
+        if len(addresses) == 3 and addresses[0] == BATCH and isinstance(addresses[1], int):
             yield addresses[1], addresses[2]
         else:
             for address in addresses:
                 yield from _batches_in(address)
-
-
-def _is_batch(address: Sequence[Any]) -> bool:
-    return len(address) == 3 and address[0] == BATCH and isinstance(address[1], int)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpwds.loader.resume.held import by_streams, loaded_by
+from mpwds.loader.resume.held import by_streams
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,
@@ -69,7 +69,7 @@ def with_stages(state: dict[str, Any], names: list[str], numbers: range) -> dict
     stages, held, why_not = own.get("stages"), own.get("held"), own.get("replay", "")
     if stages is not None and held is None:
         try:
-            entries, held = loaded_by(stages)["streams"], by_streams(stages, names)
+            entries, held = by_streams(stages, names)
         except LookupError as error:
             why_not = str(error)
     elif stages is not None:  # it was loaded, and nothing has begun
@@ -227,12 +227,12 @@ def _found(state: Mapping[str, Any], streams: int) -> tuple[int, dict[int, Strea
 
     Without ``even``, a rank may have finished an epoch that others are in: its streams are over in that one.
     """
-    entries = {number: _entry(state, number) for number in range(streams)}
-    epochs = {epoch for epoch, progress in entries.values() if progress is not None}
-    first = min(epochs, default=field_of(state, "epoch", int))
-    found = {}
-    for number, (epoch, progress) in entries.items():
-        if progress is not None and epoch != first:
+    entries = {number: entry for number in range(streams) if (entry := _unpacked(state, number)) is not None}
+    first = min((entry["epoch"] for entry in entries.values()), default=field_of(state, "epoch", int))
+    found: dict[int, StreamProgress | None] = dict.fromkeys(range(streams))
+    for number, entry in entries.items():
+        progress, epoch = StreamProgress.from_dict(entry), entry["epoch"]
+        if epoch != first:
             before = progress.before
             if epoch != first + 1 or progress.delivered or before is None:
                 raise ValueError(
@@ -241,12 +241,6 @@ def _found(state: Mapping[str, Any], streams: int) -> tuple[int, dict[int, Strea
             progress = StreamProgress(before, total=before)
         found[number] = progress
     return first, found
-
-
-def _entry(state: Mapping[str, Any], number: int) -> tuple[int, StreamProgress | None]:
-    if (entry := _unpacked(state, number)) is None:
-        return 0, None
-    return entry["epoch"], StreamProgress.from_dict(entry)
 
 
 def _unpacked(state: Mapping[str, Any], number: int) -> dict[str, Any] | None:
