@@ -21,7 +21,7 @@ from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, L
 from mpwds.loader.launching.launchers import launcher_of
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.rebatching import Prefetching, Rebatching
-from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning
+from mpwds.loader.resume.position import DeliveredCounter, LoaderPosition, beginning, keeps_order, seed_of
 from mpwds.loader.resume.progress import AfterEnd, EpochProgress, own_streams
 from mpwds.loader.worker.elements import CountOf, as_dataset, count_delivered
 from mpwds.names import service
@@ -550,8 +550,6 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
     """
 
     def __init__(self, loader: MultiLoader) -> None:
-        from mpwds.loader.resume.state import seed_of
-
         super().__init__(LoaderSource(loader), seed=seed_of(loader))
         self.loader = loader
         self._call = loader._as_called()
@@ -583,7 +581,6 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
         self.loader.set_epoch(epoch)
 
     def stream(self, context: Context = ALONE) -> StagesStream:
-        from mpwds.loader.resume.state import keeps_order
         from mpwds.loader.stages import StagesStream
 
         loader = self.loader

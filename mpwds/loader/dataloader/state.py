@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.rebatching import Rebatching
 from mpwds.loader.resume.description import described
+from mpwds.loader.resume.position import VERSION, check
 from mpwds.loader.resume.progress import (
     EpochProgress,
     StreamProgress,
@@ -24,7 +25,6 @@ from mpwds.loader.resume.progress import (
     unpack_state,
     wrong,
 )
-from mpwds.loader.resume.state import VERSION, check
 from mpwds.loader.worker.elements import is_stateful
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -78,9 +78,7 @@ class EpochRecord:
     sampler_states: deque[tuple[int, list[Any]]] = field(default_factory=deque)  # by the tasks before
     fetcher: Any = None  # torch's, of an iterable dataset, without workers
     resumed: bool = False  # it was loaded
-    order: list[torch.Tensor] | None = (
-        None  # of the generators, if the first index was drawn from other states
-    )
+    order: list[torch.Tensor] | None = None  # as ``generators``, when the first index was drawn, if others
 
     @classmethod
     def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mpwds.errors import shortened
 from mpwds.loader.rebatching import Prefetching, Rebatching
 from mpwds.loader.resume.description import described_stages
+from mpwds.loader.resume.position import VERSION, check
 from mpwds.loader.resume.progress import field_of
-from mpwds.loader.resume.state import VERSION, check
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline

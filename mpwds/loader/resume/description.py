@@ -65,9 +65,7 @@ def _options(stage: Any, values: bool) -> str:
     """What a stage holds and does not print: of the user's own, which may print a name alone, all of it."""
     if not is_dataclass(stage) and not isinstance(stage, SingletonStage):
         return _held(stage, values=values)
-    functions = (
-        getattr(stage, name, None) for name in ("select_files", "rename_files")
-    )  # which do not print
+    functions = (getattr(stage, name, None) for name in ("select_files", "rename_files"))  # do not print
     files = [f" {_named(function)}" for function in functions if function is not None]
     return "".join([*files, _held(*vars(stage).values(), values=values)])
 

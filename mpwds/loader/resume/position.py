@@ -1,9 +1,12 @@
-"""The position of a loader: how far its last epoch is, and where the next one begins."""
+"""The position of a loader: how far its last epoch is, and where the next one begins.
+
+Users save it as a state, with the facts that it depends on. They are checked when a state is loaded.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, warn_of_empty_epoch, wrong
@@ -14,6 +17,8 @@ from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.warn import warn
 
+VERSION = 9  # of states
+
 
 class Resumable(Protocol):
     """The attributes of a loader that its position depends on; see ``MultiLoader``."""
@@ -23,6 +28,7 @@ class Resumable(Protocol):
     in_order: bool
     seed: int | None
     streams: int | None
+    even: Any
     _epoch: int
 
 
@@ -100,16 +106,12 @@ class LoaderPosition:
             state = start.state_dict()
         else:
             state = {"delivered": 0, "repeated": 0, "moved": False}
-        from mpwds.loader.resume.state import VERSION, facts_of
-
         kind = "MultiLoader" if stages is None else "LoaderPipeline"
         state = {"version": VERSION, "kind": kind, "facts": facts_of(loader, stages), **state, "epoch": epoch}
         return _named(loader, stages, state)
 
     def load(self, loader: Resumable, state: Any, stages: list[str] | None = None) -> int:
         """Loads a state, and returns the number of the epoch that it continues."""
-        from mpwds.loader.resume.state import check, facts_of
-
         facts = facts_of(loader, stages)
         # Ranks that train together are at the same batch, and some trainers save the state of rank 0 for all.
         lasting = {name: fact for name, fact in facts.items() if name != "rank"}
@@ -240,3 +242,72 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
             f"{progress.delivered or progress.passed} batches that were delivered",
             UserWarning,
         )
+
+
+def keeps_order(loader: Resumable) -> bool:
+    """True if the loader delivers in the same order each time: one worker does, if it has one stream."""
+    return bool(loader.in_order) or (loader.workers < 2 and loader.streams is None)
+
+
+def facts_of(loader: Resumable, stages: list[str] | None) -> dict[str, Any]:
+    """The facts that a state depends on: under others, samples would be lost or repeated."""
+    from mpwds.loader.resume.description import described
+
+    here = Context.current()
+    # No worker delivers the same as one, and streams the same on any workers.
+    carriers: dict[str, Any] = {"workers": max(loader.workers, 1)}
+    if loader.streams is not None:
+        carriers = {"even": loader.even}
+    return {
+        "streams": loader.streams,
+        **carriers,
+        "in_order": keeps_order(loader),
+        "rank": here.rank,
+        "world_size": here.world_size,
+        "seed": seed_of(loader),
+        "dataset": described(loader.dataset),
+        "stages": stages or [],
+    }
+
+
+def seed_of(loader: Resumable) -> int | None:
+    """The seed that was given to the loader, or else to its pipeline."""
+    dataset, seed = loader.dataset, loader.seed
+    return dataset.given_seed if seed is None and isinstance(dataset, DataPipeline) else seed
+
+
+def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError unless a state belongs to a loader of this kind, under these facts."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"a loader's state is the dict that state_dict() gave, got {state!r}")
+    version = state.get("version")
+    if version is None:
+        raise ValueError(
+            f"this is no loader's state, which has a version: a dict of {', '.join(map(str, state))}"
+        )
+    if version != VERSION:
+        raise ValueError(
+            f"a loader's state of version {version!r}, but this mpwds reads version {VERSION}: load it "
+            "with the mpwds that saved it"
+        )
+    if state.get("kind") != kind:
+        raise ValueError(f"the state of a {state.get('kind')}, loaded into a {kind}")
+    saved = field_of(state, "facts", dict)
+    for name, now in facts.items():
+        before = saved.get(name)
+        if before != now:
+            elastic = name in ("workers", "world_size") and facts.get("streams", 0) is None
+            how = '; a run with streams= may change it (guide "Elastic runs")' if elastic else ""
+            how = '; the guide "Checkpoints and exact resume" tells what counts' if name == "dataset" else how
+            raise ValueError(
+                f"{name} of the loader changed since the state was saved ({_difference(before, now)}): load "
+                f"it into a loader with the same arguments, or begin the epoch again{how}"
+            )
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, list) and isinstance(now, list):
+        for number, (old, new) in enumerate(zip(before, now, strict=False), 1):
+            if old != new:
+                return f"part {number} was {old}, is {new}"
+    return f"it was {before!r}, is {now!r}"

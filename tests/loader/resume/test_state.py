@@ -19,7 +19,7 @@ import mpwds
 from mpwds import DataPipeline, MultiLoader, RandomMix, WebDataset
 from mpwds.errors import MpwdsError
 from mpwds.loader.resume.description import described
-from mpwds.loader.resume.state import VERSION
+from mpwds.loader.resume.position import VERSION
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.storage.streams.braces import Names
