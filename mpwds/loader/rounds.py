@@ -2,8 +2,8 @@
 
 With ``streams=K``, batch n of the job comes from stream n mod K. So an epoch of whole rounds is even on any
 number of ranks that divides K, with the same batches. ``"drop"`` ends before the first round that a stream
-cannot serve. With ``"pad"`` and ``"wrap"``, streams go on after their end (``worker.endless``), and the epoch
-ends before the first round that would hold repeats alone.
+cannot serve. With ``"pad"`` and ``"wrap"``, streams go on after their end (``worker.elements``), and the
+epoch ends before the first round that would hold repeats alone.
 
 A rank knows that a round comes before it delivers the round's first batch: by the streams' lengths, if they
 are known, or by batches taken ahead. To drop, it takes a whole round ahead. Otherwise it takes batches up to

@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
+from mpwds.loader.resume.progress import START, AfterEnd, Position, made_fewer, pack_state, unpack_state
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.epochs import Epochs, RepeatedStream
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.iterable_sources import iter_elements, iterates_itself
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
-from mpwds.pipeline.stream import Count, LengthUnknown, Stream
+from mpwds.pipeline.stream import Address, Count, LengthUnknown, Stream, WrappedStream, as_address
 
 if TYPE_CHECKING:
     from mpwds.loader.processes.setup import WorkerSetup
-    from mpwds.loader.worker.endless import PaddedStream, WrappedAround
 
 STATE_EVERY_S = 1.0  # between two states; a resumed run makes the elements since the last one again
 STATE_SHARE = 0.01  # of a worker's time, at most: an expensive state is saved less often
@@ -182,6 +182,67 @@ class OwnElements(Iterator[Any]):
         self._at_start = []
 
 
+def endless(
+    stream: Stream[Any], dataset: DataPipeline, context: Context, after_end: AfterEnd
+) -> WrappedAround | PaddedStream:
+    """A stream of a pipeline that goes on after its end, for epochs of whole rounds (``loader.rounds``).
+
+    A stream cannot know how long the others are. So it goes on as long as it is asked, and tells that its
+    elements are repeats.
+    """
+    if after_end == "wrap":
+        return WrappedAround(Epochs(repetitions=None), dataset.stream, context)
+    return PaddedStream(stream, fetches=dataset.non_resumable_part is None)
+
+
+class WrappedAround(RepeatedStream):
+    """Yields a stream's elements, then those of other passes. It ends after a pass without elements."""
+
+    @property
+    def repeats(self) -> bool:
+        """True if the last element came after the first pass."""
+        return self._runs.number > 0
+
+
+class PaddedStream(WrappedStream[Any]):
+    """Yields a stream's elements, then the last one again and again. An empty stream stays empty.
+
+    A stream that ``fetches`` makes the last element again when it is wanted. Another one keeps it.
+    """
+
+    def __init__(self, source: Stream[Any], fetches: bool) -> None:
+        super().__init__(source)
+        self._fetches = fetches
+        self._last: tuple[Address, Any] | None = None  # the element is None until it is fetched
+        self.repeats = False
+
+    def __next__(self) -> tuple[Address, Any]:
+        if not self.repeats:
+            try:
+                address, element = item = self._next()
+            except StopIteration:
+                if self._last is None:
+                    raise
+                self.repeats = True
+            else:
+                self._last = (address, None) if self._fetches else item
+                return address, element
+        assert self._last is not None
+        address, element = self._last
+        if element is None and self._fetches:
+            self._last = address, self._source.fetch(address)
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        last = [] if self._last is None else [self._last[0]]
+        return {**super().state_dict(), "held": last, "repeats": self.repeats}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._last = next(((as_address(address), None) for address in state["held"]), None)
+        self.repeats = state["repeats"]
+
+
 class WorkerIterator(Iterator[Any]):
     """Iterates a dataset in one worker, for one epoch.
 
@@ -214,8 +275,6 @@ class WorkerIterator(Iterator[Any]):
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream: Stream[Any] = dataset.stream(context)
             if position.after_end:
-                from mpwds.loader.worker.endless import endless
-
                 stream = self.endless = endless(stream, dataset, context, position.after_end)
             # Where results come in any order, only a state right after an element tells which came before.
             self._each = takes_any_order(dataset)
