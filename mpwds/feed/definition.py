@@ -65,11 +65,3 @@ class RemoteSource(IterableSource):
         if isinstance(answer, str):
             raise LengthUnknown(answer)
         return Count(int(answer))
-
-
-def remote_dataset(definition: dict[str, Any], counter: Callable[[Context], int | str]) -> DataPipeline:
-    """The dataset of a server, for the trainer's loader."""
-    dataset = DataPipeline(RemoteSource(definition, counter))
-    dataset.given_seed = definition["seed"]
-    dataset.given_length = definition["length"]
-    return dataset

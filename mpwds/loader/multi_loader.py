@@ -177,24 +177,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         remote: str | list[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._options = LoaderOptions(
-            workers,
-            in_order,
-            prefetch,
-            start_method,
-            timeout,
-            output,
-            seed,
-            persistent,
-            on_worker_death,
-            even,
-            pin_memory,
-            device,
-            progress,
-            streams,
-            remote,
-            keys,
-        )
+        self._options = checks.options_of(LoaderOptions, locals())
         vars(self).update(vars(self._options))
         self.dataset = as_dataset(dataset)
         if self.streams is not None:

@@ -75,8 +75,7 @@ class ServerAddresses:
         self._entries, self._checked, self._tell = entries, checked, tell
         self._sources = [_look_up_of(entry, checked) for entry in entries]
         self._found: list[list[str]] = [[] for _ in entries]
-        self._fixed = [isinstance(source, list) for source in self._sources]
-        self.is_followed = not all(self._fixed)
+        self.is_followed = not all(isinstance(source, list) for source in self._sources)
         self.why = ""
         self._told: set[str] = set()
         if not any(self._sources):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import time
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import zmq
 
@@ -22,6 +23,7 @@ from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
+from mpwds.viewing.wording import size
 from mpwds.warn import warn
 
 logger = logging.getLogger("mpwds.feed")
@@ -30,7 +32,7 @@ _RETRY_S = 0.05
 _ANEW_S = 2.0
 _LOG_EVERY_S = 5.0
 _LINGER_MS = 300
-MOST_NOTICES = 32
+_MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
 
 
 OnServerLoss = Literal["wait", "move", "raise"]
@@ -62,18 +64,13 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         name = "RemoteLoader"
-        if self.workers is not None:
-            options.integer(name, "workers", self.workers, at_least=1)
-        if self.members is not None:
-            options.integer(name, "members", self.members, at_least=1)
+        for number in ("workers", "members", "min_servers", "max_servers", "max_batch_bytes"):
+            if vars(self)[number] is not None:
+                options.integer(name, number, vars(self)[number], at_least=1)
         if self.group is None and (self.members is not None or self.max_lag is not None):
             raise ValueError(f"{name}: members= and max_lag= belong to a group=")
         if self.on_server_loss is not None:
             options.choice(name, "on_server_loss", self.on_server_loss, OnServerLoss)
-        for limit in ("min_servers", "max_servers"):
-            if vars(self)[limit] is not None:
-                options.integer(name, limit, vars(self)[limit], at_least=1)
-        options.integer(name, "max_batch_bytes", self.max_batch_bytes, at_least=1)
         for each in (self.server_timeout, self.max_lag):
             options.timeout(name, each)
         wire.check_silence(name, "heartbeat_timeout", self.heartbeat_timeout)
@@ -151,6 +148,11 @@ class ReceiveQueue:
             self.awaited = False
             self.bell.ring()
 
+    def fail(self, why: str) -> NoReturn:
+        self.failure = self.failure or MpwdsError(why)
+        self.announce()
+        raise wire.Malformed(why)
+
 
 @dataclass(eq=False)
 class ServerConnection:
@@ -166,6 +168,8 @@ class ServerConnection:
     share: tuple[int, int]  # this trainer's number among those that share the server, and theirs
     options: RemoteOptions
     context: InitVar[zmq.Context[zmq.Socket[bytes]]]
+    room: Callable[[int], Any]  # gives memory for the arrays of a batch
+    notices: deque[str]  # for the user
     socket: zmq.Socket[bytes] = field(init=False)
     breaks: zmq.Socket[bytes] = field(init=False)  # tells when the socket gets and loses its connection
     is_connected: bool = False
@@ -179,7 +183,6 @@ class ServerConnection:
     definition: dict[str, Any] = field(default_factory=dict)
     fd_receiver: FdReceiver | None = None
     queues: dict[int, ReceiveQueue] = field(default_factory=dict)
-    notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # for the user
     dropped: int = 0  # malformed messages
     logged: float = -_LOG_EVERY_S
     warned: bool = False  # the user was told that it is lost
@@ -329,6 +332,51 @@ class ServerConnection:
                 self.miss(queue, attempt)
             if queue.slot in pong["counters"]:
                 queue.counters = queue.before + wire.unpack_counters(pong["counters"][queue.slot])
+
+    def take_data(self, head: wire.DataHeader) -> None:
+        """Receives the rest of a data message, for the training thread. ``Malformed`` if it is damaged."""
+        queue = self.queues.get(head.slot)
+        if queue is None or not self.socket.rcvmore:
+            raise wire.Malformed("data of an unknown slot, or without messages")
+        frames = self.socket.recv()
+        nbytes = len(frames) + head.nbytes
+        if max(len(frames), head.nbytes) > self.options.max_batch_bytes:
+            queue.fail(self.too_large(nbytes))
+        attempt = queue.attempt
+        is_old = head.attempt != attempt.number
+        if is_old and self.fd_receiver is None:  # it carries no block that must be handed back
+            return
+        if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * queue.window:
+            queue.fail(f"the server {self.url} sends more than it was asked for: is it one of mpwds?")
+        arrays = self._receive_arrays(head.nbytes) if head.nbytes else None
+        if self.socket.rcvmore:
+            raise wire.Malformed("a batch with more parts than its head tells")
+        if not is_old:
+            if head.number != attempt.received:  # messages after the gap will be sent again, too
+                self.miss(queue, attempt)
+                return
+            attempt.received += 1
+            attempt.received_nbytes += nbytes
+        queue.messages.append(ReceivedMessage(self.session, head.attempt, frames, arrays))
+        queue.announce()
+
+    def _receive_arrays(self, nbytes: int) -> Any:
+        arrays = self.room(nbytes)
+        memory = memoryview(arrays if isinstance(arrays, ctypes.Array) else arrays.numpy()).cast("B")
+        for at in range(0, nbytes, wire.PART_NBYTES):
+            part = memory[at : min(at + wire.PART_NBYTES, nbytes)]
+            if not self.socket.rcvmore:
+                raise wire.Malformed("a batch without all of its parts")
+            if self.socket.recv_into(part) != part.nbytes:
+                raise wire.Malformed("a part of a wrong size")
+        return arrays
+
+    def too_large(self, nbytes: int) -> str:
+        """The text of an error: a batch is larger than the client accepts."""
+        return (
+            f"the server {self.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
+            f"({size(self.options.max_batch_bytes)}) to accept it"
+        )
 
     def miss(self, queue: ReceiveQueue, attempt: StartAttempt) -> None:
         """Messages were lost. If blocks are lost with them, only a new session helps."""

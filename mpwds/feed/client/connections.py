@@ -7,7 +7,6 @@ over every batch once more.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
@@ -18,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another one before Python 3.11
-from typing import Any, NoReturn
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -27,17 +26,14 @@ from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
 from mpwds.feed.client.connection import (
-    MOST_NOTICES,
     OnServerLoss,
-    ReceivedMessage,
-    ReceiveQueue,
     RemoteOptions,
     ServerConnection,
 )
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
-from mpwds.viewing.wording import counted, size
+from mpwds.viewing.wording import counted
 from mpwds.warn import warn
 
 _MESSAGES_AT_ONCE = 64
@@ -45,8 +41,8 @@ _MOST_MISMATCHES = 3  # the first may come from a server that is about to end
 _ASK_S = 60.0
 _AGAIN_S = 2.0  # after which a question is asked again
 _MOST_SOCKETS = 60_000  # three for each server
-_MOST_WINDOWS = 4  # that an attempt may bring before any of it is used
 _OTHERS_S = 1.0  # that servers which come and go have to answer, after the first of them
+_MOST_NOTICES = 32
 
 SAY_EVERY_S = 5.0
 """A user who waits for a server is told so this often."""
@@ -94,7 +90,7 @@ class ServerConnections:
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
         self._here = here
-        self.notices: deque[str] = deque(maxlen=MOST_NOTICES)  # for the user
+        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)  # for the user
         self._addresses = options.addresses(self.notices.append)
         is_followed = self._hello["patient"] = self._addresses.is_followed
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
@@ -138,9 +134,9 @@ class ServerConnections:
         new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
         for share, workers in self._dealt(new):
             place = share.number, share.ranks
-            context, notices = self._context, self.notices
+            options, context, room, notices = self.options, self._context, self._room, self.notices
             try:
-                new_one = ServerConnection(share.url, workers, place, self.options, context, notices=notices)
+                new_one = ServerConnection(share.url, workers, place, options, context, room, notices)
             except (zmq.ZMQError, OSError, MpwdsError) as error:
                 failed = error
                 if getattr(error, "errno", None) == errno.EMFILE:
@@ -428,7 +424,7 @@ class ServerConnections:
         try:
             reply = wire.unpack_reply(first)
             if isinstance(reply, wire.DataHeader):
-                self._receive_data(connection, reply)
+                connection.take_data(reply)
             else:
                 self._handle(connection, reply)
         except (wire.Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -438,51 +434,6 @@ class ServerConnections:
         while dealer.rcvmore:
             dealer.recv_into(bytearray(1))
         return True
-
-    def _receive_data(self, connection: ServerConnection, head: wire.DataHeader) -> None:
-        dealer = connection.socket
-        queue = connection.queues.get(head.slot)
-        if queue is None or not dealer.rcvmore:
-            raise wire.Malformed("data of an unknown slot, or without messages")
-        frames = dealer.recv()
-        nbytes = len(frames) + head.nbytes
-        if max(len(frames), head.nbytes) > self.options.max_batch_bytes:
-            _fail(queue, self.too_large(connection, nbytes))
-        attempt = queue.attempt
-        is_old = head.attempt != attempt.number
-        if is_old and connection.fd_receiver is None:  # it carries no block that must be handed back
-            return
-        if attempt.received_nbytes - attempt.used_nbytes > _MOST_WINDOWS * queue.window:
-            _fail(queue, f"the server {connection.url} sends more than it was asked for: is it one of mpwds?")
-        arrays = self._receive_arrays(connection, head) if head.nbytes else None
-        if dealer.rcvmore:
-            raise wire.Malformed("a batch with more parts than its head tells")
-        if not is_old:
-            if head.number != attempt.received:  # messages after the gap will be sent again, too
-                connection.miss(queue, attempt)
-                return
-            attempt.received += 1
-            attempt.received_nbytes += nbytes
-        queue.messages.append(ReceivedMessage(connection.session, head.attempt, frames, arrays))
-        queue.announce()
-
-    def too_large(self, connection: ServerConnection, nbytes: int) -> str:
-        """The text of an error: a batch is larger than the client accepts."""
-        return (
-            f"the server {connection.url} sent a batch of {size(nbytes)}: raise max_batch_bytes= "
-            f"({size(self.options.max_batch_bytes)}) to accept it"
-        )
-
-    def _receive_arrays(self, connection: ServerConnection, head: wire.DataHeader) -> Any:
-        arrays = self._room(head.nbytes)
-        memory = memoryview(arrays if isinstance(arrays, ctypes.Array) else arrays.numpy()).cast("B")
-        for at in range(0, head.nbytes, wire.PART_NBYTES):
-            part = memory[at : min(at + wire.PART_NBYTES, head.nbytes)]
-            if not connection.socket.rcvmore:
-                raise wire.Malformed("a batch without all of its parts")
-            if connection.socket.recv_into(part) != part.nbytes:
-                raise wire.Malformed("a part of a wrong size")
-        return arrays
 
     def _handle(self, connection: ServerConnection, reply: dict[str, Any]) -> None:
         kind = reply["kind"]
@@ -525,9 +476,3 @@ class ServerConnections:
         connection.refuse(why)
         if self._least is not None:
             self.notices.append(f"{why}. It gets no work")
-
-
-def _fail(queue: ReceiveQueue, why: str) -> NoReturn:
-    queue.failure = queue.failure or MpwdsError(why)
-    queue.announce()
-    raise wire.Malformed(why)

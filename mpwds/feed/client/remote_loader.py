@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import MpwdsError
-from mpwds.feed import definition, wire
+from mpwds.feed import wire
 from mpwds.feed.client.addresses import ServerDirectory, Urls, directory_of
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.client.connections import ServerConnections
 from mpwds.feed.client.remote_worker import RemoteWorker
+from mpwds.feed.definition import RemoteSource
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
-from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions
+from mpwds.loader.engine.options import Even, FinalOutput, LoaderOptions, options_of
 from mpwds.loader.engine.worker_handle import WorkerHandle
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.multi_loader import MultiLoader, make_copy, make_setup
@@ -135,26 +136,8 @@ class RemoteLoader(MultiLoader):
     ) -> None:
         if streams is not None and group is not None:
             raise ValueError("RemoteLoader: streams= does not work with group=: use one of them")
-        self._remote = self._remote or Remote(  # a copy has it
-            RemoteOptions(
-                urls=(urls := directory_of(urls)),
-                workers=workers,
-                keys=keys,
-                insecure=insecure,
-                group=group,
-                members=members,
-                max_lag=max_lag,
-                on_server_loss=on_server_loss,
-                min_servers=min_servers,
-                max_servers=max_servers,
-                server_timeout=server_timeout,
-                timeout=timeout,
-                heartbeat_timeout=heartbeat_timeout,
-                max_batch_bytes=max_batch_bytes,
-                shared_memory=shared_memory,
-                prefetch=prefetch,
-            )
-        )
+        urls = directory_of(urls)
+        self._remote = self._remote or Remote(options_of(RemoteOptions, locals()))  # a copy has it
         try:
             granted = max(1, len(self._remote.slots))  # all may be lost again
             if streams is not None and workers is None:
@@ -259,7 +242,9 @@ class Remote:
 
     def dataset(self) -> DataPipeline:
         """The servers' dataset, which tells its length and description but cannot be iterated here."""
-        return definition.remote_dataset(self.definition, self._count)
+        dataset = DataPipeline(RemoteSource(self.definition, self._count))
+        dataset.given_seed, dataset.given_length = self.definition["seed"], self.definition["length"]
+        return dataset
 
     def close(self) -> None:
         servers, self.servers = self.servers, None
@@ -359,13 +344,5 @@ class RemoteGroup(WorkerGroup):
         setup = self._make_setup()
         workers = max(setup.workers, index + 1)  # more have come, which only carry streams
         place = wire.WorkerAssignment(setup.rank, setup.world_size, index, workers, setup.seed)
-        return RemoteWorker(
-            index,
-            place,
-            setup.streams,
-            self._remote.connected(),
-            connection,
-            slot,
-            output=self._output,
-            make_receiver=self._make_receiver,
-        )
+        servers, output, receivers = self._remote.connected(), self._output, self._make_receiver
+        return RemoteWorker(index, place, setup.streams, servers, connection, slot, output, receivers)

@@ -10,7 +10,7 @@ import select
 import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpwds import errors, interrupts
@@ -36,6 +36,7 @@ _INT = {int}
 _attempts = itertools.count(1)
 
 
+@dataclass(eq=False)
 class RemoteWorker(WorkerHandle):
     """A worker on a server.
 
@@ -44,38 +45,29 @@ class RemoteWorker(WorkerHandle):
     a job, others take those over instead.
     """
 
-    def __init__(
-        self,
-        index: int,
-        place: wire.WorkerAssignment,
-        streams: int | None,
-        servers: ServerConnections,
-        connection: ServerConnection,
-        slot: int,
-        *,
-        output: Output,
-        make_receiver: Callable[..., BatchReceiver],
-    ) -> None:
-        self.index = index
-        self._place = place
-        self._streams = streams  # of the job; None is one for each worker
-        self._connections = servers
-        self._home = self._connection = connection
-        self._home_slot = slot
-        self._queue = connection.queue(slot)
-        self._output: Output = output
-        self._make_receiver = make_receiver
-        self._epoch = 0
-        self._runs = False
-        self._positions = CarriedPositions({})
-        self._frames = memoryview(b"")
-        self._arrays: Any = None
+    index: int
+    assignment: wire.WorkerAssignment
+    streams: int | None  # of the job; None is one for each worker
+    servers: ServerConnections
+    home: ServerConnection
+    home_slot: int
+    output: Output
+    make_receiver: Callable[..., BatchReceiver]
+    _epoch: int = 0
+    _runs: bool = False
+    _positions: CarriedPositions = field(default_factory=lambda: CarriedPositions({}))
+    _arrays: Any = None
+    _largest_nbytes: int = 0  # of a batch
+    _window: int = _LEAST_WINDOW
+    _acknowledge_at: int = 0  # bytes used
+    _earlier: CounterSnapshot = NOTHING_COUNTED  # of other slots
+    _losses: tuple[int, int] = (0, 0)  # how often in a row before which batch
+
+    def __post_init__(self) -> None:
+        self._connection = self.home
+        self._queue = self.home.queue(self.home_slot)
         self._arrival = ReceivedMessage(0, 0, b"", None)
-        self._largest_nbytes = 0  # of a batch
-        self._window = _LEAST_WINDOW
-        self._acknowledge_at = 0  # bytes used
-        self._earlier = NOTHING_COUNTED  # of other slots
-        self._losses = (0, 0)  # how often in a row before which batch
+        self._frames = memoryview(b"")
 
     @property
     def pid(self) -> int:
@@ -85,7 +77,7 @@ class RemoteWorker(WorkerHandle):
     @property
     def is_available(self) -> bool:
         """True if its server is up, or is to be waited for."""
-        return self._connection.is_up or self._connections.on_loss != "move"
+        return self._connection.is_up or self.servers.on_loss != "move"
 
     @property
     def place(self) -> tuple[ServerConnection, int]:
@@ -95,7 +87,7 @@ class RemoteWorker(WorkerHandle):
     def move_to(self, connection: ServerConnection, slot: int) -> None:
         """Makes it a worker of another server, for good. It starts there on what it has not delivered."""
         self._frames, self._arrays = memoryview(b""), None
-        self._home, self._home_slot = connection, slot
+        self.home, self.home_slot = connection, slot
         self._change_to(connection, slot)
         self._queue.attempt.broken = True
 
@@ -106,8 +98,8 @@ class RemoteWorker(WorkerHandle):
         self._epoch, self._runs = epoch, True
         self._positions = CarriedPositions(positions)
         self._losses = (0, 0)
-        if self._connection is not self._home and self._home.is_up:
-            self._change_to(self._home, self._home_slot)
+        if self._connection is not self.home and self.home.is_up:
+            self._change_to(self.home, self.home_slot)
         self._send_start()
 
     def stop(self) -> None:
@@ -116,7 +108,7 @@ class RemoteWorker(WorkerHandle):
             queue = self._queue
             if queue.attempt.broken:  # its server has ended, or knows nothing of it
                 return
-            self._connections.send(self._connection, wire.STOP, slot=queue.slot, attempt=queue.attempt.number)
+            self.servers.send(self._connection, wire.STOP, slot=queue.slot, attempt=queue.attempt.number)
 
     def register(self, poller: select.poll, *, receives: bool) -> None:
         if receives:
@@ -129,7 +121,7 @@ class RemoteWorker(WorkerHandle):
 
     def receive(self) -> Message | None:
         interrupts.raise_deferred()
-        self._connections.show_notices()
+        self.servers.show_notices()
         while self._has_frames():
             message = self._next_message()
             if message is not None:
@@ -160,7 +152,7 @@ class RemoteWorker(WorkerHandle):
             else:
                 assert self._queue.receiver is not None
                 arrays = self._queue.receiver.buffer(message)
-            return batch_of(message.fields, arrays, self._output, allow_pickle=False)
+            return batch_of(message.fields, arrays, self.output, allow_pickle=False)
         except (TypeError, ValueError, MpwdsError) as error:
             raise MpwdsError(f"{self._named} sent a batch that cannot be decoded: {error}") from error
 
@@ -215,18 +207,18 @@ class RemoteWorker(WorkerHandle):
             attempt.broken = True
             return
         positions = self._positions.wanted()
-        own = START if self._streams is not None else positions[self.index]
-        self._connections.send(
+        own = START if self.streams is not None else positions[self.index]
+        self.servers.send(
             connection,
             wire.START,
             slot=queue.slot,
             attempt=attempt.number,
             epoch=self._epoch,
-            place=list(self._place),
+            place=list(self.assignment),
             window=self._window,
             shared_memory=connection.fd_receiver is not None,
-            streams=self._streams,
-            positions=None if self._streams is None else wire.pack_positions(positions),
+            streams=self.streams,
+            positions=None if self.streams is None else wire.pack_positions(positions),
             first=own.first,
             state=own.state,
             at=own.at,
@@ -235,7 +227,7 @@ class RemoteWorker(WorkerHandle):
     def _set_window(self) -> None:
         """The window of bytes that the server is told next; half of it used, the server hears of that."""
         has = self._connection.definition.get("blocks", 1)
-        batches = min(self._connections.options.prefetch, has)  # it has no more on the way
+        batches = min(self.servers.options.prefetch, has)  # it has no more on the way
         self._window = max(_LEAST_WINDOW, batches * self._largest_nbytes)
         self._queue.window = max(self._queue.window, self._window)
         self._acknowledge_at = self._queue.attempt.used_nbytes + self._window // 2
@@ -251,14 +243,13 @@ class RemoteWorker(WorkerHandle):
             self._frames = self._frames[len(frame) :]
             fields = unpack(frame[LENGTHS.size : end])
             kind = fields["kind"]
+            if kind != protocol.BATCH:
+                fields = wire.printed(wire.checked(fields, wire.WORKER_MESSAGES))
             message = Message(fields, frame[end:], frame)
             if kind == protocol.BATCH:
-                self._check(message)
-            else:
-                fields = wire.printed(wire.checked(fields, wire.WORKER_MESSAGES))
-                message = Message(fields, frame[end:], frame)
-                if kind == protocol.SEGMENT:
-                    self._map_segment(message)
+                self._check(fields)
+            elif kind == protocol.SEGMENT:
+                self._map_segment(message)
         except (MpwdsError, KeyError, TypeError, ValueError, OSError, struct.error) as error:
             if self._is_outdated:  # the server was lost just now, and its descriptors with it
                 self._frames = memoryview(b"")
@@ -274,9 +265,9 @@ class RemoteWorker(WorkerHandle):
                 self._use(nbytes)
             return None
         if kind == protocol.BATCH:
-            if fields["nbytes"] > self._connections.options.max_batch_bytes:  # in shared memory
+            if fields["nbytes"] > self.servers.options.max_batch_bytes:  # in shared memory
                 self.discard(message)
-                raise MpwdsError(self._connections.too_large(self._connection, fields["nbytes"]))
+                raise MpwdsError(self._connection.too_large(fields["nbytes"]))
             self._positions.count(self._stream_of(fields), fields["sequence"], fields.get("state"))
         else:
             self._runs = kind == protocol.END and not self._positions.end(self._stream_of(fields))
@@ -300,9 +291,8 @@ class RemoteWorker(WorkerHandle):
         """True if the last arrival is of a session of the server that has ended, and with it its memory."""
         return self._arrival.session != self._connection.session
 
-    def _check(self, message: Message) -> None:
-        """Checks the fields that the trainer relies on. Decoding checks arrays and structure."""
-        fields = message.fields
+    def _check(self, fields: dict[str, Any]) -> None:
+        """Checks the fields of a batch that the trainer relies on. Decoding checks arrays and structure."""
         numbers = [fields["sequence"], fields["samples"], fields["nbytes"], *fields["offsets"]]
         if not (set(map(type, numbers)) <= _INT and min(numbers) >= 0):
             raise EnvelopeError("a number of a batch is not a whole number")
@@ -324,7 +314,7 @@ class RemoteWorker(WorkerHandle):
         if nbytes > self._largest_nbytes or attempt.used_nbytes >= self._acknowledge_at:
             self._largest_nbytes = max(self._largest_nbytes, nbytes)
             self._set_window()
-            self._connections.send(
+            self.servers.send(
                 self._connection,
                 wire.ACK,
                 slot=self._queue.slot,
@@ -345,7 +335,7 @@ class RemoteWorker(WorkerHandle):
         else:
             if queue.receiver is not None:
                 queue.receiver.close()
-            queue.receiver = self._make_receiver(EventFd(bell), keep=message.fields["blocks"] - 1)
+            queue.receiver = self.make_receiver(EventFd(bell), keep=message.fields["blocks"] - 1)
             queue.mapped = process
         queue.receiver.map_segment(message, segment)
 
@@ -371,15 +361,13 @@ class RemoteWorker(WorkerHandle):
         hands_over = self._hands_over
         if self._connection.refused and not hands_over:
             raise MpwdsError(self._connection.refused)
-        if self._connections.on_loss == "raise":
+        if self.servers.on_loss == "raise":
             raise ServerLost(
                 f"{self._connection.loss} in the middle of an epoch: continue "
                 'from the last state_dict(), or use on_server_loss="wait" or "move"'
             )
-        others = [connection for connection in self._connections.connections if connection.is_up]
-        if self._connections.on_loss != "move" or not (
-            others or (hands_over and self._connections.options.local)
-        ):
+        others = [connection for connection in self.servers.connections if connection.is_up]
+        if self.servers.on_loss != "move" or not (others or (hands_over and self.servers.options.local)):
             return False
         if hands_over:
             raise WorkerLost(self._connection.loss)
@@ -396,7 +384,7 @@ class RemoteWorker(WorkerHandle):
     @property
     def _hands_over(self) -> bool:
         """True if other workers carry its streams while its server is lost."""
-        return self._streams is not None and self._connections.on_loss == "move"
+        return self.streams is not None and self.servers.on_loss == "move"
 
     def _change_to(self, connection: ServerConnection, slot: int) -> None:
         so_far = self._earlier + self._queue.counters
@@ -404,7 +392,7 @@ class RemoteWorker(WorkerHandle):
         self._earlier = so_far - self._queue.counters
 
     def _wait_for_server(self) -> None:
-        connection, limit = self._connection, self._connections.options.server_timeout
+        connection, limit = self._connection, self.servers.options.server_timeout
         lost_s = 0.0 if connection.lost_since is None else time.monotonic() - connection.lost_since
         if not connection.warned or lost_s > connection.say_after_s:
             still = f"still waiting for the server {connection.url} ({connection.why}), for {lost_s:.0f} s"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from mpwds.pipeline.error_context import check_boolean, check_choice
 from mpwds.sharedmem.arena import MOST_BLOCKS
+
+T = TypeVar("T")
 
 Even = Literal["drop", "pad", "wrap"]
 FinalOutput = Literal["torch", "numpy", "jax"]
@@ -58,6 +61,12 @@ class LoaderOptions:
             choice(name, "even", self.even, Even)
         for switch in ("in_order", "persistent", "pin_memory", "progress"):
             checked[switch] = check_boolean(name, switch, checked[switch])
+
+
+def options_of(kind: type[T], arguments: Mapping[str, Any]) -> T:
+    """The options of a kind among the arguments of a function, which are its ``locals()``."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: arguments[name] for name in names if name in arguments})
 
 
 def integer(

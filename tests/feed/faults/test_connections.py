@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from collections import deque
 
 import psutil
 import pytest
@@ -99,7 +100,9 @@ def test_what_is_said_to_a_server_that_is_away_does_not_reach_it_later():
     with (
         zmq.Context() as context,
         context.socket(zmq.ROUTER) as router,
-        contextlib.closing(ServerConnection(url, None, (0, 1), RemoteOptions(url), context)) as connection,
+        contextlib.closing(
+            ServerConnection(url, None, (0, 1), RemoteOptions(url), context, bytearray, deque())
+        ) as connection,
     ):
         assert not connection.send(b"to nobody")
         router.bind(url)
