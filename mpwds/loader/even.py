@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, get_args
 
 from mpwds.errors import EvenEpochError
@@ -206,6 +206,7 @@ _EVEN: tuple[Even, ...] = get_args(Even)
 _NOBODY = -1
 
 
+@dataclass(eq=False)
 class LengthConsensus:
     """Grants batches as the ranks agree, window by window.
 
@@ -218,50 +219,41 @@ class LengthConsensus:
     message, and none waits forever. ``timeout`` is in seconds, by default that of ``torch.distributed``.
     """
 
-    def __init__(
-        self,
-        ranks: TorchRanks,
-        look_ahead: Callable[[int], int],
-        even: Even,
-        epoch: int,
-        timeout: float | None,
-        window: int = WINDOW,
-        part: str = "rank",
-    ) -> None:
-        self._ranks = ranks
-        self._look_ahead = look_ahead
-        self._even = even
-        self._window = window
-        self._timeout = timeout
-        self._part = part
-        self._terms = {"even": _EVEN.index(even), "epoch": epoch}
-        self._round: int | None = None
-        self._messages = 0
+    ranks: TorchRanks
+    look_ahead: Callable[[int], int]
+    even: Even
+    epoch: int
+    timeout: float | None
+    window: int = WINDOW
+    part: str = "rank"
+    _round: int | None = None
+    _messages: int = 0
 
     def __call__(self, delivered: int) -> int:
         """Returns how many more batches every rank delivers before it calls again; 0 ends the epoch."""
         try:
-            ready = min(self._look_ahead(self._window + (self._even == "pad")), self._window)
+            ready = min(self.look_ahead(self.window + (self.even == "pad")), self.window)
         except Exception:
             with suppress(EvenEpochError):  # which says that this rank failed
                 self._tell(0, failed=True)
             raise
         least, most = self._tell(ready)
         if delivered == 0:
-            return target_of(self._even, (least, most), self._part)
-        return least if self._even == "drop" else most
+            return target_of(self.even, (least, most), self.part)
+        return least if self.even == "drop" else most
 
     def _tell(self, ready: int, failed: bool = False) -> tuple[int, int]:
         """Tells the ranks how many batches are ready here; returns the least and the most of all ranks."""
-        ranks = self._ranks
+        ranks = self.ranks
         if self._round is None:
             self._round = ranks.begin_round()
-        place = {"round": self._round, "message": self._messages, **self._terms}
+        terms = {"even": _EVEN.index(self.even), "epoch": self.epoch}
+        place = {"round": self._round, "message": self._messages, **terms}
         self._messages += 1
         said = [*place.values(), ready]
         failing = ranks.rank if failed else _NOBODY
         # The smallest numbers travel as the largest of their negatives.
-        heard = ranks.largest([*said, *(-number for number in said), failing], self._timeout)
+        heard = ranks.largest([*said, *(-number for number in said), failing], self.timeout)
         ranges = [(-least, most) for most, least in zip(heard, heard[len(said) : -1], strict=False)]
         self._check_place(dict(zip(place, ranges, strict=False)), place)
         if heard[-1] != _NOBODY:
@@ -277,14 +269,14 @@ class LengthConsensus:
                 continue
             if name in ("round", "message"):
                 raise EvenEpochError(
-                    f"rank {self._ranks.rank} is not at the same place of the same epoch as others: one has "
+                    f"rank {self.ranks.rank} is not at the same place of the same epoch as others: one has "
                     "left an epoch early, or iterates another loader. All ranks have to iterate the same "
                     "loaders in the same order, and to leave an epoch at the same batch"
                 )
             shown = [_EVEN[number] if name == "even" else str(number) for number in (least, most, own[name])]
             raise EvenEpochError(
                 f"the ranks' loaders differ in {name}, from {shown[0]} to {shown[1]}, on rank "
-                f"{self._ranks.rank} {shown[2]}: {_REMEDIES[name]}"
+                f"{self.ranks.rank} {shown[2]}: {_REMEDIES[name]}"
             )
 
 

@@ -454,7 +454,7 @@ def test_a_server_that_says_nothing_more_is_a_timeout():
     with HostileServer(lambda slot, attempt: iter(())) as server:
         with mpwds.RemoteLoader(server.url, timeout=60) as loader:
             batches = iter(loader)
-            batches._timeout = 0.5  # from now on: the server may have been slow to answer
+            batches.timeout = 0.5  # from now on: the server may have been slow to answer
             with pytest.raises(WorkerTimeout, match="delivered nothing for 0.5 s"):
                 next(batches)
 

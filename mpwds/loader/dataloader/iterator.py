@@ -175,7 +175,7 @@ class TaskEpoch(EpochIterator):
         except WorkerDied as error:
             raise _in_torchs_words(error) from None
         except WorkerTimeout as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
+            raise RuntimeError(f"DataLoader timed out after {self.timeout} seconds: {error}") from None
         if self._errors:
             raise self._errors.pop()
         return batch
@@ -194,7 +194,7 @@ class TaskEpoch(EpochIterator):
         self._turns.remove(worker.index)
         if fields["kind"] == protocol.FAILED:
             return self._failed(worker, task, _noted(worker.error(message), worker))
-        self._times.enter(RECEIVED)
+        self.times.enter(RECEIVED)
         try:
             batch = worker.batch(message)
         except MpwdsError:
@@ -203,7 +203,7 @@ class TaskEpoch(EpochIterator):
             add_note(error, f"while a batch from worker {worker.index} was unpickled")
             return self._failed(worker, task, error)
         self._complete(worker, task, fields.get("state"))
-        self._times.delivered(fields["samples"], fields["nbytes"])
+        self.times.delivered(fields["samples"], fields["nbytes"])
         return batch
 
     def _failed(self, worker: WorkerHandle, task: int, error: BaseException) -> None:
@@ -212,7 +212,7 @@ class TaskEpoch(EpochIterator):
             self._give_next()
         else:
             self._complete(worker, task)
-        self._times.left()
+        self.times.left()
 
     def _complete(self, worker: WorkerHandle, task: int, state: bytes | str | None = None) -> None:
         self._completed.complete(self._completed.below if self._iterable else task, worker.index, state)
@@ -225,7 +225,7 @@ class TaskEpoch(EpochIterator):
         for worker in islice(self._next_workers, len(self._tasks)):
             tasks = self._tasks[worker.index]
             if worker.index in self._active and (
-                self._in_order or len(tasks) < self._most // len(self._active)
+                self.in_order or len(tasks) < self._most // len(self._active)
             ):
                 task = next(self._indices, None)
                 if task is not None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -48,6 +49,7 @@ class EpochBatches(Iterator[Any]):
         return NOT_YET
 
 
+@dataclass(eq=False, repr=False)
 class EpochIterator(EpochBatches):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
@@ -69,28 +71,25 @@ class EpochIterator(EpochBatches):
         repeats: That batch came after the end of its stream, to make an epoch even.
     """
 
+    owner: object
+    progress: EpochProgress
+    times: ConsumerTimer
+    group: WorkerGroup
+    _: KW_ONLY
+    in_order: bool
+    timeout: float | None
+    persistent: bool
+    restarts: bool = False
+    moves_streams: bool = False
+
     _running = False
-    _dealer: StreamDealer | None = None  # of streams that may move to other workers
     _in_fork = "make a loader of its own here"
 
-    def __init__(
-        self,
-        owner: object,
-        progress: EpochProgress,
-        times: ConsumerTimer,
-        group: WorkerGroup,
-        *,
-        in_order: bool,
-        timeout: float | None,
-        persistent: bool,
-        restarts: bool = False,
-        moves_streams: bool = False,
-    ) -> None:
-        self._owner = owner
-        self.progress = progress
-        self._times = times
+    def __post_init__(self) -> None:
+        progress, group = self.progress, self.group
         self.place = (-1, -1)
         self.repeats = False
+        self._dealer: StreamDealer | None = None  # of streams that may move to other workers
         self._lock = threading.RLock()  # a signal's handler may close what its thread waits for
         self._process = os.getpid()
         try:
@@ -100,7 +99,7 @@ class EpochIterator(EpochBatches):
             self._carriers = {stream: stream % len(self._workers) for stream in self._turns}
             self._waiting: deque[int] = deque()  # streams that no worker has begun
             makes_again = any(stream.received < stream.delivered for stream in progress.streams)
-            if len(progress.streams) > len(self._workers) and not (in_order or makes_again):
+            if len(progress.streams) > len(self._workers) and not (self.in_order or makes_again):
                 self._carriers = {stream: index for index, stream in enumerate(self._turns)}
                 self._waiting = deque(list(self._turns)[len(self._workers) :])
                 self._turns = deque(list(self._turns)[: len(self._workers)])
@@ -108,17 +107,12 @@ class EpochIterator(EpochBatches):
                 for index in self._all_carriers():
                     self._start(self._workers[index])
         except BaseException:
-            times.end()
+            self.times.end()
             # At the interpreter's exit, the fork server and the workers may end while this thread still runs.
             if not threading.main_thread().is_alive():
                 raise SystemExit from None
             raise
-        self._in_order = in_order
-        self._timeout = timeout
-        self._persistent = persistent
-        self._restarts = restarts
-        self._group = group
-        if moves_streams and self._turns:
+        if self.moves_streams and self._turns:
             from mpwds.loader.engine.dealing import StreamDealer
 
             self._dealer = StreamDealer(group.snapshots)
@@ -127,7 +121,7 @@ class EpochIterator(EpochBatches):
 
     def __next__(self) -> Any:
         if os.getpid() != self._process:
-            self._group.check_owner("iteration", self._in_fork)
+            self.group.check_owner("iteration", self._in_fork)
         if not self._lock.acquire(blocking=not self._running):  # another thread closes it
             raise RuntimeError(TAKE_TURNS)
         try:
@@ -139,7 +133,7 @@ class EpochIterator(EpochBatches):
             self._lock.release()
 
     def next_now(self) -> Any:
-        if self._group.in_process:
+        if self.group.in_process:
             return NOT_YET
         with self._lock:
             return self._next(waits=False)
@@ -147,13 +141,13 @@ class EpochIterator(EpochBatches):
     def _next(self, waits: bool) -> Any:
         try:
             if self._running:
-                self._times.enter(WAITED)
+                self.times.enter(WAITED)
                 while self._turns:
-                    if self._dealer is not None and self._group.has_changed:
+                    if self._dealer is not None and self.group.has_changed:
                         self._follow_workers()
                     arrived = self._received(waits=waits)
                     if arrived is None:
-                        self._times.left()
+                        self.times.left()
                         return NOT_YET
                     worker, message = arrived
                     if self._is_batch(worker, message):
@@ -175,7 +169,7 @@ class EpochIterator(EpochBatches):
     def remake(self, stream: int) -> tuple[int, int, Any]:
         """The next batch that the worker of ``stream`` makes again, after its stream and its number."""
         try:
-            self._times.enter(WAITED)
+            self.times.enter(WAITED)
             arrived = self._received(stream)
             assert arrived is not None
             worker, message = arrived
@@ -188,7 +182,7 @@ class EpochIterator(EpochBatches):
 
     def close(self, because: str = "") -> None:
         """Leaves the epoch; a later ``next()`` raises RuntimeError with ``because``, if one is given."""
-        if self._running and self._group.is_owner():
+        if self._running and self.group.is_owner():
             self.closed, self._running = because, False
             with self._lock:  # a thread that waits for a batch takes none of the next epoch's
                 for index in self._all_carriers():
@@ -203,16 +197,16 @@ class EpochIterator(EpochBatches):
 
     def _leave(self, failed: bool = False) -> None:
         self._running = self.progress.running = False
-        self._times.end()
-        if failed or not self._persistent:
-            self._group.close()
+        self.times.end()
+        if failed or not self.persistent:
+            self.group.close()
 
     def _received(self, stream: int | None = None, waits: bool = True) -> tuple[WorkerHandle, Message] | None:
         """The next message, from the worker of ``stream`` or of the stream whose turn it is, or any worker.
 
         Replaces a worker that died where the options allow it. Others take over the streams of a lost one.
         """
-        if stream is None and self._in_order:
+        if stream is None and self.in_order:
             stream = self._turns[0]
         while True:
             carriers = self._all_carriers() if stream is None else [self._carriers[stream]]
@@ -226,7 +220,7 @@ class EpochIterator(EpochBatches):
                     return None
                 if self._dealer is None:
                     return self._next_message(candidates)
-                if self._in_order and self._dealer.look() and self._deal():
+                if self.in_order and self._dealer.look() and self._deal():
                     continue
                 began_ns = time.monotonic_ns()
                 arrived = self._next_message(candidates)
@@ -235,20 +229,20 @@ class EpochIterator(EpochBatches):
             except WorkerLost:
                 self._follow_workers()
             except WorkerDied as death:
-                if not self._restarts:
+                if not self.restarts:
                     raise
                 self._restarted(death)
 
     def _next_message(self, candidates: list[WorkerHandle]) -> tuple[WorkerHandle, Message]:
-        return next_message(candidates, self._timeout, self._workers, is_left=lambda: not self._running)
+        return next_message(candidates, self.timeout, self._workers, is_left=lambda: not self._running)
 
     def _follow_workers(self) -> None:
         """Gives work to workers that have come, and the streams of those that are lost to others."""
-        self._workers = self._group.follow()
+        self._workers = self.group.follow()
         for worker in self._workers:
             if worker.is_available and not self._carried(worker.index):
                 self._start_waiting(worker)
-        if self._in_order or any(not self._workers[index].is_available for index in self._all_carriers()):
+        if self.in_order or any(not self._workers[index].is_available for index in self._all_carriers()):
             self._deal(must=True)
 
     def _deal(self, must: bool = False) -> bool:
@@ -288,10 +282,10 @@ class EpochIterator(EpochBatches):
                 death.pid,
                 death.exitcode,
             ) from None
-        worker = self._workers[index] = self._group.restart(index)
+        worker = self._workers[index] = self.group.restart(index)
         self._start(worker)
-        order = " and the order is unchanged" if self._in_order else ""
-        restarts = self._group.snapshots()[index].restarts
+        order = " and the order is unchanged" if self.in_order else ""
+        restarts = self.group.snapshots()[index].restarts
         warn(
             f"{death}. A new process (pid {worker.pid}, restart {restarts}) took its place: no batch is lost "
             f"or delivered twice{order}"
@@ -332,7 +326,7 @@ class EpochIterator(EpochBatches):
             raise made_fewer(f"worker {worker.index}", progress.received, progress.delivered)
         progress.total = progress.received
         self._turns = deque(other for other in self._turns if other != stream)
-        self._group.check_end(message)
+        self.group.check_end(message)
         if self._waiting and not self._carried(worker.index):
             self._start_waiting(worker)
         return False
@@ -349,9 +343,9 @@ class EpochIterator(EpochBatches):
         return batch
 
     def _batch(self, worker: WorkerHandle, message: Message) -> Any:
-        self._times.enter(RECEIVED)
+        self.times.enter(RECEIVED)
         batch = worker.batch(message)
-        self._times.delivered(message.fields["samples"], message.fields["nbytes"])
+        self.times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from mpwds import nest, tenbin
@@ -73,6 +74,7 @@ class Commands:
                 self._stopped = fields["generation"]
 
 
+@dataclass(eq=False)
 class BatchSender:
     """Sends batches, copying each array (or the rows of one not stacked yet) once, into its place in a block.
 
@@ -82,27 +84,21 @@ class BatchSender:
         allow_pickle: Pickle objects that ``nest`` does not know.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        handover_socket: socket.socket,
-        commands: Commands,
-        bell: EventFd,
-        blocks: int,
-        meter: StageProfiler,
-    ) -> None:
-        self._channel = channel
-        self._handover = handover_socket
-        self._commands = commands
-        self._bell = bell
-        self._meter = meter
-        channel.waiting = meter.waiting
-        self._arena = Arena(blocks, self._announce)
-        self.arrays_as_they_are = False
-        self.allow_pickle = True
+    channel: Channel
+    handover: socket.socket
+    commands: Commands
+    bell: EventFd
+    blocks: int
+    meter: StageProfiler
+    arrays_as_they_are: bool = False
+    allow_pickle: bool = True
+
+    def __post_init__(self) -> None:
+        self.channel.waiting = self.meter.waiting
+        self._arena = Arena(self.blocks, self._announce)
         self._wake = select.poll()
-        self._wake.register(bell, select.POLLIN)
-        self._wake.register(channel, select.POLLIN)
+        self._wake.register(self.bell, select.POLLIN)
+        self._wake.register(self.channel, select.POLLIN)
 
     def send(
         self,
@@ -133,7 +129,7 @@ class BatchSender:
             offsets.append(end + _GAP)
             end += _GAP + tenbin.array_nbytes(array)
         fields["offsets"] = offsets
-        fields["samples"] = int(self._meter.samples_in(batch) if samples is None else samples)
+        fields["samples"] = int(self.meter.samples_in(batch) if samples is None else samples)
         fields["nbytes"] = end
         block = None if end <= protocol.INLINE_NBYTES else self._wait_for_block(end, about["generation"])
         payload = bytearray(end if block is None else 0)
@@ -143,8 +139,8 @@ class BatchSender:
                 tenbin.write_array(memory, offset, array)
             if block is not None:
                 fields["block"] = block.number
-            self._meter.sending(fields["samples"], end)
-            self._channel.send(fields, payload)
+            self.meter.sending(fields["samples"], end)
+            self.channel.send(fields, payload)
         except BaseException:
             if block is not None:
                 self._arena.release(block)
@@ -152,16 +148,16 @@ class BatchSender:
 
     def _wait_for_block(self, nbytes: int, generation: int) -> Block:
         while True:
-            self._bell.clear()
+            self.bell.clear()
             block = self._arena.acquire(nbytes)
             if block is not None:
                 return block
-            with self._meter.waiting():
+            with self.meter.waiting():
                 self._wake.poll()
-            if self._commands.stopped(generation):
+            if self.commands.stopped(generation):
                 raise EpochStopped
 
     def _announce(self, layout: Layout, descriptor: int) -> None:
         fields = {"kind": protocol.SEGMENT, "blocks": layout.blocks, "block_nbytes": layout.block_nbytes}
-        give_descriptor(self._handover, descriptor)
-        self._channel.send(fields)
+        give_descriptor(self.handover, descriptor)
+        self.channel.send(fields)

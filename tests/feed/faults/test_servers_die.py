@@ -145,7 +145,7 @@ def test_a_timeout_bounds_the_wait_for_a_server(monkeypatch):
         next(batches)
         server.stop()
         wait_until(lambda: not remote.servers.connections[0].is_up, "the trainer to miss it")
-        batches._timeout = 0.5  # from now on
+        batches.timeout = 0.5  # from now on
         remote.options = replace(remote.options, timeout=0.5)
         with pytest.raises(mpwds.WorkerTimeout, match=f"on {server.url}, which is lost"):
             list(batches)
