@@ -30,7 +30,7 @@ def run_jobs(
     and 0 workers are twice as many as these machines have processors.
     """
     if engine is not None:
-        from mpwds.cluster.tasks import run_tasks
+        from mpwds.cluster.engine import run_tasks
 
         yield from run_tasks(items, work, workers)
         return

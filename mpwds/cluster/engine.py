@@ -1,24 +1,31 @@
-"""Connects to a Ray cluster, and packs what its machines get."""
+"""Connects to a Ray cluster, packs what its machines get, and runs tasks on all of them."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 import socket
 import sys
-import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any, TypeVar
 
 import cloudpickle
 
+from mpwds.errors import MpwdsError
 from mpwds.imports import require
+from mpwds.loader.messages.protocol import describe_error, revive_error
+from mpwds.loader.processes.environment import is_installed
 from mpwds.pickling import dumps
 
+S = TypeVar("S")
+T = TypeVar("T")
+
 _CONNECT_S = 10.0
-_PACKAGES = {"site-packages", "dist-packages"}  # also those of the user and of the system
+_AHEAD = 2  # tasks for each processor
+_RETRIES = 20  # of a task whose machine or process is lost
 _NEEDS_RAY = "clusters need Ray: pip install 'mpwds[ray]'"
 
 
@@ -77,23 +84,64 @@ def pack(item: Any) -> bytes:
 @contextmanager
 def _by_value() -> Iterator[None]:
     known = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # cloudpickle never sends its name
-    # A module may have several names.
-    own = {module.__name__: module for module in list(sys.modules.values()) if _is_own(module)}
-    own = {name: module for name, module in own.items() if name not in known}
-    for module in own.values():
+    own = {
+        module for module in list(sys.modules.values()) if _is_own(module) and module.__name__ not in known
+    }
+    for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in own.values():
+        for module in own:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: object) -> TypeGuard[ModuleType]:
+def _is_own(module: object) -> bool:
     """True if a module's file is not installed."""
-    path = getattr(module, "__file__", None)
-    if not isinstance(module, ModuleType) or not path or module.__name__.partition(".")[0] == "mpwds":
+    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "mpwds":
         return False
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    is_installed = any(map(Path(path).is_relative_to, folders)) or _PACKAGES.intersection(Path(path).parts)
-    return sys.modules.get(module.__name__) is module and not is_installed
+    return sys.modules.get(module.__name__) is module and not is_installed(module)
+
+
+def run_tasks(items: Sequence[S], work: Callable[[S], Iterator[T]], most: int = 0) -> Iterator[T]:
+    """Yields all that ``work``, a generator function, yields for each item, in any order.
+
+    Each item is a task. ``most`` tasks are under way at a time; 0 are twice as many as the cluster has
+    processors, also when it grows. A task starts again elsewhere if its machine is lost, so ``work`` must
+    tolerate that. Tasks run in the current folder if their machine has it.
+
+    Raises what ``work`` raises, and ``MpwdsError`` if Ray gives a task up.
+    """
+    with connected() as ray:
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_do)
+        packed = ray.put(pack((work, os.getcwd())))
+        running: list[Any] = []
+        left = iter(items)
+        try:
+            while True:
+                room = (most or _AHEAD * int(ray.cluster_resources().get("CPU", 1))) - len(running)
+                running += [task.remote(packed, pack(item)) for item in itertools.islice(left, max(0, room))]
+                if not running:
+                    return
+                finished, running = ray.wait(running)
+                for each in finished:
+                    results, error = pickle.loads(ray.get(each))
+                    if error is not None:
+                        raise revive_error(error, f"a task on {error['host']}")
+                    yield from results
+        except ray.exceptions.RayError as error:
+            raise MpwdsError(f"Ray gave a task up: {error}") from error
+        finally:
+            for each in running:
+                ray.cancel(each, force=True)
+
+
+def _do(packed: bytes, item: bytes) -> bytes:
+    """Does one item's work; returns the pickled results, or the fields of an error."""
+    work, folder = pickle.loads(packed)
+    with suppress(FileNotFoundError):
+        os.chdir(folder)
+    try:
+        return pickle.dumps((list(work(pickle.loads(item))), None))
+    except Exception as error:
+        return pickle.dumps(([], {"host": socket.gethostname(), **describe_error(error)}))

@@ -87,6 +87,7 @@ def apply(present: Sequence[Any]) -> None:
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_PACKAGES = {"site-packages", "dist-packages"}  # also those of the user and of the system
 
 Code = tuple[ModuleSpec | None, tuple[int, int, int] | None]
 """A module's specification, which each load and reload makes again, and its file's version."""
@@ -130,7 +131,11 @@ def is_interactive() -> bool:
 def is_installed(module: ModuleType) -> bool:
     """True if a module belongs to Python or to an installed package, or has no file."""
     file = module.__dict__.get("__file__")
-    return not isinstance(file, str) or file.startswith(_INSTALLED)
+    return (
+        not isinstance(file, str)
+        or file.startswith(_INSTALLED)
+        or not _PACKAGES.isdisjoint(file.split(os.sep))
+    )
 
 
 def _version(module: ModuleType) -> tuple[int, int, int] | None:
