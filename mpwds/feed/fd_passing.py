@@ -112,23 +112,20 @@ class FdReceiver:
     def take(self, slot: int, launch: int) -> tuple[int, int]:
         """The descriptors of the next segment of a worker, and of its bell; the caller closes them."""
         with self._lock:
-            return self._take(slot, launch)
-
-    def _take(self, slot: int, launch: int) -> tuple[int, int]:
-        while not self._arrived[slot, launch]:
-            try:
-                data, descriptors, _ = receive_fds(self._socket, _TAG.size, _DESCRIPTORS)
-            except BlockingIOError:
-                data, descriptors = b"", []
-            if len(data) != _TAG.size or len(descriptors) != _DESCRIPTORS:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                raise MpwdsError(
-                    f"the server announced shared memory of worker {slot} and did not hand it over: it has "
-                    "ended, or this process has no file descriptor left (ulimit -n)"
-                )
-            self._arrived[_TAG.unpack(data)].append((descriptors[0], descriptors[1]))
-        return self._arrived[slot, launch].popleft()
+            while not self._arrived[slot, launch]:
+                try:
+                    data, descriptors, _ = receive_fds(self._socket, _TAG.size, _DESCRIPTORS)
+                except BlockingIOError:
+                    data, descriptors = b"", []
+                if len(data) != _TAG.size or len(descriptors) != _DESCRIPTORS:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    raise MpwdsError(
+                        f"the server announced shared memory of worker {slot} and did not hand it over: it "
+                        "has ended, or this process has no file descriptor left (ulimit -n)"
+                    )
+                self._arrived[_TAG.unpack(data)].append((descriptors[0], descriptors[1]))
+            return self._arrived[slot, launch].popleft()
 
     def close(self) -> None:
         with self._lock:

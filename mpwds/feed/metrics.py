@@ -205,14 +205,9 @@ def trainer_metrics(stats: LoaderStats) -> list[Metric]:
     }
     lost = {worker.server: stats.lost.get(worker.server, 0.0) for worker in stats.workers if worker.server}
     lost_help = "Seconds for which a server has not answered; 0 if it answers."
+    spent_help = "Seconds since first batches, by what the trainer did in them."
     rows: list[_Row] = [
-        (
-            _COUNTER,
-            "seconds",
-            "Seconds since first batches, by what the trainer did in them.",
-            "doing",
-            spent,
-        ),
+        (_COUNTER, "seconds", spent_help, "doing", spent),
         (_COUNTER, "batches", "Batches delivered.", "", {"": stats.batches}),
         (_COUNTER, "samples", "Samples delivered.", "", {"": stats.samples}),
         (_COUNTER, "bytes", "Bytes of the arrays delivered.", "", {"": stats.nbytes}),

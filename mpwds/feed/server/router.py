@@ -100,10 +100,6 @@ class Router:
             self.drop("failed", f"{type(error).__name__}: {error} (from {address})")
         return True
 
-    def drop_failed_handshakes(self) -> None:
-        for failure in self.handshakes.failures():
-            self.drop("handshake", failure)
-
     def reply(self, identity: bytes, kind: str, **fields: Any) -> None:
         self._send(identity, [wire.pack(kind, **fields)])
 

@@ -212,7 +212,8 @@ class Server(Closes):
         for party in tuple(self._trainers.groups):
             for slot in tuple(party.slots.values()):
                 self._relay(slot, party)
-        router.drop_failed_handshakes()
+        for failure in router.handshakes.failures():
+            router.drop("handshake", failure)
         self._trainers.run_maintenance(time.monotonic())
 
     def _relay(self, slot: WorkerRelay, party: ClientGroup) -> None:

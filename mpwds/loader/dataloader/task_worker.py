@@ -111,10 +111,6 @@ class TaskWorker(Worker):
     _samples: WorkerIterator | None = None
 
     def run(self) -> None:
-        self._begin()
-        super().run()
-
-    def _begin(self) -> None:
         setup = self.setup
         self.sender.arrays_as_they_are = True
         self.meter.writes_each = True
@@ -128,6 +124,7 @@ class TaskWorker(Worker):
                 setup.worker_init_fn(self.index)
         except Exception as error:
             self._failure = error
+        super().run()
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
         generation, [[_, *position]] = start["generation"], start["streams"]
