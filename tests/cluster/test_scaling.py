@@ -151,3 +151,54 @@ class TestDirectory:
         directory.addresses({"rank 0": figures})
         directory.addresses({})
         assert directory.figures() == {"rank 0": figures}
+
+
+@pytest.fixture(name="clock")
+def _clock(monkeypatch):
+    """The time of a directory, which tests move on."""
+    clock = [1000.0]
+    monkeypatch.setattr("mpwds.cluster.actors.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_a_server_that_is_silent_is_not_listed(clock):
+    directory = Directory({}, restarted=False)
+    for number in range(2):
+        directory.report(number, URLS[number], is_idle=True)
+    clock[0] += 4
+    directory.report(1, URLS[1], is_idle=True)
+    clock[0] += 4
+    assert (directory.servers(), directory.idle()) == ({1: URLS[1]}, {1})
+
+
+def test_a_trainer_that_is_silent_does_not_count(clock):
+    directory, told = Directory({}, restarted=False), TrainerFigures(1.0, 2.0, 3.0, 4.0, ())
+    directory.addresses({"gone": told})
+    clock[0] += 8
+    directory.addresses({"here": told})
+    clock[0] += 8
+    assert directory.figures() == {"here": told}
+
+
+def decided(waiting, busy=1.0, servers=4, readings=100):
+    """The number of servers after readings in which trainers wait for these shares of their time."""
+    scaling = Scaling()
+    for number in range(1, readings + 1):
+        figures = {
+            str(trainer): TrainerFigures(
+                5.0 * number * share, 5.0 * number, 5.0 * number * (1 - busy), 5.0 * number, tuple(URLS[:4])
+            )
+            for trainer, share in enumerate(waiting)
+        }
+        after = scaling.decide(servers, figures)
+        if after != servers:
+            return after
+    return servers
+
+
+def test_the_trainer_that_waits_most_counts():
+    assert decided([0.0, 0.5]) == decided([0.5, 0.0]) == 8
+
+
+def test_between_enough_and_too_few_nothing_changes():
+    assert [decided([waiting], busy=0.1) for waiting in (0.02, 0.03, 0.049, 0.06)] == [3, 4, 4, 5]

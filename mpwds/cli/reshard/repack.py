@@ -26,22 +26,26 @@ def repack(
     quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of the new JPEG images.")] = 90,
     fields: Annotated[str, typer.Option(help="Fields with JPEG images, with commas between.")] = "jpg,jpeg",
     restart_markers: Annotated[
-        bool, typer.Option("--restart-markers", help="One a row, for decoders that begin anywhere.")
+        bool,
+        typer.Option("--restart-markers", help="One a row of new images, for decoders that begin anywhere."),
     ] = False,
 ) -> None:
     """Make the JPEG images in shards smaller, so that they take less room and time.
 
     Write `mpwds repack in-{000..099}.tar out-%06d.tar --short-side 256 --quality 90`. Each shard becomes one
-    of the series OUTPUT. Other fields stay as they are, and so do images that would not become smaller. A
-    table compares the bytes, and tells what the new compression costs (PSNR). A run that was killed
-    continues, as one of proc does.
+    of the series OUTPUT. Other fields stay as they are, and so do images that would not become smaller, or
+    are no JPEG. A table compares the bytes, and tells what the new compression costs (PSNR). A run that was
+    killed continues, as one of proc does.
     """
     pillow = require("PIL", "images are made smaller with Pillow: pip install 'mpwds[images]'")
 
     from mpwds.cli.reshard.proc import Processing
     from mpwds.pipeline.stages.map import map as map_stage
 
-    smaller = Repack(tuple(fields.split(",")), short_side, quality, restart_markers)
+    names = tuple(name.strip().removeprefix(".") for name in fields.split(","))
+    if not all(names):
+        raise ValueError(f"--fields {fields!r} names no field: give names with commas between")
+    smaller = Repack(names, short_side, quality, restart_markers)
     processing = Processing([map_stage(smaller)], to, counts=smaller.counts)
     process(processing, over, [repr(smaller), pillow.__version__], _figures_of, _show)
 
@@ -50,8 +54,9 @@ def repack(
 class Repack:
     """Makes the images in some fields of a sample smaller, and counts what comes of it in ``counts``.
 
-    An image stays as it is if its shorter side is ``short_side`` pixels at most, or if it would not take
-    fewer bytes. Colours (also grey and CMYK), EXIF data and ICC profiles stay.
+    An image stays as it is if its shorter side is ``short_side`` pixels at most, if it would not take fewer
+    bytes, or if it is no JPEG, whatever its field is called. Colours (also grey and CMYK), EXIF data and ICC
+    profiles stay.
     """
 
     fields: tuple[str, ...]
@@ -75,7 +80,11 @@ class Repack:
         import numpy as np
         from PIL import Image
 
-        image = Image.open(io.BytesIO(data), formats=["JPEG"])
+        from mpwds.pipeline.decoding.images import open_image
+
+        image = open_image(data)
+        if image.format not in ("JPEG", "MPO"):
+            return data
         image.load()
         self.counts.update(images=1, before=len(data), after=len(data))
         factor = self.short_side / min(image.size)
@@ -113,4 +122,6 @@ def _show(figures: dict[str, Any]) -> None:
         ["after", size(figures["after"]), size(figures["after"] / images), f"{psnr} dB" if psnr else ""],
     ]
     title = f"{figures['smaller']:,} of {figures['images']:,} images became smaller"
+    if not figures["images"]:
+        title = "no sample has a JPEG image in a field of --fields"
     console().print(table(title, ["images", "bytes", "each", "PSNR"], rows, left=["images"]))

@@ -60,7 +60,7 @@ def batched(
         include_padding: Whether each element counts as much as the largest one of its batch, because the
             batch will be padded.
         ragged: A field of byte strings, or several (indices in tuples), for decoders on the device. Its
-            column is a list of uint8 arrays of one dimension, which are views of one block of memory.
+            column is a list of uint8 arrays of one dimension, which from workers are views of one block.
         handler: Called when a batch cannot be made, or an element cannot be measured; the default raises the
             exception. To continue skips the batch, or the element.
 
@@ -80,7 +80,7 @@ def batched(
         [['ab', 'cd'], ['efg', 'h']]
     """
     if max_bytes is None and by is None and max_total is None and not include_padding:
-        fields = (ragged,) if isinstance(ragged, (str, int)) else tuple(ragged)
+        fields = (ragged,) if isinstance(ragged, (str, int)) else tuple(ragged or ())
         return Batched(20 if batchsize is None else batchsize, collation_fn, partial, fields, handler)
     if ragged:
         raise ValueError("batched: ragged takes a fixed number of elements, no limit on their size")

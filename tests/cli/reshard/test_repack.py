@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import PIL.Image
+import PIL.ImageCms
 import pytest
 
 from mpwds import TarWriter, WebDataset
@@ -73,7 +74,17 @@ def test_a_table_compares_bytes_and_tells_the_loss(run, samples):
     figures = json.loads(report)
     assert figures["before"] == sum(len(sample["jpg"]) for sample in samples)
     assert figures["after"] == sum(len(sample["jpg"]) for sample in read("b.tar").values())
-    assert (figures["images"], figures["smaller"], figures["psnr"] > 25) == (5, 4, True)
+    assert (figures["images"], figures["smaller"]) == (5, 4)
+    images = {name: opened(sample["jpg"]) for name, sample in read("b.tar").items() if name != "small"}
+    smaller = {
+        sample["__key__"]: opened(sample["jpg"]).resize(
+            images[sample["__key__"]].size, PIL.Image.Resampling.LANCZOS
+        )
+        for sample in samples[:-1]
+    }
+    errors = [np.asarray(images[name], int) - np.asarray(smaller[name]) for name in images]
+    squared = np.mean(np.concatenate([error.ravel() for error in errors]) ** 2)
+    assert figures["psnr"] == pytest.approx(10 * np.log10(255**2 / squared), abs=0.01)
 
 
 def test_restart_markers_change_no_pixel(run, samples):
@@ -89,6 +100,43 @@ def test_other_fields_and_options_are_other_work(run, refused):
     run("repack", "in.tar", "out.tar", "--fields", "png", "-j", "1")
     assert {opened(sample["jpg"]).size for sample in read("out.tar").values()} == set(SIZES.values())
     assert "--force" in refused("repack", "in.tar", "out.tar", "--short-side", "100", "-j", "1")
+
+
+def test_images_that_are_no_jpeg_stay_whatever_their_field_is_called(run, samples):
+    with io.BytesIO() as stream:
+        opened(samples[0]["jpg"]).save(stream, "PNG")
+        png = stream.getvalue()
+    with TarWriter("mixed.tar", encoder=False) as sink:
+        sink.write(samples[0])
+        sink.write({"__key__": "png", "jpg": png})
+    run("repack", "mixed.tar", "out.tar", "--short-side", "100", "-j", "1")
+    made = read("out.tar")
+    assert made["png"]["jpg"] == png
+    assert opened(made["wide"]["jpg"]).size == (150, 100)
+
+
+def test_profiles_stay_and_so_do_images_that_would_grow(run):
+    profile = PIL.ImageCms.ImageCmsProfile(PIL.ImageCms.createProfile("sRGB")).tobytes()
+    with io.BytesIO() as stream:
+        opened(jpeg(300, 300)).save(stream, "JPEG", quality=5)
+        tiny = stream.getvalue()
+    with TarWriter("in.tar", encoder=False) as sink:
+        sink.write({"__key__": "profile", "jpg": jpeg(300, 200, icc_profile=profile)})
+        sink.write({"__key__": "tiny", "jpg": tiny})
+    run("repack", "in.tar", "out.tar", "--short-side", "250", "--quality", "100", "-j", "1")
+    made = read("out.tar")
+    run("repack", "in.tar", "small.tar", "--short-side", "100", "-j", "1")
+    assert opened(read("small.tar")["profile"]["jpg"]).info["icc_profile"] == profile
+    assert made["tiny"]["jpg"] == tiny
+
+
+@pytest.mark.usefixtures("samples")
+def test_fields_may_have_spaces_and_dots_and_must_be_there(run, refused):
+    made = run("repack", "in.tar", "out.tar", "--fields", " png, .jpg", "--short-side", "100", "-j", "1")
+    assert "4 of 5 images became smaller" in made.stdout
+    nothing = run("repack", "in.tar", "other.tar", "--fields", "png", "-j", "1").stdout
+    assert "no sample has a JPEG image in a field of --fields" in nothing
+    assert "names no field" in refused("repack", "in.tar", "b.tar", "--fields", "", "-j", "1")
 
 
 def test_a_damaged_image_stops_the_command_or_is_left_out(run, refused, samples):

@@ -192,6 +192,23 @@ def test_a_server_that_is_gone_gets_no_more_requests_than_tries_and_ranges_under
 
 
 @SCHEMES
+def test_further_ranges_are_asked_for_only_of_the_first_version(web, url):
+    with gopen(url, read_ahead=2) as stream:
+        assert stream.read() == CONTENT
+    names = ("If-Match", "if-match", "If-Range", "if-range")
+    conditions = [given for name in names for given in web.asked(name) if given]
+    assert len(conditions) == SIZE // RANGE - 1
+
+
+def test_a_failure_halves_what_may_be_ahead(web):
+    web.plan = [{}, *[{}] * 3, {"status": 503}, *[{}] * 20]
+    with gopen("s3://bucket/x.tar", retries=Retries(first_s=0.0)) as stream:
+        wait_for_ranges(stream)
+        assert ranges._allowance._most <= ranges.READ_AHEAD // 2
+        assert stream.read() == CONTENT
+
+
+@SCHEMES
 def test_after_a_failure_no_range_is_requested_before_the_reader_has_got_over_it(web, url, pauses):
     failing = {"status": 503}
     web.plan = [{}, failing, failing]
