@@ -122,7 +122,7 @@ REFUSED = {
         (lambda: Resized(8, layout="NCHW"), "layout must be 'HWC' or 'CHW', got 'NCHW'"),
         (lambda: Resized(8, mean=(0.5, 0.5, 0.5)), "mean needs dtype='float32'"),
         (lambda: Resized(8, "float32", std=(1, 2)), "std must be three numbers"),
-        (lambda: Resized(8, "float32", std=(1, 2, 0)), "std must be three numbers"),
+        (lambda: Resized(8, "float32", std=(1, 2, 0)), "std must not be 0"),
         (lambda: RandomResizedCrop(8, scale=(0, 1)), "random_resized_crop: scale must be two numbers"),
         (lambda: RandomResizedCrop(8, ratio=(2, 1)), "ratio must be"),
         (lambda: RandomResizedCrop(8, flip=1.5), "flip is a probability, got 1.5"),
