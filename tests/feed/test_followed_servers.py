@@ -187,7 +187,8 @@ def test_a_loader_takes_its_workers_from_servers_that_answer(tmp_path):
             wait_until(lambda: sum(each.is_up for each in connections) == 1, "the others to be left")
 
 
-def test_a_loader_begins_with_all_servers_that_answer_at_once(tmp_path):
+def test_a_loader_begins_with_all_servers_that_answer_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpwds.feed.client.connections._OTHERS_S", 60.0)
     listed, dataset = Listed(tmp_path), rows(20, 2)
     with contextlib.ExitStack() as stack:
         listed.write(*[stack.enter_context(served(dataset, workers=2)) for _ in range(4)])

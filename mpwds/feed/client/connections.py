@@ -41,7 +41,7 @@ _MOST_MISMATCHES = 3  # the first may come from a server that is about to end
 _ASK_S = 60.0
 _AGAIN_S = 2.0  # after which a question is asked again
 _MOST_SOCKETS = 60_000  # three for each server
-_OTHERS_S = 1.0  # that servers which come and go have to answer, after the first of them
+_OTHERS_S = 2.0  # that servers which come and go have to answer, after the first of them
 _MOST_NOTICES = 32
 
 SAY_EVERY_S = 5.0
