@@ -198,6 +198,15 @@ def test_a_loader_begins_with_all_servers_that_answer_at_once(tmp_path, monkeypa
             assert texts == []
 
 
+def test_a_member_of_a_group_takes_the_workers_that_the_group_has(tmp_path):
+    listed = Listed(tmp_path)
+    with served(rows(20, 2), workers=4) as server:
+        listed.write(server)
+        options = {"streams": None, "group": "sweep"}
+        with follow(listed.url, workers=2, **options), follow(listed.url, workers=1, **options) as second:
+            assert second.workers == 2
+
+
 def test_of_fewer_workers_than_were_asked_for_the_user_hears(tmp_path):
     listed = Listed(tmp_path)
     with served(rows(20, 2), workers=2) as server:

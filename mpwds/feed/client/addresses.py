@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,18 +27,18 @@ Urls: TypeAlias = str | Sequence[str] | Callable[[], Sequence[str]]
 _DNS, _FILE, _RAY = "dns+tcp://", "file:", "ray://"
 
 
-class ServerDirectory:
+class ServerDirectory(ABC):
     """Knows the URLs of servers at any moment, and with which keys they are reached."""
 
-    def __call__(self) -> Sequence[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self) -> Sequence[str]: ...
 
     @property
     def keys(self) -> str | None:
         """The folder of keys, for a loader that is given none."""
         return None
 
-    def watch(self, loader: MultiLoader) -> None:
+    def watch(self, loader: MultiLoader) -> None:  # noqa: B027 - most have no use for it
         """Learns which loader uses the servers."""
 
 

@@ -441,7 +441,7 @@ class ServerConnections:
             connection.take_pong(reply)
         elif kind == wire.WELCOME:
             known = self._hello["fingerprint"]
-            lacking = self._lacking()
+            lacking = None if self.options.group else self._lacking()  # a group's workers are what they are
             if lacking is not None and not connection.session and int(reply["workers"]) > lacking:
                 connection.send(wire.pack(wire.BYE))  # others were quicker: it is asked for fewer, if any
                 connection.heard = connection.tick = 0.0

@@ -74,7 +74,8 @@ class RemoteLoader(MultiLoader):
             part to the other servers, or ``"raise"`` ServerLost. No batch is lost or delivered twice.
             ``None`` is ``"move"`` if addresses are looked up, and otherwise ``"wait"``.
         min_servers: Servers that must have answered before the loader begins. ``None`` is one if addresses
-            are looked up, and otherwise all. With ``streams``, those that come later get work, too.
+            are looked up, and otherwise all. The others that are listed then have two seconds to answer. With
+            ``streams``, those that come later get work, too.
         max_servers: Servers that this rank connects to. ``None`` is 8, or all URLs of a list for a trainer
             alone. The ranks of a job share the servers equally.
         server_timeout: Seconds to wait for a server, at the start and after a loss. ``None`` is for ever.
@@ -215,7 +216,7 @@ class Remote:
             self.servers = servers
         return self.servers
 
-    @property
+    @functools.cached_property
     def is_alike_on_ranks(self) -> bool:
         """True if each rank of a job surely has as many workers."""
         return self.options.workers is not None and not self.options.addresses().is_followed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class WorkerLost(MpwdsError):
     """A worker is away, its streams are to be carried by others, and some are there."""
 
 
-class WorkerHandle:
+class WorkerHandle(ABC):
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
     Only :meth:`wait` and :meth:`release_finished` may wait. Commands and tasks that the transport has no room
@@ -32,9 +33,11 @@ class WorkerHandle:
         is_ready: The worker has told that it has its dataset.
         awaits_ready: The next ``ready`` is returned also if the worker was started before it came.
         unsent: Something is kept for :meth:`flush`.
+        batch: Makes the batch that a message carries.
     """
 
     index: int
+    batch: Callable[[Message], Any]
     generation = protocol.BEFORE_ANY
     is_ready = True
     awaits_ready = False
@@ -46,21 +49,22 @@ class WorkerHandle:
         return True
 
     @property
+    @abstractmethod
     def pid(self) -> int:
         """The process id, for messages and statistics."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
         """Tells the worker which streams of an epoch it carries, in the order of their turns.
 
         It leaves what it was started on before.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """Tells the worker to leave what it was started on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self) -> Message | None:
         """The next message of what the worker was started on, or ``None`` if none has arrived.
 
@@ -70,19 +74,14 @@ class WorkerHandle:
             WorkerDied: The worker is gone, and every message that it had sent has been received.
             WorkerLost: The worker is away, and others are to carry its streams.
         """
-        raise NotImplementedError
 
-    def batch(self, message: Message, /) -> Any:
-        """The batch that a message carries."""
-        raise NotImplementedError
-
+    @abstractmethod
     def snapshot(self) -> CounterSnapshot:
         """The worker's counters; readable until :meth:`release`, also after its death."""
-        raise NotImplementedError
 
+    @abstractmethod
     def disconnect(self) -> None:
         """Tells the worker to end."""
-        raise NotImplementedError
 
     def error(self, message: Message) -> BaseException:
         """The exception that an ``error`` or ``failed`` message carries."""

@@ -16,7 +16,10 @@ from mpwds.warn import warn
 
 
 class Launcher:
-    """Starts the workers of one loader, which serve at their ends. Ctrl-C may interrupt making one."""
+    """Starts the workers of one loader, which serve at their ends. Ctrl-C may interrupt making one.
+
+    This one is for loaders whose workers are no processes of this machine.
+    """
 
     def prepare(self, wait: bool) -> bool:
         """Gets ready to launch, which may take a second. Without ``wait``, returns False if it would.
@@ -26,7 +29,7 @@ class Launcher:
         return True
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:
-        raise NotImplementedError
+        raise MpwdsError("this loader starts no processes on this machine")
 
     def close(self) -> None:
         """Gives back its resources, after the last worker was reaped."""
