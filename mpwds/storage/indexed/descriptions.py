@@ -169,13 +169,12 @@ class Description:
     def _add_shards(self, part: _Part) -> None:
         shards = part.list("shardlist")
         urls, counts = self._checked_columns(part, shards)
-        written = "\n" + "\n".join(urls)
+        written, start = "\n" + "\n".join(urls), join_url(part.base, "x")[:-1]
         if any(mark in written for mark in (":", "./", "//", "\n/")):
             urls = [join_url(part.base, url) for url in urls]
         else:  # as most are: there may be many
-            start = join_url(part.base, "x")[:-1]
             urls = [start + url for url in urls]
-        if self._has_rules or "pipe:" in f"{part.base}{written}".lower():  # else they are harmless
+        if self._has_rules or "pipe:" in f"{start}{written}".lower():  # else they are harmless
             for number, url in enumerate(urls):
                 self._check(url, part.file, f"{part.key}shardlist[{number}]")
         for shard, url in zip(shards, urls, strict=True):

@@ -177,3 +177,10 @@ def test_a_command_in_a_description_does_not_run(write, contents):
         SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:cat /.*' runs a command"
     ):
         load_description(path)
+
+
+def test_a_line_end_in_a_scheme_hides_no_command():
+    """Joining URLs takes it out."""
+    contents = described(shard("?./x.tar"), base="pi\npe://")
+    with pytest.raises(SecurityError, match="runs a command"):
+        load_description(io.StringIO(json.dumps(contents)))
