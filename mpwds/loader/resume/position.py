@@ -17,7 +17,7 @@ from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.warn import warn
 
-VERSION = 9  # of states
+VERSION = 10  # of states
 
 
 class Resumable(Protocol):
