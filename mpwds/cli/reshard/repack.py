@@ -116,12 +116,12 @@ def _figures_of(counts: Counter[str]) -> dict[str, Any]:
 
 
 def _show(figures: dict[str, Any]) -> None:
-    images, psnr = max(figures["images"], 1), figures["psnr"]
+    images, psnr = figures["images"], figures["psnr"]
+    if not images:
+        return console().print("no sample has a JPEG image in these fields: name others by --fields")
     rows = [
         ["before", size(figures["before"]), size(figures["before"] / images), ""],
         ["after", size(figures["after"]), size(figures["after"] / images), f"{psnr} dB" if psnr else ""],
     ]
-    title = f"{figures['smaller']:,} of {figures['images']:,} images became smaller"
-    if not figures["images"]:
-        title = "no sample has a JPEG image in a field of --fields"
-    console().print(table(title, ["images", "bytes", "each", "PSNR"], rows, left=["images"]))
+    title = f"{figures['smaller']:,} of {images:,} images became smaller"
+    return console().print(table(title, ["images", "bytes", "each", "PSNR"], rows, left=["images"]))

@@ -135,7 +135,7 @@ def test_fields_may_have_spaces_and_dots_and_must_be_there(run, refused):
     made = run("repack", "in.tar", "out.tar", "--fields", " png, .jpg", "--short-side", "100", "-j", "1")
     assert "4 of 5 images became smaller" in made.stdout
     nothing = run("repack", "in.tar", "other.tar", "--fields", "png", "-j", "1").stdout
-    assert "no sample has a JPEG image in a field of --fields" in nothing
+    assert "no sample has a JPEG image in these fields: name others by --fields" in nothing
     assert "names no field" in refused("repack", "in.tar", "b.tar", "--fields", "", "-j", "1")
 
 
