@@ -38,7 +38,7 @@ test: $(VENV)/has-test $(VENV)/has-peers
 test-slow: $(VENV)/has-test $(VENV)/has-peers $(VENV)/has-lint
 	$(PYTEST) -m slow $(ARGS)
 
-# With Lightning, Accelerate, Transformers, Keras and jax, and with Ray where it is installed.
+# With Lightning, Accelerate, Transformers, Keras and jax; with Ray Train where `make test-cluster` has installed it.
 test-trainers: $(VENV)/has-test $(VENV)/has-trainers
 	$(BIN)/python -m pytest $(or $(ARGS),tests/trainers)
 

@@ -55,7 +55,7 @@ def train(config) -> None:
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
-            if steps % 4 == 0:
+            if steps % 16 == 0:
                 saved = {"optimizer": optimizer.state_dict(), "steps": steps, "epoch": epoch}
                 save(rank, loader, {**saved, "model": unwrapped(model).state_dict()}, loss)
 
