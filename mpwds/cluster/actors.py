@@ -23,6 +23,7 @@ from mpwds.storage.caches.locks import lock, release
 _REPORT_EVERY_S = 1.0
 _SILENCE_S = 5.0  # after which a server is not listed
 _STOPPING_S = 3.0
+_ASKED_WITHIN_S = 10.0
 _KEYS = "mpwds-keys-"
 
 SERVER_KEYS = ("server.key_secret", "client.key")
@@ -109,13 +110,14 @@ class ServerActor:
     def __init__(self, packed: bytes, number: int, directory: str, namespace: str) -> None:
         self._stopping = threading.Event()
         self._failure: dict[str, Any] | None = None
+        self._told = False
         try:
             self._start(*pickle.loads(packed))
         except Exception as error:
-            if connect().get_runtime_context().was_current_actor_reconstructed:
-                traceback.print_exc()
-                os._exit(1)  # Ray tries again, also on other machines, as it does not after an exception
+            traceback.print_exc()
             self._failure = {"host": socket.gethostname(), **describe_error(error)}
+            # If nobody asks, it served before it was lost: Ray tries again, also on other machines.
+            threading.Timer(_ASKED_WITHIN_S, self._exit_unless_told).start()
             return
         report = (number, self._server.url, directory, namespace)
         threading.Thread(target=self._report, args=report, daemon=True).start()
@@ -132,6 +134,7 @@ class ServerActor:
 
     def failure(self) -> dict[str, Any] | None:
         """The fields of the error with which the server did not start; ``None`` if it serves."""
+        self._told = True
         return self._failure
 
     def stop(self) -> None:
@@ -141,6 +144,10 @@ class ServerActor:
         self._serving.join(_STOPPING_S)
         self._server.close()
         self._keys.close()
+
+    def _exit_unless_told(self) -> None:
+        if not self._told:
+            os._exit(1)  # Ray does not start an actor again after an exception
 
     def _serve(self) -> None:
         try:

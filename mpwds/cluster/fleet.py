@@ -6,11 +6,13 @@ import atexit
 import contextlib
 import itertools
 import logging
+import re
 import secrets
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from mpwds.closing import Closes
@@ -23,6 +25,7 @@ from mpwds.feed import keys
 from mpwds.imports import load_object
 from mpwds.loader.engine import options as checks
 from mpwds.loader.messages.protocol import revive_error
+from mpwds.loader.processes.setup import OPEN_LATER, find_unpicklable
 
 _HEAD = {"node:__internal_head__": 0.001}  # of the machine that outlives all others
 _SCALE_EVERY_S = 5.0
@@ -80,7 +83,14 @@ class ServerFleet(FleetDirectory, Closes):
         **options: Any,
     ) -> None:
         super().__init__(namespace, name or f"fleet-{secrets.token_hex(4)}")
+        if not re.fullmatch(r"ray://[\w.-]+/[\w.-]+", self.url):
+            raise ValueError(
+                f"ServerFleet: name and namespace make the fleet's address, {self.url!r}: they may have "
+                "letters, digits, '.', '_' and '-'"
+            )
         workers = checks.integer("ServerFleet", "workers_per_server", workers_per_server, at_least=1)
+        if isinstance(servers, str) and servers != "auto":
+            raise ValueError(f"ServerFleet: servers must be a number or 'auto', got {servers!r}")
         count = 1 if servers == "auto" else checks.integer("ServerFleet", "servers", servers, at_least=1)
         if given := options.keys() & {"bind", "keys", "insecure"}:
             raise ValueError(f"ServerFleet: {min(given)}= is not an option: the fleet makes its own")
@@ -90,7 +100,14 @@ class ServerFleet(FleetDirectory, Closes):
         own_keys = _new_keys()
         for_servers = {each: own_keys[each] for each in SERVER_KEYS}
         self._workers = workers
-        self._packed = pack((dataset, workers, for_servers, options))
+        try:
+            self._packed = pack((dataset, workers, for_servers, options))
+        except Exception as error:
+            what = find_unpicklable(SimpleNamespace(dataset=dataset, options=options))
+            raise TypeError(
+                f"the dataset cannot be sent to servers ({what}; {type(error).__name__}: {error}): "
+                f"{OPEN_LATER}"
+            ) from error
         self._actors: dict[int, Any] = {}
         self._starts: dict[int, Any] = {}  # of the servers that have yet to tell whether they could start
         self._numbers = itertools.count()
@@ -105,6 +122,7 @@ class ServerFleet(FleetDirectory, Closes):
         )
         try:
             self._ray.get(self._directory.servers.remote())
+            self._tell_room(count)
             self._start(count)
             self._wait(start_timeout)
         except BaseException:
@@ -118,11 +136,13 @@ class ServerFleet(FleetDirectory, Closes):
         return self._ask("servers") or {}
 
     def close(self) -> None:
-        """Ends the servers and the directory. The end of the program does so, too."""
+        """Ends the servers and the directory. The end of the program does so, too, and ``ray.shutdown``."""
         atexit.unregister(self.close)
         self._closing.set()
         if self._watching.is_alive():
             self._watching.join()
+        if not self._ray.is_initialized():
+            return
         serving: dict[int, str] = {}
         with contextlib.suppress(ConnectionError):  # the directory is gone: servers are killed
             serving = self.servers()
@@ -139,6 +159,17 @@ class ServerFleet(FleetDirectory, Closes):
             self._actors[number] = actor.remote(self._packed, number, self.name, self.namespace)
             self._starts[number] = self._actors[number].failure.remote()
 
+    def _tell_room(self, count: int) -> None:
+        """Warns if the cluster's machines, even when they are free, have no room for so many servers."""
+        nodes = [node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]]
+        room = sum(int(cpus // self._workers) for cpus in nodes)
+        if room < count:
+            logger.warning(
+                "%s: the cluster has room for %d of %d servers with %d processors each "
+                "(workers_per_server), and its largest machine has %d: others start when there is room",
+                *(self.url, room, count, self._workers, max(nodes, default=0)),
+            )
+
     def _wait(self, timeout_s: float) -> None:
         """Returns when the first server serves."""
         ready, _ = self._ray.wait(list(self._starts.values()), timeout=timeout_s)
@@ -154,7 +185,7 @@ class ServerFleet(FleetDirectory, Closes):
 
     def _watch(self, scaling: Scaling | None) -> None:
         """Gives up servers that could not start, adds others and removes some, until the fleet is closed."""
-        while not self._closing.wait(_SCALE_EVERY_S):
+        while not self._closing.wait(_SCALE_EVERY_S) and self._ray.is_initialized():
             # The directory is being restarted.
             with contextlib.suppress(ConnectionError, self._ray.exceptions.RayError):
                 self._give_up_failed()

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -243,21 +245,62 @@ def test_nothing_is_left_of_a_closed_fleet(fleet):
         servers_in_ray(url)()
 
 
+def test_the_end_of_ray_is_the_end_of_a_fleet(nodes, source):
+    nodes.add(cpus=1)
+    fleet = ServerFleet(source, workers_per_server=1)
+    actor = psutil.Process(pid_of(server(fleet, 0)))
+    ray.shutdown()
+    fleet.close()
+    assert not ray.is_initialized()
+    actor.wait(timeout=300)
+
+
 @pytest.mark.parametrize("url", ["ray://", "ray://fleet", "ray://a/b/c"])
 def test_an_address_has_a_namespace_and_a_name(url):
     with pytest.raises(ValueError, match="ray://NAMESPACE/NAME"):
         servers_in_ray(url)
 
 
+class LostOnce:
+    """A dataset that ends the first process that loads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return end_once, (self.path,)
+
+
+def end_once(path):
+    if not os.path.exists(path):
+        Path(path).touch()
+        os._exit(1)
+    return range(3)
+
+
 class TestMistakes:
-    def test_a_cluster_without_room(self, nodes, source):
+    def test_a_cluster_without_room(self, nodes, source, caplog):
+        nodes.add(cpus=2)
         with pytest.raises(MpwdsError, match="does a machine of the cluster have 500 free processors"):
-            ServerFleet(source, workers_per_server=500, start_timeout=0.5)
+            ServerFleet(source, servers=3, workers_per_server=500, start_timeout=0.5)
+        (told,) = caplog.messages
+        assert "room for 0 of 3 servers with 500 processors each" in told
+        assert "its largest machine has 2" in told
+
+    def test_a_dataset_that_cannot_be_sent(self, nodes):
+        dataset = mpwds.DataPipeline(range(3)).map(partial(max, key=threading.Lock()))
+        with pytest.raises(TypeError, match=r"cannot be sent to servers \(dataset\..*\['key'\] is a lock"):
+            ServerFleet(dataset)
 
     def test_a_server_that_cannot_start(self, nodes, source):
         nodes.add(cpus=1)
         with pytest.raises(ValueError, match="client_timeout"):
             ServerFleet(source, workers_per_server=1, client_timeout=-1)
+
+    def test_a_server_that_is_lost_while_it_starts_and_then_cannot_start(self, nodes, source, tmp_path):
+        nodes.add(cpus=1)
+        with pytest.raises(ValueError, match="client_timeout"):
+            ServerFleet(LostOnce(str(tmp_path / "lost")), workers_per_server=1, client_timeout=-1)
 
     def test_a_name_that_is_taken(self, nodes, source):
         nodes.add(cpus=2)
@@ -266,7 +309,17 @@ class TestMistakes:
                 ServerFleet(source, workers_per_server=1, name="mine")
             assert read(fleet(), fleet.keys) == NUMBERS
 
-    @pytest.mark.parametrize("options", [{"servers": 0}, {"workers_per_server": 0}, {"keys": "x"}])
-    def test_arguments(self, source, options):
-        with pytest.raises((ValueError, TypeError)):
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"servers": 0}, "servers must be at least 1"),
+            ({"servers": "many"}, "servers must be a number or 'auto'"),
+            ({"workers_per_server": 0}, "workers_per_server must be at least 1"),
+            ({"keys": "x"}, "keys= is not an option"),
+            ({"name": "a/b"}, "'ray://mpwds/a/b'"),
+            ({"namespace": "a b"}, "'ray://a b/fleet-"),
+        ],
+    )
+    def test_arguments(self, source, options, told):
+        with pytest.raises(ValueError, match=told):
             ServerFleet(source, **options)
