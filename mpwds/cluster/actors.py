@@ -168,27 +168,36 @@ class ServerActor:
 class KeyFolder:
     """A temporary folder at ``path`` with keys, as servers and trainers read them.
 
-    It is locked while its process lives. The next process of this user that makes one removes those of
-    processes that were killed.
+    It is locked while its process lives. The next process of this user that makes or removes one removes
+    those of processes that were killed.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        for left in Path(tempfile.gettempdir()).glob(f"{_KEYS}*"):
-            with contextlib.suppress(OSError):  # it is another user's
-                _remove_locked(str(left), lock(str(left)))
+        _remove_left()
         descriptor = None
         while descriptor is None:  # another process may remove a folder before it is locked
             self.path = tempfile.mkdtemp(prefix=_KEYS)
             descriptor = lock(self.path)
-        self.close = weakref.finalize(self, _remove_locked, self.path, descriptor)
+        self.close = weakref.finalize(self, _end, self.path, descriptor)
         for name, key in keys.items():
             path = Path(self.path, name)
             path.touch(mode=0o600)
             path.write_bytes(key)
 
 
-def _remove_locked(folder: str, descriptor: int | None) -> None:
-    """Removes a folder and ends its lock; does nothing if there is no lock."""
-    if descriptor is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        release(descriptor)
+def _end(folder: str, descriptor: int) -> None:
+    _remove(folder, descriptor)
+    _remove_left()
+
+
+def _remove_left() -> None:
+    """Removes the folders that nobody has locked."""
+    for left in map(str, Path(tempfile.gettempdir()).glob(f"{_KEYS}*")):
+        with contextlib.suppress(OSError):  # it is another user's
+            if (descriptor := lock(left)) is not None:
+                _remove(left, descriptor)
+
+
+def _remove(folder: str, descriptor: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    release(descriptor)

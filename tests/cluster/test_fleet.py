@@ -19,6 +19,7 @@ import ray
 
 import mpwds
 from mpwds.cluster import fleet as fleets
+from mpwds.cluster.actors import KeyFolder
 from mpwds.cluster.directory import servers_in_ray
 from mpwds.cluster.engine import pack
 from mpwds.cluster.fleet import ServerFleet
@@ -243,6 +244,17 @@ def test_nothing_is_left_of_a_closed_fleet(fleet):
     assert not psutil.wait_procs(processes, timeout=300)[1]
     with pytest.raises(ConnectionError, match=f"there is no fleet at {url}"):
         servers_in_ray(url)()
+
+
+def test_the_keys_of_a_killed_process_go_with_those_of_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    own = KeyFolder({"client.key": b"key"})
+    program = "import os; from mpwds.cluster.actors import KeyFolder; k = KeyFolder({}); os.abort()"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGABRT
+    assert len(list(tmp_path.iterdir())) == 2
+    own.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_end_of_ray_is_the_end_of_a_fleet(nodes, source):
