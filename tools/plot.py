@@ -18,7 +18,7 @@ from typing import Any
 
 from pictures import COLOURS, THEMES, WIDTH, Picture, svg, text
 
-LABELS, FIGURES, BAR, ROW, TITLE = 220, 84, 14, 24, 46
+LABELS, FIGURES, BAR, ROW, TITLE = 256, 84, 14, 24, 46
 CAPTION = 115
 """Characters of small print in a line."""
 # A chart of curves: its size, the size of its plot, and where that begins.
@@ -56,26 +56,31 @@ PANELS = [
         },
     ),
     Panel(
-        "Tar shards to float32 batches, JPEGs decoded (images/s)",
-        "JPEG to float32 [64, 3, 224, 224]",
+        "Photographs of 107 kB to random crops, [64, 224, 224, 3], each as it ships (images/s)",
+        "107 kB to uint8, each as it ships",
         {
-            "mpwds.MultiLoader": "mpwds MultiLoader",
-            "SPDL, SharedMemorySegmentPool": "SPDL, shared memory pool",
-            "grain, mp_prefetch": "grain",
-            "webdataset + DataLoader": "webdataset + DataLoader",
-            "torch DataLoader, map-style": "torch DataLoader",
+            "mpwds, random_resized_crop": "mpwds random_resized_crop",
+            "DALI, on the CPU": "DALI, on the CPU",
+            "grain + Pillow": "grain, Pillow",
+            "litdata + torchvision v2": "litdata, torchvision v2",
+            "SPDL, its own decoder": "SPDL, its own decoder",
+            "Energon + torchvision v2": "Energon, torchvision v2",
+            "webdataset + DataLoader + torchvision v2": "webdataset, torchvision v2",
+            "MosaicML Streaming + torchvision v2": "MosaicML Streaming, torchvision v2",
         },
     ),
 ]
 
 
-def throughput(figures: dict[str, Any], theme_name: str) -> str:
+def throughput(loader: dict[str, Any], images: dict[str, Any], theme_name: str) -> str:
     """Bars of samples per second, one panel for each kind of work, ours first."""
     theme = THEMES[theme_name]
+    samples_per_s = {**loader["samples_per_s"], **images["samples_per_s"]}
+    machine = dict.fromkeys(part for each in (loader, images) for part in each["machine"].split(", "))
     parts: list[str] = []
     top = 0
     for panel in PANELS:
-        found = figures["samples_per_s"].get(panel.contest, {})
+        found = samples_per_s.get(panel.contest, {})
         shown = {label: found[name] for name, label in panel.labels.items() if name in found}
         if not shown:
             continue
@@ -94,7 +99,7 @@ def throughput(figures: dict[str, Any], theme_name: str) -> str:
             parts.append(text(LABELS + width + 8, top + 11, f"{value:,.0f}", theme.text, weight=weight))
             top += ROW
         top += 12
-    caption = f"Two workers. {figures['machine']}."
+    caption = f"Two workers. {', '.join(machine)}."
     for line in textwrap.wrap(caption, CAPTION, break_on_hyphens=False):
         parts.append(text(0, top + 10, line, theme.faint, size=11))
         top += 15
@@ -178,20 +183,22 @@ def shuffles(figures: dict[str, Any], theme_name: str) -> str:
     return svg(picture.parts, -(-len(figures["orders"]) // 4) * SQUARE_ROW)
 
 
-DRAWN: dict[str, tuple[str, Callable[[dict[str, Any], str], str]]] = {
-    "loader": ("throughput", throughput),
-    "growth": ("growth", growth),
-    "shuffles": ("shuffles", shuffles),
+DRAWN: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "throughput": (("loader", "images"), throughput),
+    "growth": (("growth",), growth),
+    "shuffles": (("shuffles",), shuffles),
 }
-"""The name of a picture, and what draws it, by the benchmark whose ``--json`` has its figures."""
+"""The benchmarks whose ``--json`` has the figures of a picture, and what draws it, by the picture's name."""
+MEASURED = frozenset(benchmark for benchmarks, _ in DRAWN.values() for benchmark in benchmarks)
 
 
 def pictures(report: dict[str, Any]) -> dict[str, str]:
     """The texts of the files of all pictures whose figures a report has, by their names."""
+    figures = {name: run["figures"] for name, run in report.items() if "figures" in run}
     return {
-        f"{name}-{theme}.svg": drawn(report[benchmark]["figures"], theme)
-        for benchmark, (name, drawn) in DRAWN.items()
-        if "figures" in report.get(benchmark, {})
+        f"{name}-{theme}.svg": drawn(*(figures[benchmark] for benchmark in benchmarks), theme)
+        for name, (benchmarks, drawn) in DRAWN.items()
+        if figures.keys() >= {*benchmarks}
         for theme in THEMES
     }
 

@@ -67,8 +67,8 @@ def test_the_pictures_show_figures_of_the_report(plot):
 
 def test_a_contestant_without_a_figure_is_left_out(plot):
     panel, other = plot.PANELS
-    figures = {"machine": "2 cores", "samples_per_s": {panel.contest: {"mpwds.MultiLoader": 1000.0}}}
-    drawn = plot.throughput(figures, "light")
+    loader = {"machine": "2 cores", "samples_per_s": {panel.contest: {"mpwds.MultiLoader": 1000.0}}}
+    drawn = plot.throughput(loader, {"machine": "2 cores", "samples_per_s": {}}, "light")
     assert panel.title in drawn
     assert "mpwds MultiLoader" in drawn
     assert "grain" not in drawn

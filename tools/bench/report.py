@@ -118,7 +118,7 @@ def run(name: str, options: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder, "figures.json")
         done = subprocess.run(
-            [sys.executable, *words, *(["--json", str(figures)] if name in plot.DRAWN else [])],
+            [sys.executable, *words, *(["--json", str(figures)] if name in plot.MEASURED else [])],
             cwd=ROOT,
             capture_output=True,  # warnings of peers, on stderr, are no figures
             text=True,
