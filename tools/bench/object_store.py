@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 from loading import formats
-from loading.contest import is_installed
 
 import mpwds
 
@@ -78,7 +77,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         shard = _make_shard(folder, arguments.megabytes)
-        formats.in_a_fork(_write_formats, folder, arguments.megabytes, arguments.shards)
+        formats.in_a_fork(_write_formats, folder, arguments.megabytes, arguments.shards, readers)
         for latency, rate in places:
             print(f"\n{latency} ms to the first byte, {rate or 'any'} MB/s a connection\n{header}")
             for count in workers:
@@ -112,11 +111,12 @@ def _make_shard(folder: str, megabytes: int) -> str:
     return f"{folder}/0.tar"
 
 
-def _write_formats(folder: str, megabytes: int, shards: int) -> None:
+def _write_formats(folder: str, megabytes: int, shards: int, readers: list[str]) -> None:
     """The same samples for other packages, in as many shards of the same size."""
     samples = [{"bin": os.urandom(_SAMPLE_BYTES)}] * (megabytes * 1_000_000 // _SAMPLE_BYTES)
-    formats.write_mds(Path(folder, "mds"), {"bin": "bytes"}, samples, shards)
-    if is_installed("litdata"):
+    if "MosaicML Streaming" in readers:
+        formats.write_mds(Path(folder, "mds"), {"bin": "bytes"}, samples, shards)
+    if "litdata" in readers:
         formats.write_litdata(Path(folder, "litdata"), samples, shards)
 
 
