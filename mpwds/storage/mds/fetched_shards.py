@@ -171,14 +171,13 @@ class DatasetLocation:
 
 def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
     """The first of these files that exists, and what ``read`` returns for it."""
-    missing: FileNotFoundError | None = None
-    for name in names:
-        try:
-            return name, read(name)
-        except FileNotFoundError as error:
-            missing = missing or error
-    assert missing is not None
-    raise missing
+    try:
+        return names[0], read(names[0])
+    except FileNotFoundError:
+        for name in names[1:]:
+            with contextlib.suppress(FileNotFoundError):
+                return name, read(name)
+        raise
 
 
 def _content(path: str) -> bytes | None:
@@ -235,7 +234,7 @@ def _to_check(shard: ShardFiles, validate_hash: str | None) -> Mapping[str, str]
 
 
 def _source_of(shard: ShardFiles) -> str:
-    """What the cache knows a shard's file by: its content, wherever the dataset lies.
+    """The name by which the cache knows a shard's file: by its content, wherever the dataset lies.
 
     A folder holds one dataset only (``DatasetLocation.opened``), so sizes tell a newer version of a shard.
     """
@@ -261,11 +260,8 @@ class LocalFile:
     def read(self, size: int, offset: int) -> bytes:
         """Its bytes from ``offset`` on; fewer than ``size`` at the end alone."""
         data = os.pread(self._descriptor, size, offset)
-        while len(data) < size:  # a system call returns at most 2 GiB
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
+        while len(data) < size and (more := os.pread(self._descriptor, size - len(data), offset + len(data))):
+            data += more  # a system call returns at most 2 GiB
         return data
 
     @property

@@ -190,11 +190,19 @@ class MDS1Shards(FetchedShards):
         retries: int = 2,
         timeout_s: float = 60.0,
     ) -> None:
-        location, name, data = _load_index(DatasetLocation.of(local, remote, None, retries, timeout_s))
-        self._index = parse_index(data, os.path.join(location.local, name))
+        location = DatasetLocation.of(local, remote, None, retries, timeout_s)
+        location, name, data = location.opened(INDEX_NAME, INDEX_NAME + ".gz")
         end = name.removeprefix(INDEX_NAME)
-        sizes = self._index.bytes_per_shard.tolist()
-        files = [_files(f"{number:06}.mds", size, end) for number, size in enumerate(sizes)]
+        if end:
+            try:
+                data = Compression.of("gz").decompress(data, _INDEX_LIMIT_BYTES)
+            except ValueError as error:
+                raise ShardError(f"{location.url(name)} is damaged: {error}") from error
+        self._index = parse_index(data, os.path.join(location.local, name))
+        files = []
+        for number, size in enumerate(self._index.bytes_per_shard.tolist()):
+            raw = StoredFile(f"{number:06}.mds", size)
+            files.append(ShardFiles(raw, StoredFile(raw.name + end, None), "gz") if end else ShardFiles(raw))
         lengths = self._index.samples_per_shard.tolist()
         super().__init__(location, files, lengths, in_place, cache_limit=cache_limit)
         self.fields = self._index.fields
@@ -227,19 +235,3 @@ class MDS1Shards(FetchedShards):
             end += size
             sample[name] = data[start:end]
         return sample
-
-
-def _files(name: str, size: int, end: str) -> ShardFiles:
-    raw = StoredFile(name, size)
-    return ShardFiles(raw, StoredFile(name + end, None), "gz") if end else ShardFiles(raw)
-
-
-def _load_index(location: DatasetLocation) -> tuple[DatasetLocation, str, bytes]:
-    """The location as it was opened, the name of the index, and its uncompressed content."""
-    location, name, data = location.opened(INDEX_NAME, INDEX_NAME + ".gz")
-    if name == INDEX_NAME:
-        return location, name, data
-    try:
-        return location, name, Compression.of("gz").decompress(data, _INDEX_LIMIT_BYTES)
-    except ValueError as error:
-        raise ShardError(f"{location.url(name)} is damaged: {error}") from error

@@ -36,7 +36,6 @@ _FILES_OF_VERSION_1 = re.compile(r"(index|\d{6,})\.mds(\.gz)?|compression\.txt")
 _COMPRESSION_OF_VERSION_1 = re.compile(r"gz(:[1-9])?")
 _CLAIM = ".writer.lock"  # in the folder, while its writer lives
 _MOST_THREADS = 4
-_BYTES_A_SAMPLE = 4  # in a shard's table
 
 
 class DatasetWriter(ClosesOrDiscards):
@@ -50,7 +49,6 @@ class DatasetWriter(ClosesOrDiscards):
     """
 
     _finished = True  # until there is something to finish
-    _count = 0  # samples in the shard that is being filled
 
     def __init__(
         self,
@@ -89,6 +87,7 @@ class DatasetWriter(ClosesOrDiscards):
         self._threads = ThreadPoolExecutor(threads, "storing shards")
         self._most = threads
         self._running: list[Future[None]] = []
+        self._begin_shard()
         self._finished = False
 
     def finish(self) -> None:
@@ -96,7 +95,7 @@ class DatasetWriter(ClosesOrDiscards):
         if self._finished:
             return
         try:
-            if self._count:
+            if self._sizes:
                 self._end_shard()
             for each in self._running:
                 each.result()
@@ -106,9 +105,7 @@ class DatasetWriter(ClosesOrDiscards):
         finally:
             self.discard()
 
-    def close(self) -> None:
-        """The same as ``finish``."""
-        self.finish()
+    close = finish
 
     def discard(self) -> None:
         """Ends without an index; complete shards stay."""
@@ -127,6 +124,10 @@ class DatasetWriter(ClosesOrDiscards):
                 stacklevel=2,
             )
 
+    def _begin_shard(self) -> None:
+        self._data, self._sizes = bytearray(), array("q")  # the shard's samples, and the size of each
+
+    # A first sample above the limit has an empty shard before it, as it has in the packages that began this.
     @abstractmethod
     def _end_shard(self) -> None:
         """Has the shard that is being filled stored, and begins the next."""
@@ -232,10 +233,9 @@ class MDSWriter(DatasetWriter):
             packing.compress(b"")  # a missing package shows now
         self._common = describe_columns(names, compression or None, self._hashes, self._size_limit)
         self._head = json.dumps(self._common, sort_keys=True).encode()
-        self._sizes = struct.Struct(f"<{sum(each.size is None for _, each in self._columns)}I")
+        self._field_sizes = struct.Struct(f"<{sum(each.size is None for _, each in self._columns)}I")
         self.shards: list[dict[str, Any]] = []
         super().__init__(out, INDEX_NAME, None, packing, keep_local, exist_ok, max_workers, retry)
-        self._begin_shard()
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
@@ -256,31 +256,27 @@ class MDSWriter(DatasetWriter):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the field {name!r} cannot be encoded: {error}") from error
         try:
-            fields[0] = self._sizes.pack(*sizes)
+            fields[0] = self._field_sizes.pack(*sizes)
         except struct.error:
             raise ValueError(f"a field cannot have {max(sizes)} bytes, 4 GiB or more") from None
         data = b"".join(fields)
-        size = len(data) + _BYTES_A_SAMPLE
-        if self._size_limit and self._size_limit < self._size + size:
+        if self._size_limit and self._size_limit < self._size_with(data):
             self._end_shard()
-        if self._size + size >= OFFSET_LIMIT:
-            raise ValueError(f"a shard cannot have {self._size + size} bytes, 4 GiB or more: set size_limit")
+        if (size := self._size_with(data)) >= OFFSET_LIMIT:
+            raise ValueError(f"a shard cannot have {size} bytes, 4 GiB or more: set size_limit")
         self._data += data
-        self._sizes_of_samples.append(len(data))
-        self._count += 1
-        self._size += size
+        self._sizes.append(len(data))
+
+    def _size_with(self, sample: bytes) -> int:
+        """The size of the shard with one sample more: its table has 4 bytes for each."""
+        return 8 + len(self._head) + len(self._data) + len(sample) + 4 * (len(self._sizes) + 1)
 
     def _index(self) -> bytes:
         return dump_index(self.shards)
 
-    def _begin_shard(self) -> None:
-        self._data, self._sizes_of_samples = bytearray(), array("q")
-        self._count, self._size = 0, 8 + len(self._head)
-
-    # A first sample above the limit has an empty shard before it, as it has in mosaicml-streaming.
     def _end_shard(self) -> None:
-        data, sizes, name = self._data, self._sizes_of_samples, f"shard.{len(self.shards):05}.mds"
-        shard = {**self._common, "samples": self._count}
+        data, sizes, name = self._data, self._sizes, f"shard.{len(self.shards):05}.mds"
+        shard = {**self._common, "samples": len(sizes)}
         self._in_thread(lambda: self._store_shard(name, data, sizes, shard))
         self.shards.append(shard)
         self._begin_shard()
@@ -316,8 +312,7 @@ def _check_hashes(names: Sequence[str]) -> list[str]:
 class StreamingDatasetWriter(DatasetWriter):
     """Writes an MDS dataset of version 1: shards and an index, for ``mpwds.StreamingDataset`` and composer.
 
-    Each file appears when it is complete, the index after all shards. An exception inside ``with`` leaves the
-    shards that are complete, without an index. Where composer's own writer would write sizes that its reader
+    It stores files, and ends, as ``MDSWriter``. Where composer's own writer would write sizes that its reader
     takes for negative numbers (128 to 255 bytes, for example), the index has wider ones.
 
     Args:
@@ -371,8 +366,7 @@ class StreamingDatasetWriter(DatasetWriter):
             self._in_thread(lambda: self._store("compression.txt", b"gz\n"))
         self.samples_per_shard = self.shards = list[int]()
         self._bytes_per_shard: list[int] = []
-        self._sample_sizes = array("q")
-        self._begin_shard()
+        self._all_sizes = array("q")
 
     def write_sample(self, sample: Mapping[str, bytes]) -> None:
         """Writes the ``fields`` of a sample, and ignores others."""
@@ -385,12 +379,10 @@ class StreamingDatasetWriter(DatasetWriter):
             if not isinstance(value, (bytes, bytearray)):
                 raise TypeError(f"the field {name!r} must be bytes, got {type(value).__name__}")
         data = b"".join([self._head.pack(*map(len, values)), *values])
-        if self.shard_size_limit <= self._size + len(data):
+        if self.shard_size_limit <= len(self._data) + len(data):
             self._end_shard()
         self._data += data
-        self._count += 1
-        self._size += len(data)
-        self._sample_sizes.append(len(data))
+        self._sizes.append(len(data))
 
     write = write_sample  # as other writers call it
 
@@ -414,20 +406,16 @@ class StreamingDatasetWriter(DatasetWriter):
         for sample in samples:
             self.write_sample(sample)
 
-    def _begin_shard(self) -> None:
-        self._data = bytearray()
-        self._count = self._size = 0
-
-    # A first sample above the limit has an empty shard before it, as it has in composer.
     def _end_shard(self) -> None:
         data, name = self._data, f"{len(self.samples_per_shard):06}.mds{self._end}"
         self._in_thread(lambda: self._store(name, self._packed(data)))
-        self.samples_per_shard.append(self._count)
-        self._bytes_per_shard.append(self._size)
+        self.samples_per_shard.append(len(self._sizes))
+        self._bytes_per_shard.append(len(data))
+        self._all_sizes += self._sizes
         self._begin_shard()
 
     def _index(self) -> bytes | bytearray:
-        sizes = np.frombuffer(self._sample_sizes, np.int64)
+        sizes = np.frombuffer(self._all_sizes, np.int64)
         index = shards_v1.dump_index(self.samples_per_shard, self._bytes_per_shard, sizes, self.fields)
         return self._packed(index)
 
