@@ -40,7 +40,7 @@ class StreamingDataset(PartitionedDataset):
 
     Each sample of an epoch is read once, in an order that ``shuffle_seed`` and the epoch determine. It is not
     mosaicml-streaming's order. ``StreamingDataLoader`` and ``mpwds.MultiLoader`` resume it exactly, with as
-    many ranks as before.
+    many ranks as before. Arguments are attributes, too, as they were given, except ``shuffle``, a method.
 
     Args:
         streams: Datasets to mix, in place of ``remote`` and ``local``.
@@ -69,8 +69,7 @@ class StreamingDataset(PartitionedDataset):
         sampling_method: Of a stream of which an epoch has a part, ``"balanced"`` draws another part for each
             epoch; ``"fixed"`` keeps the first.
         batching_method: Only ``"random"``; ``mpwds.RandomMix`` mixes batches of one dataset each.
-        stream_name: Only ``"stream"``: there is no registry of streams.
-        stream_config: Not offered, for the same reason.
+        stream_name, stream_config: Not offered: there is no registry of streams.
 
     Attributes:
         shards: The shards' paths.
@@ -80,8 +79,6 @@ class StreamingDataset(PartitionedDataset):
         shard_offset_per_stream: The number of each stream's first shard.
         sample_offset_per_shard, sample_offset_per_stream: The number of each one's first sample.
         stream_per_shard: The number of each shard's stream.
-
-        Arguments are attributes, too, as they were given, but for ``shuffle``, which is a method.
 
     Raises:
         FileNotFoundError: There is no index.
@@ -152,12 +149,11 @@ class StreamingDataset(PartitionedDataset):
         for stream in self.streams:
             stream.split = stream.split or split or ""
             stream.validate_hash = stream.validate_hash or validate_hash
+            stream.keep_zip = keep_zip if stream.keep_zip is None else stream.keep_zip
             if stream.download_retry is None:
                 stream.download_retry = download_retry
             if stream.download_timeout is None:
                 stream.download_timeout = download_timeout
-            if stream.keep_zip is None:
-                stream.keep_zip = keep_zip
             part = MDSShards(
                 stream.local,
                 stream.remote,
@@ -312,10 +308,7 @@ class _Spanner:
 class LocalDataset:
     """A local MDS dataset of version 2, without an order: ``ds[i]``, and ``len`` of all samples.
 
-    Args:
-        local: The dataset's folder.
-        split: A folder below it.
-        allow_unsafe_types: Whether columns of pickles may be decoded, which runs code that they hold.
+    The arguments are those of ``StreamingDataset``.
 
     Source:
         ``streaming.LocalDataset`` (mosaicml-streaming 0.13), which decodes pickles in any case.
@@ -354,12 +347,7 @@ def _items(dataset: StreamingDataset | LocalDataset, at: Any) -> Any:
 
 
 def _count_of(number: int | str | None) -> int | None:
-    """A number, also of text such as ``"100k"``.
-
-    Example:
-        >>> _count_of("1.5k"), _count_of(7)
-        (1500, 7)
-    """
+    """A number, also of text such as ``"100k"``."""
     if not isinstance(number, str):
         return number or None
     match = _COUNT.fullmatch(number.strip())

@@ -20,16 +20,11 @@ class Stream:
     streams that the dataset has in ``streams``, with all three of ``proportion``, ``repeat`` and ``choose``.
 
     Args:
-        remote: The dataset's URL or folder.
         local: The folder in which its shards are read; one for each ``remote``.
-        split: A folder below both.
         proportion: Its part of an epoch, relative to the other streams' proportions.
         repeat: How often an epoch has each of its samples; 0.5 chooses every second at random.
         choose: How many of its samples an epoch has.
-        download_retry: Further attempts to fetch a file.
-        download_timeout: Seconds that fetching a file may take.
-        validate_hash: The hash to compare; by default all that the index has.
-        keep_zip: Has no effect: compressed files are not kept.
+        remote, split, download_retry, download_timeout, validate_hash, keep_zip: As for ``StreamingDataset``.
 
     Raises:
         ValueError: Several of ``proportion``, ``repeat`` and ``choose`` are given, or one is negative.
@@ -68,10 +63,6 @@ def weigh(streams: Sequence[Stream], counts: Sequence[int], epoch_size: int | No
     proportions. The seed determines of which streams there is one sample more, if these do not come out even.
     Raises ``ValueError`` if some streams have proportions and others do not, or if ``epoch_size`` is given
     with ``repeat`` or ``choose``.
-
-    Example:
-        >>> weigh([Stream(local="a", repeat=2), Stream(local="b", choose=1)], [2, 3], None, 0)
-        [4, 1]
     """
     proportions = [stream.proportion for stream in streams]
     is_weighted = any(stream.repeat is not None or stream.choose is not None for stream in streams)

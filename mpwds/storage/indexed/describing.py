@@ -50,15 +50,6 @@ def create_description(
 
     Raises ``ValueError`` if there are no shards, or one is given twice; ``ShardError`` if one is damaged;
     ``OSError`` if one cannot be read.
-
-    Example:
-        >>> import tempfile, mpwds
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with mpwds.TarWriter(f"{folder}/x.tar") as sink:
-        ...         sizes = [sink.write({"__key__": f"{n}", "cls": n}) for n in range(3)]
-        ...     digits = create_description([f"{folder}/x.tar"], name="digits")
-        >>> digits["name"], digits["shardlist"][0]["nsamples"], digits["shardlist"][0]["filesize"]
-        ('digits', 3, 10240)
     """
     urls = list(urls)
     if not urls:

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
 from mpwds.errors import SpecError
@@ -50,13 +49,6 @@ def load_description(source: Source) -> dict[str, Any]:
     Source:
         ``wids.wids_specs.load_dsdesc_and_resolve`` (webdataset 0.2.100), which ignores the ``base`` of the
         description itself, and resolves URLs of inline ``datasets`` against nothing.
-
-    Example:
-        >>> import io
-        >>> shards = '[{"url": "0.tar", "nsamples": 7}]'
-        >>> file = io.StringIO(f'{{"wids_version": 1, "base": "https://host/data", "shardlist": {shards}}}')
-        >>> load_description(file)["shardlist"]
-        [{'url': 'https://host/data/0.tar', 'nsamples': 7}]
     """
     description = Description(source)
     return {**description.contents, "shardlist": description.shards}
@@ -126,7 +118,7 @@ class Description:
         self._has_rules = has_rules()
         if base is None:
             base = join_url(folder_of(file) if is_named else "", self.contents.get("base", ""))
-        self._add(_Part(self.contents, file, base, _own(self.contents), (file,)))
+        self._add(_Part(self.contents, file, base, _own(self.contents, {}), (file,)))
         if not self.lengths:
             fail(file, "shardlist", "lists no shards")
 
@@ -145,7 +137,7 @@ class Description:
                 self._add_referred(part, inner, key)
             elif "shardlist" in inner or "datasets" in inner:
                 dataset = {"dataset": inner["name"]} if inner.get("name") else {}
-                inherited = {**part.inherited, **_own(inner), **dataset}
+                inherited = {**part.inherited, **_own(inner, {}), **dataset}
                 base = join_url(part.base, inner.get("base", ""))
                 self._add(_Part(inner, part.file, base, inherited, part.files, f"{key}."))
             else:
@@ -208,7 +200,7 @@ class Description:
             check_url(url, False, f"{without_credentials(file)}, {key}")
 
 
-def _own(contents: Mapping[str, Any], reference: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def _own(contents: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
     """Name and weight that a description, or else the reference to it, gives its shards."""
     own = {
         "name": contents.get("name", reference.get("name")),

@@ -56,15 +56,6 @@ class TarShards(OpenShards):
 
     Raises:
         ValueError: ``urls`` and ``lengths`` are of different lengths, or ``open_files`` is below 1.
-
-    Example:
-        >>> import tempfile, mpwds
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with mpwds.TarWriter(f"{folder}/x.tar") as sink:
-        ...         sizes = [sink.write({"__key__": f"{n}", "cls": n}) for n in range(3)]
-        ...     shards = TarShards([f"{folder}/x.tar"])
-        ...     len(shards), list(shards.lengths), shards.read(0, 2)["cls"]
-        (3, [3], b'2')
     """
 
     def __init__(

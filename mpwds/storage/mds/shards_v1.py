@@ -134,11 +134,6 @@ def dump_index(
     """The bytes of an index.
 
     Sizes that differ have the fewest bytes in which they fit as numbers with a sign, as composer reads them.
-
-    Example:
-        >>> index = parse_index(dump_index([2], [300], [100, 200], ["x"]), "index.mds")
-        >>> index.sample_sizes.dtype, index.offsets(0).tolist()
-        (dtype('uint16'), [0, 100, 300])
     """
     sizes = np.asarray(sample_sizes, _INT64)
     if not len(sizes):
@@ -169,15 +164,6 @@ class MDS1Shards(FetchedShards):
     """The samples of an MDS dataset of version 1 (composer's), by shard and number. Fields are bytes.
 
     The arguments, attributes and errors are those of ``MDSShards``, as far as they are here.
-
-    Example:
-        >>> import tempfile
-        >>> from mpwds import StreamingDatasetWriter
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with StreamingDatasetWriter(folder, ["cls"]) as sink:
-        ...         sink.write_sample({"cls": b"7"})
-        ...     MDS1Shards(folder).read(0, 0)
-        {'cls': b'7'}
     """
 
     def __init__(

@@ -151,15 +151,6 @@ class MDSShards(FetchedShards):
     Attributes:
         columns: The first shard's columns: names, and their encodings.
         shard_columns: Those of each shard, as pairs.
-
-    Example:
-        >>> import tempfile
-        >>> from mpwds import MDSWriter
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with MDSWriter(columns={"cls": "int"}, out=folder) as sink:
-        ...         sink.write({"cls": 7})
-        ...     MDSShards(folder).read(0, 0)
-        {'cls': 7}
     """
 
     def __init__(

@@ -51,13 +51,7 @@ class Compression:
 
     @staticmethod
     def of(name: str) -> Compression:
-        """The compression of a name as in an index, ``"zstd:7"``; raises ``ValueError`` if there is none.
-
-        Example:
-            >>> packed = Compression.of("gz:1").compress(bytes(1000))
-            >>> len(packed) < 100 and Compression.of("gz").decompress(packed, 1000) == bytes(1000)
-            True
-        """
+        """The compression of a name as in an index, ``"zstd:7"``; raises ``ValueError`` if there is none."""
         extension, colon, digits = name.partition(":")
         if extension not in _CODECS:
             raise ValueError(f"there is no compression {name!r}: choose one of {', '.join(_CODECS)}")
@@ -174,10 +168,6 @@ def digest(name: str, data: bytes | bytearray) -> str:
 
     Source:
         ``streaming.base.hashing``.
-
-    Example:
-        >>> digest("md5", b"")
-        'd41d8cd98f00b204e9800998ecf8427e'
     """
     if name in hashlib.algorithms_available and not name.startswith("shake_"):
         return hashlib.new(name, data, usedforsecurity=False).hexdigest()

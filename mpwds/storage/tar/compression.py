@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import lzma
 import re
 import zlib
+from bz2 import BZ2Compressor, BZ2Decompressor
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpwds.imports import require
@@ -25,14 +26,14 @@ class Codec(NamedTuple):
 
     Attributes:
         name: Its name in messages.
-        start: Matches the first bytes.
+        start: A regular expression that matches the first bytes.
         decompressor: Makes a decompressor of one member, with the interface of ``lzma``'s.
         compressor: Makes a compressor.
         endings: Of file names; the first is the format's name as an argument.
     """
 
     name: str
-    start: re.Pattern[bytes]
+    start: bytes
     decompressor: Callable[[], Any]
     compressor: Callable[[], Any]
     endings: tuple[str, ...]
@@ -40,7 +41,7 @@ class Codec(NamedTuple):
 
 def compression_of(start: bytes) -> Codec | None:
     """The format of data that begins with ``start`` (at least ``LOOK_BYTES``); ``None`` if not compressed."""
-    return next((codec for codec in _CODECS if codec.start.match(start)), None)
+    return next((codec for codec in _CODECS if re.match(codec.start, start)), None)
 
 
 def compression_for(compress: bool | str | None, name: str) -> str | None:
@@ -142,30 +143,19 @@ class _ZstdFrame:
         return size if size <= len(held) else 0
 
 
-def _xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-
-
-def _gzip() -> Any:
-    return zlib.compressobj(_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-
-
 def _zstd() -> Any:
     zstandard = require("zstandard", "zstd is written with zstandard: pip install 'mpwds[zstd]'")
     return zstandard.ZstdCompressor().compressobj()
 
 
+_gzip = partial(zlib.compressobj, _LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+
 _CODECS = (
-    Codec("gzip", re.compile(rb"\x1f\x8b\x08"), _Gzip, _gzip, ("gz", "tgz")),
-    Codec(
-        "bzip2",
-        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-        bz2.BZ2Decompressor,
-        bz2.BZ2Compressor,
-        ("bz2", "tbz2"),
-    ),
-    Codec("xz", re.compile(rb"\xfd7zXZ\0"), _xz, lzma.LZMACompressor, ("xz", "txz")),
-    Codec("zstd", re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _ZstdFrame, _zstd, ("zst",)),
+    Codec("gzip", rb"\x1f\x8b\x08", _Gzip, _gzip, ("gz", "tgz")),
+    Codec("bzip2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", BZ2Decompressor, BZ2Compressor, ("bz2", "tbz2")),
+    Codec("xz", rb"\xfd7zXZ\0", _xz, lzma.LZMACompressor, ("xz", "txz")),
+    Codec("zstd", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _ZstdFrame, _zstd, ("zst",)),
 )
 
 COMPRESSORS = {codec.endings[0]: codec.compressor for codec in _CODECS}

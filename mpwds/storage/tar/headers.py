@@ -143,10 +143,6 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
     """``known``, a member's extensions so far, with the name and size that another extension header states.
 
     Raises ``ShardError`` if a record is damaged, or the member is a GNU sparse file.
-
-    Example:
-        >>> extend(NOTHING, ord("x"), b"18 path=real/name\\n", "x.tar", 0)
-        Extended(name='real/name', size=None)
     """
     if kind == ord("K"):  # a link's long target
         return known

@@ -81,18 +81,6 @@ def scan(
     Raises:
         OSError: The archive cannot be opened or read.
         ShardError: It is empty.
-
-    Example:
-        >>> import io, mpwds
-        >>> stream = io.BytesIO()
-        >>> with mpwds.TarWriter(stream) as sink:
-        ...     sink.write({"__key__": "a", "cls": 7}), sink.write({"__key__": "b", "cls": 8})
-        (1, 1)
-        >>> damaged = stream.getvalue().replace(b"a.cls", b"x.cls")
-        >>> for found in scan("x.tar", open=lambda url, offset: io.BytesIO(damaged)):
-        ...     print(type(found).__name__, found.offset)
-        Damage 0
-        ScannedMember 1024
     """
     with closing(open_archive(url, 0, open, MAX_DECOMPRESSED_BYTES)) as source:
         yield from _Scan(source, wants).entries()
