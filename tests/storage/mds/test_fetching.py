@@ -19,6 +19,7 @@ from mpwds.storage.mds.stored_files import Compression
 from mpwds.storage.streams.gopen import gopen_schemes
 from tests.forks import raised_in_fork
 from tests.open_files import open_files
+from tests.storage.mds.datasets import COLUMNS, files, read, write
 
 SAMPLES = [{"text": f"{n} " * 10, "number": n} for n in range(200)]
 
@@ -28,20 +29,14 @@ def remote(tmp_path, web):
     """Writes a dataset and serves it; returns its URL."""
 
     def serve(**options):
-        folder = tmp_path / "written"
-        with MDSWriter(
-            columns={"text": "str", "number": "int"}, out=folder, size_limit=2000, **options
-        ) as sink:
-            for sample in SAMPLES:
-                sink.write(sample)
-        web.files.update({f"/data/{path.name}": path.read_bytes() for path in folder.iterdir()})
-        return web.url("/data")
+        return served(web, write(tmp_path / "written", SAMPLES, COLUMNS, size_limit=2000, **options))
 
     return serve
 
 
-def read(shards):
-    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
+def served(web, folder):
+    web.files.update({f"/data/{name}": data for name, data in files(folder).items()})
+    return web.url("/data")
 
 
 def asked(web):
@@ -122,19 +117,16 @@ def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(
 def rewritten(request, tmp_path, web):
     """Writes a dataset, which ``rewrite`` replaces by another that has the same index."""
 
-    def write(first):
-        folder = tmp_path / "written"
-        with MDSWriter(columns={"x": "int"}, out=folder, size_limit=300, exist_ok=True) as sink:
-            for number in range(first, first + 100):
-                sink.write({"x": number})
+    def rewrite(first):
+        samples = [{"x": number} for number in range(first, first + 100)]
+        folder = write(tmp_path / "written", samples, {"x": "int"}, size_limit=300, exist_ok=True)
         if request.param == "folder":
             os.utime(folder / "index.json", (first, first))
             return folder
-        web.files.update({f"/data/{path.name}": path.read_bytes() for path in folder.iterdir()})
         web.modified = f"Wed, 21 Oct 2015 07:28:{first % 60:02} GMT"
-        return web.url("/data")
+        return served(web, folder)
 
-    return write
+    return rewrite
 
 
 def test_a_dataset_that_was_rewritten_is_not_mixed_with_its_copy(tmp_path, rewritten):
@@ -149,12 +141,10 @@ def test_a_dataset_that_was_rewritten_is_not_mixed_with_its_copy(tmp_path, rewri
 
 
 def test_hashes_in_an_equal_index_prove_that_a_copy_is_of_the_same_version(tmp_path, web):
-    with MDSWriter(columns={"x": "int"}, out=tmp_path / "written", hashes=["sha1"]) as sink:
-        sink.write({"x": 7})
-    web.files.update({f"/data/{path.name}": path.read_bytes() for path in (tmp_path / "written").iterdir()})
+    url = served(web, write(tmp_path / "written", [{"x": 7}], {"x": "int"}, hashes=["sha1"]))
     for second in range(2):
         web.modified = f"Wed, 21 Oct 2015 07:28:{second:02} GMT"
-        assert read(MDSShards(tmp_path / "local", web.url("/data"))) == [{"x": 7}]
+        assert read(MDSShards(tmp_path / "local", url)) == [{"x": 7}]
 
 
 def test_a_rewritten_dataset_has_a_temporary_folder_of_its_own(tmp_path, monkeypatch, rewritten):
@@ -250,14 +240,6 @@ def test_a_damaged_file_is_an_error_that_names_its_hashes(tmp_path, web, remote,
     assert not (tmp_path / "local" / "shard.00001.mds").exists()
 
 
-def test_a_file_of_another_size_is_an_error_with_both(tmp_path, web, remote):
-    url = remote()
-    web.files["/data/shard.00000.mds"] += b"?"
-    with pytest.raises(ShardError, match="shard.00000.mds is damaged: it has .* bytes, and the index says"):
-        MDSShards(tmp_path / "local", url).read(0, 0)
-    assert not (tmp_path / "local" / "shard.00000.mds").exists()
-
-
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
 def test_compressed_data_that_is_damaged_is_an_error(tmp_path, web, remote, compression):
     url = remote(compression=compression)
@@ -271,27 +253,36 @@ def test_compressed_data_that_is_damaged_is_an_error(tmp_path, web, remote, comp
     assert compression == "snappy" or not isinstance(caught.value.__cause__, AssertionError)
 
 
-def test_a_shard_that_becomes_smaller_than_it_should_is_not_kept(tmp_path, web, remote):
-    url = remote(compression="gz")
+def grow(entry, files):
+    files["/data/shard.00000.mds"] += b"?"
+
+
+def promise_more(entry, files):
+    entry["raw_data"]["bytes"] += 1
+
+
+def put_a_bomb(entry, files):
+    bomb = Compression.of("gz").compress(bytes(3_000_000))
+    files["/data/shard.00000.mds.gz"] = bomb
+    entry["zip_data"]["bytes"] = len(bomb)
+
+
+@pytest.mark.parametrize(
+    ("change", "compression", "message"),
+    [
+        (grow, None, "mds is damaged: it has .* bytes, and the index says"),
+        (promise_more, "gz", r"mds.gz is damaged: decompressed, it has \d+ bytes"),
+        (put_a_bomb, "gz", "mds.gz is damaged: its gz data is damaged: it becomes more than the"),
+    ],
+)
+def test_a_file_of_another_size_is_an_error_and_not_kept(tmp_path, web, remote, change, compression, message):
+    url = remote(compression=compression)
     index = json.loads(web.files["/data/index.json"])
-    index["shards"][0]["raw_data"]["bytes"] += 1
+    change(index["shards"][0], web.files)
     web.files["/data/index.json"] = json.dumps(index).encode()
-    with pytest.raises(ShardError, match=r"shard.00000.mds.gz is damaged: decompressed, it has \d+ bytes"):
+    with pytest.raises(ShardError, match=f"shard.00000.{message}"):
         MDSShards(tmp_path / "local", url).read(0, 0)
     assert not (tmp_path / "local" / "shard.00000.mds").exists()
-
-
-def test_a_shard_that_would_become_larger_than_it_should_is_not_uncompressed(tmp_path, web, remote):
-    url = remote(compression="gz")
-    name = "/data/shard.00000.mds.gz"
-    bomb = Compression.of("gz").compress(bytes(3_000_000))
-    index = web.files["/data/index.json"].decode()
-    web.files["/data/index.json"] = index.replace(
-        f'"bytes": {len(web.files[name])}', f'"bytes": {len(bomb)}'
-    ).encode()
-    web.files[name] = bomb
-    with pytest.raises(ShardError, match="more than the"):
-        MDSShards(tmp_path / "local", url).read(0, 0)
 
 
 @pytest.mark.parametrize("compression", ["br", "bz2", "gz", "snappy", "zstd"])
@@ -419,8 +410,7 @@ def test_a_dataset_that_is_not_there_is_an_error_at_once(tmp_path, web):
 def test_a_dataset_of_the_other_version_is_named_as_that(tmp_path):
     with StreamingDatasetWriter(tmp_path / "1", ["x"]) as sink:
         sink.write_sample({"x": b""})
-    with MDSWriter(columns={"x": "bytes"}, out=tmp_path / "2") as sink:
-        sink.write({"x": b""})
+    write(tmp_path / "2")
     with pytest.raises(FileNotFoundError, match="version 1: StreamingDataset reads it"):
         MDSShards(tmp_path / "1")
     with pytest.raises(FileNotFoundError, match="version 2: MDSDataset reads it"):
@@ -432,8 +422,7 @@ def test_version_1_is_fetched_as_well(tmp_path, web, compression):
     samples = [{"x": b"%d" % n} for n in range(200)]
     with StreamingDatasetWriter(tmp_path / "written", ["x"], 500, compression) as sink:
         sink.write_samples(samples)
-    web.files.update({f"/{path.name}": path.read_bytes() for path in (tmp_path / "written").iterdir()})
-    shards = MDS1Shards(tmp_path / "local", web.url(""))
+    shards = MDS1Shards(tmp_path / "local", served(web, tmp_path / "written"))
     assert read(pickle.loads(pickle.dumps(shards))) == samples
     assert len(list((tmp_path / "local").glob("0*.mds"))) == len(shards.lengths)
     assert read(MDS1Shards(tmp_path / "written")) == samples
@@ -483,8 +472,7 @@ def test_a_server_that_fails_does_not_pass_for_an_empty_one(web):
 def test_a_dataset_that_goes_elsewhere_stays_here_on_request(tmp_path):
     for keep in (False, True):
         places = tmp_path / f"here {keep}", tmp_path / f"there {keep}"
-        with MDSWriter(columns={"x": "bytes"}, out=tuple(map(str, places)), keep_local=keep) as sink:
-            sink.write({"x": b"abc"})
+        write(tuple(map(str, places)), keep_local=keep)
         here, there = (sorted(os.listdir(place)) if place.exists() else None for place in places)
         assert there == ["index.json", "shard.00000.mds"]
         assert here == (there if keep else None)
@@ -515,8 +503,7 @@ def test_what_was_uncompressed_of_an_earlier_version_is_not_read(tmp_path):
     folder = tmp_path / "copied"
     for value in range(2):
         written = tmp_path / str(value)
-        with MDSWriter(columns={"x": "int"}, out=written, compression="gz", hashes=["sha1"]) as sink:
-            sink.write({"x": value})
+        write(written, [{"x": value}], {"x": "int"}, compression="gz", hashes=["sha1"])
         shutil.copytree(written, folder, dirs_exist_ok=True)
         assert MDSShards(folder).read(0, 0) == {"x": value}
 

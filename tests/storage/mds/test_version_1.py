@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import mpwds
 from mpwds import ShardError, StreamingDatasetWriter
 from mpwds.storage.mds.shards_v1 import MDS1Shards, dump_index, parse_index
+from tests.storage.mds.datasets import files
+from tests.storage.mds.datasets import read as read_shards
 
 FIELDS = ["uid", "dät"]
 SAMPLES = [{"uid": b"0", "dät": b"abc"}, {"uid": b"12", "dät": b""}, {"uid": b"3", "dät": b"defgh"}]
@@ -43,12 +45,7 @@ def write(folder, samples=SAMPLES, fields=FIELDS, **options):
 
 
 def read(folder):
-    shards = MDS1Shards(folder)
-    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return read_shards(MDS1Shards(folder))
 
 
 def test_files_are_those_of_the_description(tmp_path):

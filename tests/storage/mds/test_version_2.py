@@ -16,24 +16,7 @@ from mpwds import DecodeError, MDSWriter, ShardError, StreamingDatasetWriter
 from mpwds.storage.mds.shards_v2 import MDSShards, parse_index
 from tests.forks import raised_in_fork
 from tests.open_files import open_files
-
-COLUMNS = {"text": "str", "number": "int"}
-SAMPLES = [{"text": "abc" * n, "number": n} for n in range(20)]
-
-
-def write(folder, samples=SAMPLES, columns=COLUMNS, **options):
-    with MDSWriter(columns=columns, out=folder, **options) as sink:
-        for sample in samples:
-            sink.write(sample)
-    return folder
-
-
-def read(shards):
-    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+from tests.storage.mds.datasets import COLUMNS, SAMPLES, files, read, write
 
 
 def change_index(folder, change):
@@ -46,11 +29,6 @@ def change_shard(folder, offset, data):
     with open(folder / "shard.00000.mds", "r+b") as file:
         file.seek(offset)
         file.write(data)
-
-
-def start_of(folder, sample):
-    at = 4 + 4 * sample
-    return int.from_bytes((folder / "shard.00000.mds").read_bytes()[at : at + 4], "little")
 
 
 def test_samples_are_read_as_they_were_written(tmp_path):
@@ -262,47 +240,40 @@ def test_pickles_are_not_read_unless_that_is_allowed(tmp_path):
     assert MDSShards(tmp_path, decode=False).read(0, 0) == {"x": pickle.dumps({1: 2})}
 
 
+START = 367  # of sample 5, which has 27 bytes, in a shard of SIZE bytes
+SIZE = 1087
+
+
+@pytest.mark.parametrize(
+    ("sample", "offset", "data", "message"),
+    [
+        (0, SIZE - 1, None, f": it has {SIZE - 1} bytes, .* {SIZE}"),  # cut off there
+        (0, 0, b"\x15", " at offset 0: it says it has 21 samples, and the index 20"),
+        (3, 16, b"\xff" * 4, " at offset 16: sample 3 cannot lie at 4294967295 "),  # after the end
+        (0, 4, b"\x08\0\0\0", " at offset 4: sample 0 cannot lie at 8 "),  # in the table
+        (5, START, b"\xff", f" at offset {START}: the fields of sample 5 need 267"),
+        (5, START, b"\x0e", f" at offset {START}: the fields of sample 5 need 26"),
+    ],
+)
+def test_damage_is_an_error_with_file_and_offset(tmp_path, sample, offset, data, message):
+    write(tmp_path)
+    if data is None:
+        os.truncate(tmp_path / "shard.00000.mds", offset)
+    else:
+        change_shard(tmp_path, offset, data)
+    with pytest.raises(ShardError, match=f"shard.00000.mds is damaged{message}"):
+        MDSShards(tmp_path).read(0, sample)
+
+
 def test_a_missing_shard_is_an_error_that_names_it(tmp_path):
     os.unlink(write(tmp_path) / "shard.00000.mds")
     with pytest.raises(ShardError, match="shard.00000.mds, and there is no such file"):
         MDSShards(tmp_path).read(0, 0)
 
 
-def test_a_truncated_shard_is_an_error_with_both_sizes(tmp_path):
-    write(tmp_path)
-    size = os.path.getsize(tmp_path / "shard.00000.mds")
-    os.truncate(tmp_path / "shard.00000.mds", size - 1)
-    with pytest.raises(ShardError, match=f"shard.00000.mds is damaged: it has {size - 1} bytes, .* {size}"):
-        MDSShards(tmp_path).read(0, 0)
-
-
-def test_another_number_of_samples_is_an_error_with_both(tmp_path):
-    change_shard(write(tmp_path), 0, b"\x15")
-    with pytest.raises(ShardError, match="at offset 0: it says it has 21 samples, and the index 20"):
-        MDSShards(tmp_path).read(0, 0)
-
-
-@pytest.mark.parametrize(("sample", "offset"), [(3, 0xFFFFFFFF), (0, 8)])  # behind the end, in the table
-def test_damaged_offsets_are_errors_with_file_and_offset(tmp_path, sample, offset):
-    change_shard(write(tmp_path), 4 + 4 * sample, offset.to_bytes(4, "little"))
-    place = f"shard.00000.mds is damaged at offset {4 + 4 * sample}: sample {sample} cannot lie at {offset} "
-    with pytest.raises(ShardError, match=place):
-        MDSShards(tmp_path).read(0, sample)
-
-
-@pytest.mark.parametrize("size", [255, 14])  # of 15 bytes
-def test_damaged_sizes_are_errors_with_file_and_offset(tmp_path, size):
-    start = start_of(write(tmp_path), 5)
-    change_shard(tmp_path, start, bytes([size]))
-    message = f"damaged at offset {start}: the fields of sample 5 need {size + 12}"
-    with pytest.raises(ShardError, match=message):
-        MDSShards(tmp_path).read(0, 5)
-
-
 def test_a_field_that_cannot_be_decoded_is_an_error_with_its_place(tmp_path):
-    start = start_of(write(tmp_path), 5) + 12
-    change_shard(tmp_path, start, b"\xff")
-    message = f"'text' of sample 5 of .*.mds, at offset {start}.*utf-8"
+    change_shard(write(tmp_path), START + 12, b"\xff")
+    message = f"'text' of sample 5 of .*.mds, at offset {START + 12}.*utf-8"
     with pytest.raises(DecodeError, match=message) as caught:
         MDSShards(tmp_path).read(0, 5)
     assert (caught.value.field, caught.value.url) == ("text", str(tmp_path / "shard.00000.mds"))
@@ -416,7 +387,7 @@ def test_large_samples_are_read_field_by_field_and_checked_as_well(tmp_path):
         MDSShards(tmp_path).read(0, 0)
     found = MDSShards(tmp_path, decode=False).read(0, 0)
     assert found == {**sample, "b": b"\x07", "d": sample["d"].encode()}
-    start = start_of(tmp_path, 0)
+    start = int.from_bytes((tmp_path / "shard.00000.mds").read_bytes()[4:8], "little")
     change_shard(tmp_path, start, b"\xff")
     with pytest.raises(ShardError, match=f"damaged at offset {start}"):
         MDSShards(tmp_path).read(0, 0)

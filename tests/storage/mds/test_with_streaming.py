@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mpwds
 from mpwds.storage.mds.shards_v2 import MDSShards
+from tests.storage.mds.datasets import files, write
+from tests.storage.mds.datasets import read as read_shards
 
 PEER = Path(__file__).with_name("peer.py")
 
@@ -110,9 +111,7 @@ def ours(tmp_path_factory):
     """The folder of each dataset, written by mpwds."""
     folder = tmp_path_factory.mktemp("ours")
     for name, (options, samples) in {**DATASETS, **COMPRESSED}.items():
-        with mpwds.MDSWriter(out=folder / name, allow_pickle=True, **options) as sink:
-            for sample in samples:
-                sink.write(sample)
+        write(folder / name, samples, allow_pickle=True, **options)
     return folder
 
 
@@ -128,8 +127,7 @@ def read_by_streaming(ours, tmp_path_factory):
 
 
 def read(folder):
-    shards = MDSShards(folder, allow_pickle=True)
-    return [shards.read(shard, n) for shard, length in enumerate(shards.lengths) for n in range(length)]
+    return read_shards(MDSShards(folder, allow_pickle=True))
 
 
 def assert_same(found, expected):
@@ -149,8 +147,7 @@ def comparable(value):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_both_write_the_same_files(theirs, ours, name):
-    files = {path.name: path.read_bytes() for path in (theirs / name).iterdir()}
-    assert {path.name: path.read_bytes() for path in (ours / name).iterdir()} == files
+    assert files(ours / name) == files(theirs / name)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
