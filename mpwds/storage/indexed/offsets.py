@@ -33,17 +33,9 @@ import msgpack
 import numpy as np
 
 from mpwds.errors import ShardError
+from mpwds.storage.tar import headers
 from mpwds.storage.tar.compression import compression_of
-from mpwds.storage.tar.headers import (
-    BLOCK,
-    NAME_BYTES,
-    NO_END,
-    Found,
-    SeekableArchive,
-    begins_archive,
-    find_all_members,
-    find_members,
-)
+from mpwds.storage.tar.headers import BLOCK, begins_archive
 from mpwds.storage.tar.names import group
 from mpwds.warn import warn
 
@@ -52,11 +44,11 @@ _MAGIC = b"mpwdsof5"
 _PATIENCE_S = 60.0
 
 
-_Window: TypeAlias = "tuple[bytes | memoryview, int, list[Found]]"
+_Window: TypeAlias = "tuple[bytes | memoryview, int, list[headers.Found]]"
 """A part of an archive, its offset, and the files whose headers are in it."""
 
 
-class OpenShard(SeekableArchive, Protocol):
+class OpenShard(headers.SeekableArchive, Protocol):
     """An open shard: ``MappedShard`` or ``RemoteShard`` of :mod:`mpwds.storage.indexed.tar_shards`."""
 
     is_remote: bool
@@ -92,9 +84,9 @@ def find_offsets(shard: OpenShard) -> Offsets:
                 f"{shard.url} is compressed ({compression.name}), so its samples cannot be read by number: "
                 "decompress it, or read it in order with mpwds.WebDataset"
             )
-    offsets = _offsets_of(find_all_members(shard))
+    offsets = _offsets_of(headers.find_all_members(shard))
     if offsets.starts[-1] * BLOCK == shard.end:
-        warn(f"{shard.url} {NO_END}")
+        warn(f"{shard.url} {headers.NO_END}")
     return offsets
 
 
@@ -131,7 +123,7 @@ def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, 
     for window, position, members in windows:
         for name, first, begin, size in members:
             header = begin - BLOCK - position
-            field = bytes(window[header : header + NAME_BYTES])
+            field = bytes(window[header : header + headers.NAME_BYTES])
             is_short = field.startswith(name.encode("utf-8", "replace") + b"\0")
             yield name, (name, first, begin, size, is_short and size < 1 << 32)
 
@@ -209,7 +201,7 @@ def _agree(offsets: Offsets, shard: OpenShard) -> bool:
         start, stop = starts[index] * BLOCK, starts[index + 1] * BLOCK
         window = shard.read(stop - start, start)
         try:
-            found = _offsets_of([(window, start, find_members(window, start, shard))])
+            found = _offsets_of([(window, start, headers.find_members(window, start, shard))])
         except ShardError:
             return False
         row = offsets.rows[index * width : (index + 1) * width]

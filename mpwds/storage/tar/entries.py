@@ -12,15 +12,9 @@ from typing import BinaryIO
 from mpwds.errors import ShardError
 from mpwds.storage.streams.base import PerhapsCut
 from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.tar import headers
 from mpwds.storage.tar.compression import compression_of
-from mpwds.storage.tar.headers import (
-    BLOCK,
-    MemberFinder,
-    begins_archive,
-    cut_off,
-    data_missing,
-    too_large_decompressed,
-)
+from mpwds.storage.tar.headers import BLOCK, MemberFinder, begins_archive
 from mpwds.storage.tar.input import OpenAt, open_archive
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
@@ -98,14 +92,14 @@ def read_members(
                 padding = -size & 511
                 if size >= _APART_BYTES:
                     if size > source.largest:
-                        raise too_large_decompressed(source, start - BLOCK, name, size, source.largest)
+                        raise source.too_large(start - BLOCK, name, size)
                     data = source.data(start, size, padding)
                 else:
                     window, at = source.window(start, size + padding)
                     base = start - at
                     data = window[at : at + size]
                 if start + size + padding > source.end:
-                    raise data_missing(source, start - BLOCK, size)
+                    raise headers.data_missing(source, start - BLOCK, size)
                 yield chosen, first, data
             if fault is not None:
                 raise fault
@@ -122,7 +116,7 @@ def read_members(
             )
         if position > max(offset, finder.after_zeros):
             if not source.detects_truncation:
-                raise cut_off(source, position)
+                raise headers.cut_off(source, position)
             if warn_of_no_end:
                 warnings.warn(
                     f"{source.url} ends at offset {position} without the end-of-archive blocks: it may be "

@@ -444,14 +444,6 @@ def bad_size(front: bytes, source: Archive, position: int) -> ShardError:
     )
 
 
-def too_large_decompressed(source: Archive, position: int, name: str, size: int, limit: int) -> ShardError:
-    return ShardError(
-        f"member {name[:200]} at offset {position} of the compressed shard {source.url} decompresses to "
-        f"{size} bytes, more than the limit of {limit}; if you trust the shard's author, raise it: "
-        "WebDataset(..., max_decompressed_bytes=...)"
-    )
-
-
 def sparse(url: str, position: int) -> ShardError:
     return ShardError(
         f"tar header at offset {position} of {url} is of a GNU sparse file, which is not read: "

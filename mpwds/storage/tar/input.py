@@ -57,6 +57,14 @@ class Input(ABC):
         if self._stream is not getattr(sys.stdin, "buffer", None):  # which is the program's
             self._stream.close()
 
+    def too_large(self, position: int, name: str, size: int) -> ShardError:
+        """The error for a member of more data than ``largest``."""
+        return ShardError(
+            f"member {name[:200]} at offset {position} of the compressed shard {self.url} decompresses to "
+            f"{size} bytes, more than the limit of {self.largest}; if you trust the shard's author, raise "
+            "it: WebDataset(..., max_decompressed_bytes=...)"
+        )
+
     @abstractmethod
     def window(self, position: int, need: int) -> tuple[bytes, int]:
         """Bytes, and the index of ``position`` among them. Positions rise from call to call.

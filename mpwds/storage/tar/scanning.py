@@ -9,26 +9,9 @@ from typing import NamedTuple
 
 from mpwds.errors import ShardError
 from mpwds.storage.streams.gopen import open_at
+from mpwds.storage.tar import headers
 from mpwds.storage.tar.entries import MAX_DECOMPRESSED_BYTES
-from mpwds.storage.tar.headers import (
-    BLOCK,
-    EXTENSIONS,
-    GLOBAL,
-    LAYOUT,
-    NO_END,
-    NOTHING,
-    REGULAR,
-    ZERO_BLOCK,
-    cut_off,
-    data_missing,
-    directory_of,
-    extend,
-    has_valid_checksum,
-    name_of,
-    no_header,
-    size_of,
-    too_large_decompressed,
-)
+from mpwds.storage.tar.headers import BLOCK, LAYOUT, NO_END, extend, has_valid_checksum
 from mpwds.storage.tar.input import Input, OpenAt, open_archive
 
 
@@ -95,7 +78,7 @@ class _Scan:
     def __init__(self, source: Input, wants: Callable[[str], object]) -> None:
         self._source = source
         self._wants = wants
-        self._for_all = NOTHING
+        self._for_all = headers.NOTHING
         self._position = 0
         self._after_zeros = 0
         self._can_go_on = True  # what is decompressed ends at the first error
@@ -116,44 +99,44 @@ class _Scan:
             yield entry
         if self._position > self._after_zeros:
             source, end = self._source, self._position
-            whole = f"{source.url} {NO_END}" if source.detects_truncation else str(cut_off(source, end))
-            yield Damage(end, end, whole)
+            why = f"{source.url} {NO_END}" if source.detects_truncation else headers.cut_off(source, end)
+            yield Damage(end, end, str(why))
 
     def _next(self) -> ScannedMember | None:
         """The next member; ``None`` at the end. After a ``ShardError``, the position is that of the fault."""
         source, first = self._source, self._position
         extended = self._for_all
-        headers: list[bytes] = []
+        parts: list[bytes] = []
         while True:
             position = self._position
             header = self._read(position, BLOCK)
-            if not headers and not any(header):
+            if not parts and not any(header):
                 if len(header) < BLOCK:
                     return None
                 first = self._position = self._after_zeros = position + BLOCK
                 continue
             if len(header) < BLOCK or not has_valid_checksum(*LAYOUT.unpack(header)):
-                raise no_header(header, source, position, self._after_zeros or -1)
-            headers.append(header)
+                raise headers.no_header(header, source, position, self._after_zeros or -1)
+            parts.append(header)
             front, _, back = LAYOUT.unpack(header)
             kind = back[0]
-            size = size_of(front, kind, extended, source, position)
-            if kind in EXTENSIONS:
+            size = headers.size_of(front, kind, extended, source, position)
+            if kind in headers.EXTENSIONS:
                 body = self._read(position + BLOCK, _padded(size))
                 if len(body) < _padded(size):
-                    raise data_missing(source, position, size)
-                headers.append(body)
+                    raise headers.data_missing(source, position, size)
+                parts.append(body)
                 self._position = position + len(body)  # a stream does not go back
                 extended = extend(extended, kind, body[:size], source.url, position)
-                if kind == GLOBAL:
+                if kind == headers.GLOBAL:
                     self._for_all = extend(self._for_all, kind, body[:size], source.url, position)
                 self._position = position + BLOCK + len(body)
                 continue
-            name = name_of(front, directory_of(back), extended)
-            is_file = kind in REGULAR and not (kind == 0 and name.endswith("/"))
+            name = headers.name_of(front, headers.directory_of(back), extended)
+            is_file = kind in headers.REGULAR and not (kind == 0 and name.endswith("/"))
             data = self._data(position, size, name, is_file and bool(self._wants(name)))
             self._position = position + BLOCK + _padded(size)
-            return ScannedMember(name, first, size, b"".join(headers), is_file, data)
+            return ScannedMember(name, first, size, b"".join(parts), is_file, data)
 
     def _data(self, position: int, size: int, name: str, wanted: bool) -> bytes | None:
         """A member's data, or ``None`` unless ``wanted``. Raises ``ShardError`` if it is not all there."""
@@ -161,7 +144,7 @@ class _Scan:
         end = start + _padded(size)
         data = None
         if wanted and size > source.largest:
-            raise too_large_decompressed(source, position, name, size, source.largest)
+            raise source.too_large(position, name, size)
         if end <= source.end:
             if wanted:
                 data = self._read(start, size, end - start - size)
@@ -170,7 +153,7 @@ class _Scan:
             if end > source.end:
                 self._position = source.end
         if end > source.end:
-            raise data_missing(source, position, size)
+            raise headers.data_missing(source, position, size)
         return data
 
     def _read(self, start: int, size: int, padding: int = 0) -> bytes:
@@ -193,7 +176,7 @@ class _Scan:
                 break
             for start in range(at, len(window) - BLOCK + 1, BLOCK):
                 block = window[start : start + BLOCK]
-                if block != ZERO_BLOCK and has_valid_checksum(*LAYOUT.unpack(block)):
+                if block != headers.ZERO_BLOCK and has_valid_checksum(*LAYOUT.unpack(block)):
                     self._position = position
                     return True
                 position += BLOCK
