@@ -60,10 +60,6 @@ def after_import(name: str, action: Action) -> None:
     """Calls ``action(module)`` once the module ``name`` has been imported: now, if it already is.
 
     A later call for the same module replaces an action that still waits.
-
-    Example:
-        >>> after_import("sys", lambda module: print(module.__name__))
-        sys
     """
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not (isinstance(finder, _Watcher) and finder.name == name)

@@ -78,10 +78,6 @@ def children(item: Any) -> dict[Any, Any] | None:
     """The parts of a container by key, index or field name; ``None`` for a leaf.
 
     Subclasses of containers, which may hold more than their parts, are leaves: see :func:`fields_of`.
-
-    Example:
-        >>> children(["a", "b"])
-        {0: 'a', 1: 'b'}
     """
     kind = type(item)
     if kind in _MAPPINGS:

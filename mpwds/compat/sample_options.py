@@ -183,14 +183,7 @@ _DECODED = {
 
 
 class TableDecoder(ImageDecoder):
-    """``ImageDecoder`` that also decodes by the entries of ``default_handlers`` that ``decode`` lacks.
-
-    Example:
-        >>> default_handlers["rgb"]["mask"] = len
-        >>> TableDecoder("rgb")(".mask", b"abc")
-        3
-        >>> del default_handlers["rgb"]["mask"]
-    """
+    """``ImageDecoder`` that also decodes by the entries of ``default_handlers`` that ``decode`` lacks."""
 
     takes_views = False
 

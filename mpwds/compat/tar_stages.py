@@ -328,15 +328,12 @@ class FileCache(StreamingOpen):
     """Stage that opens shards from a cache on a local disk: a :class:`StreamingOpen` that keeps them.
 
     It waits until the file at ``local_path`` is complete; ``WebDataset(cache_dir=...)`` reads while it fills.
-    Local files are opened where they are. :class:`mpwds.ShardCache` does the work.
+    Local files are opened where they are.
 
     Args:
         cache_dir: The directory, created when it is needed; by default the environment variable
             ``WDS_CACHE``, or ``./_cache``.
-        url_to_name: Takes a shard's URL, returns its name in the directory.
-        verbose: Whether to print what is fetched and removed.
-        validator: Takes a file's path, returns whether to keep it. By default complete tar archives are
-            kept; ``None`` keeps everything.
+        url_to_name, verbose, validator: As for :class:`mpwds.ShardCache`.
         handler: As for ``StreamingOpen``.
         cache_size: Size limit in bytes; no limit below 1.
         cache_cleanup_interval: Without effect.

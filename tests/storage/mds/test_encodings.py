@@ -135,24 +135,18 @@ def test_an_image_without_compression_keeps_size_mode_and_pixels(mode):
         ("pil", struct.pack("<3I", 0, 3, 1) + b"L", "0 x 3 pixels of mode 'L' do not have 0 bytes"),
         ("pil", struct.pack("<3I", 3, 0, 1) + b"L", "3 x 0 pixels of mode 'L' do not have 0 bytes"),
         ("pil", struct.pack("<3I", 3, 3, 1) + b"?", "3 x 3 pixels of mode '.' do not have 0 bytes"),
+        ("jpeg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
     ],
 )
 def test_bytes_that_hold_no_value_are_an_error(name, data, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         encoding(name).decode(data)
 
 
-def test_postscript_in_an_image_column_is_not_run():
-    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
-    with pytest.raises(OSError, match="cannot identify"):
-        encoding("jpeg").decode(data)
-
-
 def test_a_truncated_image_is_an_error():
-    stream = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(stream, "PNG")
+    data = encoding("png").encode(Image.effect_noise((64, 64), 50))
     with pytest.raises(OSError, match="truncated"):
-        encoding("png").decode(stream.getvalue()[:-500])
+        encoding("png").decode(data[:-500])
 
 
 @pytest.mark.parametrize(
