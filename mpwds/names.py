@@ -182,8 +182,8 @@ PEERS = {
         DirectoryShardList MultiShardSample ResampledShardList ResampledShards SimpleShardList expand_urls
         non_empty resampled shardspec single_node_only split_by_node split_by_worker""",
     "streaming": f"""
-        {_STREAMING}.dataloader:StreamingDataLoader {_STREAMING}.dataset:LocalDataset,StreamingDataset
-        {_STREAMING}.writing:MDSWriter {_STREAMING}.stream:Stream""",
+        {_STREAMING}.dataloader:StreamingDataLoader {_STREAMING}.dataset:LocalDataset,Stream,StreamingDataset
+        {_STREAMING}.writing:MDSWriter""",
     "tariterators": """
         base_plus_ext group_by_keys tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples
         url_opener valid_sample""",
@@ -210,7 +210,7 @@ PEERS |= {
         f"{_STREAMING}.writing:Encoding,_encodings,get_mds_encoded_size,mds_decode,mds_encode"
     ),
     "streaming.base.format.mds.writer": f"{_STREAMING}.writing:MDSWriter",
-    "streaming.base.stream": f"{_STREAMING}.stream:Stream",
+    "streaming.base.stream": f"{_STREAMING}.dataset:Stream",
     "streaming.base.util": f"{_STREAMING}.writing:clean_stale_shared_memory,get_list_arg,merge_index",
     "tensorcom.zcom": """
         Connection mpwds.compat.tensorcom.zcom:schemes
