@@ -22,7 +22,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def kill(pidfd: int) -> None:
-    """Kills the process of a descriptor, whoever has reaped it or taken its number since.
+    """Kills the process of a descriptor, even if its number is that of another process by now.
 
     Raises ``ProcessLookupError`` if it has ended.
     """

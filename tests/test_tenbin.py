@@ -151,12 +151,6 @@ def test_bfloat16_is_the_same_for_numpy_and_torch():
     assert tenbin.encode_buffer([array.T]) == tenbin.encode_buffer([tensor.T])
 
 
-def test_numpy_scalars_are_0d_arrays():
-    (received,) = tenbin.decode_buffer(tenbin.encode_buffer([np.float32(1.5)]))
-    assert received.shape == ()
-    assert received == np.float32(1.5)
-
-
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "|b1", ml_dtypes.bfloat16], ids=str)
 def test_deferred_arrays_are_written_in_their_place(dtype):
     class Deferred:

@@ -80,7 +80,7 @@ def get_mds_encoded_size(encoding_name: str) -> int | None:
 
 
 def clean_stale_shared_memory() -> None:
-    """Does nothing: datasets leave no shared memory behind."""
+    """Does nothing: datasets leave no shared memory."""
 
 
 def get_list_arg(text: str) -> list[str]:

@@ -127,7 +127,7 @@ class DatasetWriter(ClosesOrDiscards):
     def _begin_shard(self) -> None:
         self._data, self._sizes = bytearray(), array("q")  # the shard's samples, and the size of each
 
-    # A first sample above the limit has an empty shard before it, as it has in the packages that began this.
+    # A first sample above the limit has an empty shard before it, as in mosaicml-streaming and composer.
     @abstractmethod
     def _end_shard(self) -> None:
         """Has the shard that is being filled stored, and begins the next."""
