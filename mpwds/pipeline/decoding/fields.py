@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -9,7 +10,7 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -97,6 +98,17 @@ def decode_error(field: str, sample: Mapping[str, Any], url: Any, reason: str | 
     where = "" if key is None else f' of sample "{key}"'
     where += "" if url is None else f" in {without_credentials(str(url))}"
     return DecodeError(f'field "{field}"{where} cannot be decoded: {reason}', key=key, url=url, field=field)
+
+
+@contextlib.contextmanager
+def errors_as_decode_error(field: str, sample: Mapping[str, Any]) -> Iterator[None]:
+    """Raises each error as a :func:`decode_error`, but an ``ImportError``, which concerns every sample."""
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:
+        raise decode_error(field, sample, sample.get("__url__"), error) from error
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Any:

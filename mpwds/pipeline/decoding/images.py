@@ -88,7 +88,7 @@ class ImageDecoder(FieldDecoder):
         container, mode, is_float = imagespecs[self.imagespec]
         if container == "pil":
             return _converted(data, mode)
-        pixels = decode_jpeg(data, mode, _pillow().MAX_IMAGE_PIXELS)
+        pixels = decode_jpeg(data, mode)
         if pixels is None:
             pixels = np.asarray(_converted(data, mode))
         if container == "torch" and pixels.ndim == 3:
@@ -152,8 +152,8 @@ def as_rgb(image: Image) -> np.ndarray[Any, Any]:
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def jpeg_size(data: Any) -> tuple[int, int] | None:
-    """Height and width of a JPEG image that ``decode_jpeg`` decodes to RGB; otherwise ``None``."""
+def jpeg_size(data: Any, mode: str = "RGB") -> tuple[int, int] | None:
+    """Height and width of a JPEG image that ``decode_jpeg`` decodes to ``mode``; otherwise ``None``."""
     if data[:3] != _JPEG_START or (simplejpeg := _simplejpeg()) is None:
         return None
     try:
@@ -162,15 +162,12 @@ def jpeg_size(data: Any) -> tuple[int, int] | None:
         return None
     most = _pillow().MAX_IMAGE_PIXELS
     fits = most is None or height * width <= most
-    return (height, width) if fits and colorspace in ("Gray", "YCbCr", "RGB") else None
+    is_same = colorspace == "Gray" or (colorspace in ("YCbCr", "RGB") and mode != "L")
+    return (height, width) if fits and is_same else None
 
 
 def decode_jpeg(
-    data: Any,
-    mode: str,
-    max_pixels: int | None = None,
-    reduced: tuple[int, int] = (0, 0),
-    buffer: np.ndarray[Any, Any] | None = None,
+    data: Any, mode: str, reduced: tuple[int, int] = (0, 0), buffer: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any] | None:
     """The pixels of a JPEG image, uint8 of shape (H, W[, 3 or 4]); ``None`` if Pillow has to decode it.
 
@@ -180,17 +177,13 @@ def decode_jpeg(
     simplejpeg has its own libjpeg-turbo and writes pixels straight into an array. Pillow, built on the same
     library, copies them twice more: simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
     times on megapixels. Pillow decodes where results could differ: CMYK and YCCK, colour to grey, images of
-    more than ``max_pixels`` (Pillow warns of them, or refuses them), and data that simplejpeg calls damaged.
+    more pixels than Pillow decodes without a warning, and data that simplejpeg calls damaged.
     So the same images are errors whether or not simplejpeg is installed.
     """
-    if data[:3] != _JPEG_START or (simplejpeg := _simplejpeg()) is None:
+    if jpeg_size(data, mode) is None:
         return None
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        is_same = colorspace == "Gray" or (colorspace in ("YCbCr", "RGB") and mode != "L")
-        if not is_same or (max_pixels is not None and height * width > max_pixels):
-            return None
-        pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(
+        pixels: np.ndarray[Any, Any] = _simplejpeg().decode_jpeg(
             data, _JPEG_COLORSPACES[mode], min_height=reduced[0], min_width=reduced[1], buffer=buffer
         )
     except ValueError:

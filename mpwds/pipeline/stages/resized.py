@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, decode_error
+from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS, errors_as_decode_error
 from mpwds.pipeline.decoding.resizing import (
     Image,
     RandomResizedCrop,
@@ -216,18 +215,22 @@ class _ResizedStream(MapStream):
         result = dict(sample)
         for names in self._fields:
             name = next((name for name in names if name in sample), names[0])
-            with _errors_as_decode_error(name, sample):
-                image = self._image(_encoded(sample, name, names))
-                result[name] = _Deferred(image, self, name, sample) if self._deferred else image.made()
+            with errors_as_decode_error(name, sample):
+                if name not in sample:
+                    kinds = "give all kinds of pictures, such as 'jpg;jpeg;png'"
+                    raise ValueError(f"{missing(sample, names)} ({kinds})")
+                image = self._image(sample[name])
+                write = partial(self._write, image, name, sample)
+                result[name] = _Deferred(image, write) if self._deferred else image.made()
             if self._box_field is not None:
                 field = self._box_field if len(self._fields) == 1 else f"{self._box_field}.{name}"
                 result[field] = image.box()
         return result
 
-    def write(self, image: Image, out: npt.NDArray[Any], name: str, sample: dict[str, Any]) -> None:
+    def _write(self, image: Image, name: str, sample: dict[str, Any], out: npt.NDArray[Any]) -> None:
         """Decodes a deferred image into its row."""
         try:
-            with self.timed(), _errors_as_decode_error(name, sample):
+            with self.timed(), errors_as_decode_error(name, sample):
                 image.write_into(out)
         except Exception as error:
             add_note(error, f"in {self._stage}")
@@ -237,26 +240,9 @@ class _ResizedStream(MapStream):
 class _Deferred(Row):
     """An image that is decoded into its row of the batch, in the time and with the errors of its stage."""
 
-    def __init__(self, image: Image, stream: _ResizedStream, name: str, sample: dict[str, Any]) -> None:
+    def __init__(self, image: Image, write: Callable[[npt.NDArray[Any]], None]) -> None:
         self.shape, self.dtype = image.shape, image.dtype
-        self._image, self._stream = image, stream
-        self._name, self._sample = name, sample
+        self._write = write
 
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        self._stream.write(self._image, out, self._name, self._sample)
-
-
-@contextlib.contextmanager
-def _errors_as_decode_error(name: str, sample: dict[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise
-    except Exception as error:
-        raise decode_error(name, sample, sample.get("__url__"), error) from error
-
-
-def _encoded(sample: dict[str, Any], name: str, names: tuple[str, ...]) -> Any:
-    if name not in sample:
-        raise ValueError(f"{missing(sample, names)} (give all kinds of pictures, such as 'jpg;jpeg;png')")
-    return sample[name]
+        self._write(out)
