@@ -12,7 +12,7 @@ from typing import Any
 from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
 from mpwds.pipeline.caching.stored import Stored, part_of
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, changed
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.urls import refuse_in_secure_mode
@@ -84,10 +84,9 @@ class LMDBCached(Filter):
             raise ValueError(f"lmdb_cached: map_size must be at least 4096 bytes, got {self.map_size}")
 
     def __str__(self) -> str:
-        pickler = self.pickler.__name__ if isinstance(self.pickler, ModuleType) else self.pickler
-        given = options(
-            map_size=(self.map_size, 1e12), pickler=(pickler, None), chunksize=(self.chunksize, 500)
-        )
+        given = changed(self, "map_size", "pickler", "chunksize")
+        if isinstance(self.pickler, ModuleType):
+            given["pickler"] = self.pickler.__name__
         return f"lmdb_cached({arguments(os.fspath(self.fname), **given)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
@@ -101,10 +100,8 @@ class LMDBCached(Filter):
             )
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "elements.db")
-        part, rows, size = part_of(context), self.chunksize, self.map_size
-        return Stored(
-            source, DiskStore(path, "lmdb_cached", part, rows, self.fingerprint, self.pickler, size)
-        )
+        part, given = part_of(context), (self.chunksize, self.fingerprint, self.pickler, self.map_size)
+        return Stored(source, DiskStore(path, "lmdb_cached", part, *given))
 
 
 @dataclass(frozen=True)
@@ -158,9 +155,7 @@ class DBCache(Filter):
             raise ValueError(f"DBCache: size must be at least 1, got {self.size}")
 
     def __str__(self) -> str:
-        return (
-            f"dbcache({arguments(os.fspath(self.path), self.size, **options(shuffle=(self.shuffle, False)))})"
-        )
+        return f"dbcache({arguments(os.fspath(self.path), self.size, **changed(self, 'shuffle'))})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         path = os.path.abspath(self.path)

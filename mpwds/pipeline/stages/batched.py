@@ -206,7 +206,7 @@ class Batched(Batching, called="batched"):
         return RowStep("batch", {"batchsize": self.batchsize, "drop_last": not self.partial})
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _FixedBatches(self, source, context)
+        return _FixedBatches(source, self, context)
 
 
 class Batches(Retrying):
@@ -241,20 +241,20 @@ class Batches(Retrying):
 
 
 class _FixedBatches(Batches):
-    def __init__(self, stage: Batched, source: Stream[Any], context: Context) -> None:
+    _stage: Batched
+
+    def __init__(self, source: Stream[Any], stage: Batched, context: Context) -> None:
         super().__init__(source, stage, context)
-        self._size = stage.batchsize
-        self._partial = stage.partial
         self._held: list[tuple[Address, Any]] = []
 
     def __next__(self) -> tuple[Address, Any]:
         while True:
             held = self._held  # filled one by one: elements taken before an error are kept
             try:
-                for _ in range(self._size - len(held)):
+                for _ in range(self._stage.batchsize - len(held)):
                     held.append(self._next())
             except StopIteration:
-                if not held or not self._partial:
+                if not held or not self._stage.partial:
                     self._held = []
                     raise
             self._held = []
@@ -322,7 +322,7 @@ class Bucketed(Batching, called="bucketed"):
         return (self.batchsize,) * (len(self.edges) + 1)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Binned(self, source, context)
+        return _Binned(source, self, context)
 
 
 @dataclass(frozen=True)
@@ -394,13 +394,11 @@ class _Binned(Batches):
     A bucket is yielded when it is full or the next element does not fit; the others at the end, in order.
     """
 
-    def __init__(self, stage: Bucketed, source: Stream[Any], context: Context) -> None:
+    _stage: Bucketed
+
+    def __init__(self, source: Stream[Any], stage: Bucketed, context: Context) -> None:
         super().__init__(source, stage, context)
-        self._by = stage.by
         self._call_by = unseeded if stage.by is size_in_bytes else seeded(context)
-        self._edges = stage.edges
-        self._max_total = stage.max_total
-        self._partial = stage.partial
         most_total = inf if stage.max_total is None else stage.max_total
         self._buckets = [
             _Bucket(inf if most is None else most, most_total, stage.include_padding)
@@ -430,7 +428,7 @@ class _Binned(Batches):
             return self._left_over()
 
     def _put(self, item: tuple[Address, Any], size: float) -> list[tuple[Address, Any]]:
-        bucket = self._buckets[bisect_right(self._edges, size)]
+        bucket = self._buckets[bisect_right(self._stage.edges, size)]
         complete = [] if bucket.has_room_for(size) else bucket.empty()
         if not bucket.has_room_for(size):
             self._warn_of(item, size)
@@ -445,7 +443,7 @@ class _Binned(Batches):
     def _left_over(self) -> list[tuple[Address, Any]]:
         for bucket in self._buckets:
             held = bucket.empty()
-            if held and self._partial:
+            if held and self._stage.partial:
                 return held
         raise StopIteration
 
@@ -458,7 +456,7 @@ class _Binned(Batches):
             raise
 
     def _size(self, address: Address, element: Any) -> float:
-        size = self._call_by(self._by, address, element)
+        size = self._call_by(self._stage.by, address, element)
         if not isinstance(size, Real) or not float(size) >= 0:
             raise ValueError(f"an element's size must be a number of at least 0, got {shown(size)}")
         return int(size) if isinstance(size, Integral) else float(size)
@@ -467,7 +465,7 @@ class _Binned(Batches):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._max_total} "
+                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._stage.max_total} "
                 f"for a batch in {self._stage}: it becomes a batch of its own, as do other elements above "
                 "the limit; select() can drop them",
                 stacklevel=2,

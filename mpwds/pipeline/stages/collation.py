@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -82,10 +82,7 @@ def ragged_collation_fn(ragged: Sequence[Any], deferred: bool, samples: Sequence
         return default_column(defer if deferred else stack, True, field, values)
 
     batch = collate(samples, column)
-    fields = list(batch if isinstance(batch, dict) else range(len(batch)) if isinstance(batch, tuple) else [])
-    for field in ragged:
-        if field not in fields:
-            raise ValueError(f"ragged: no field {field!r}; the samples have {', '.join(map(repr, fields))}")
+    _check_fields("ragged", ragged, samples[0])
     return batch
 
 
@@ -312,6 +309,15 @@ def _check(samples: Sequence[Any], kind: Any, trait: Callable[[Any], Any], what:
             )
 
 
+def _check_fields(called: str, wanted: Iterable[Any], sample: Any) -> None:
+    has_fields = isinstance(sample, (dict, tuple, list))
+    fields = list(sample if isinstance(sample, dict) else range(len(sample))) if has_fields else []
+    absent = [repr(field) for field in wanted if field not in fields]
+    if absent:
+        found = ", ".join(map(str, fields)) or "none"
+        raise ValueError(f"{called}: no field {' or '.join(absent)}; the sample has {found}")
+
+
 def _show(trait: Any) -> str:
     return str(trait) if isinstance(trait, int) else ", ".join(map(str, trait))
 
@@ -393,7 +399,8 @@ class Padded:
             return stack(values, shape, self.padding[field] if self._by_field else self.padding)
 
         batch = collate(samples, column)
-        self._check_fields(samples[0])
+        if self._by_field:
+            _check_fields("padded", self.padding, samples[0])
         return _with_lengths(batch, lengths) if self.lengths else batch
 
     @property
@@ -439,16 +446,6 @@ class Padded:
                 size = -(-size // self.multiple_of) * self.multiple_of
             shape.append(size)
         return tuple(shape)
-
-    def _check_fields(self, sample: Any) -> None:
-        if not self._by_field:
-            return
-        has_fields = isinstance(sample, (dict, tuple, list))
-        fields = list(sample if isinstance(sample, dict) else range(len(sample))) if has_fields else []
-        absent = [repr(field) for field in self.padding if field not in fields]
-        if absent:
-            found = ", ".join(map(str, fields)) or "none"
-            raise ValueError(f"padded: no field {' or '.join(absent)}; the sample has {found}")
 
 
 def _lengths(values: Sequence[Any], axes: tuple[int, ...]) -> Any:

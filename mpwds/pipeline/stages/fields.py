@@ -367,7 +367,8 @@ class RenameKeys(OfFields, called="rename_keys"):
         unmatched = dict.fromkeys(pattern for _, pattern in self.renamings)
         renamed: dict[str, Any] = {}
         for field, value in sample.items():
-            match = self._match(field)
+            base = field.rpartition("/")[2].lower()
+            match = next((pair for pair in reversed(self.renamings) if fnmatchcase(base, pair[1])), None)
             if match is None:
                 if self.keep_unselected:
                     renamed[field] = value
@@ -377,16 +378,11 @@ class RenameKeys(OfFields, called="rename_keys"):
             if name not in renamed:
                 renamed[name] = value
             elif self.duplicate_is_error:
-                raise ValueError(
-                    f"rename_keys: two fields get the name {name!r}; the sample has {', '.join(sample)}"
-                )
+                has = ", ".join(sample)
+                raise ValueError(f"rename_keys: two fields get the name {name!r}; the sample has {has}")
         if unmatched and self.must_match:
             raise ValueError(f"rename_keys: {_no_match(unmatched, sample)}")
         return renamed
-
-    def _match(self, field: str) -> tuple[str, str] | None:
-        base = field.rpartition("/")[2].lower()
-        return next((pair for pair in reversed(self.renamings) if fnmatchcase(base, pair[1])), None)
 
 
 def _pair(renaming: Sequence[str]) -> tuple[str, str]:

@@ -91,7 +91,7 @@ class Info(PassThroughStage, called="info"):
         return f"info({arguments(*([] if self.fmt is None else [self.fmt]), **more)})"
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Shown(self, source)
+        return _Shown(source, self)
 
     def lines(self, element: Any) -> list[str]:
         """The lines to print for an element."""
@@ -109,14 +109,11 @@ class Info(PassThroughStage, called="info"):
 
 class _Shown(Retrying):
     _counters = ("_stopped", "_count")
-
-    def __init__(self, stage: Info, source: Stream[Any]) -> None:
-        super().__init__(source, stage)
-        self._info = stage
-        self._count = 0
+    _stage: Info
+    _count = 0
 
     def __next__(self) -> tuple[Address, Any]:
-        stage = self._info
+        stage = self._stage
         item: tuple[Address, Any] = self._next()
         self._count += 1
         if self._count <= stage.n or (stage.every > 0 and self._count % stage.every == 0):

@@ -92,11 +92,11 @@ class Select(DataclassStage, called="select"):
     handler: Handler = reraise_exception
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _Selected(self, source, context)
+        return _Selected(source, self, context)
 
 
 class _Selected(Retrying):
-    def __init__(self, stage: Select, source: Stream[Any], context: Context) -> None:
+    def __init__(self, source: Stream[Any], stage: Select, context: Context) -> None:
         super().__init__(source, stage, stage.handler)
         self._predicate = stage.function
         self._call = seeded(context)

@@ -124,9 +124,11 @@ class Shuffle(PassThroughStage, called="shuffle"):
 class _Buffered(WrappedStream[Any]):
     """Base of the streams that yield a random one of the elements they hold."""
 
-    def __init__(self, source: Stream[Any], rng: random.Random) -> None:
+    def __init__(self, source: Stream[Any], rng: random.Random, size: int, initial: int) -> None:
         super().__init__(source)
         self._rng = rng
+        self._size = size
+        self._initial = min(initial, size)
         self._held: list[tuple[Address, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,13 +149,7 @@ class _Buffered(WrappedStream[Any]):
 
 class _Shuffled(_Buffered):
     _counters = ("_started",)
-
-    def __init__(self, source: Stream[Any], rng: random.Random, size: int, initial: int) -> None:
-        super().__init__(source, rng)
-        self._size = size
-        self._initial = min(initial, size)
-        self._draw = rng.random
-        self._started = False
+    _started = False
 
     def __next__(self) -> tuple[Address, Any]:
         held = self._held
@@ -166,7 +162,7 @@ class _Shuffled(_Buffered):
         self._started = True
         if not held:
             raise StopIteration
-        pick = int(self._draw() * len(held))
+        pick = int(self._rng.random() * len(held))
         held[pick], held[-1] = held[-1], held[pick]
         return held.pop()
 
@@ -187,15 +183,11 @@ class Detshuffle(PassThroughStage, called="detshuffle"):
         return max(self.bufsize, 1)
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return _DetShuffled(self, source, random.Random(self.seed + self.epoch + 1 + context.epoch))
+        rng = random.Random(self.seed + self.epoch + 1 + context.epoch)
+        return _DetShuffled(source, rng, self.bufsize, self.initial)
 
 
 class _DetShuffled(_Buffered):
-    def __init__(self, stage: Detshuffle, source: Stream[Any], rng: random.Random) -> None:
-        super().__init__(source, rng)
-        self._size = stage.bufsize
-        self._initial = min(stage.initial, stage.bufsize)
-
     def __next__(self) -> tuple[Address, Any]:
         held = self._held
         try:

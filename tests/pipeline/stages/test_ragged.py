@@ -53,7 +53,7 @@ def test_what_is_not_bytes_is_an_error(value):
 
 @pytest.mark.parametrize("sample", [{"png": b""}, (b"",), b""])
 def test_a_missing_field_is_an_error(sample):
-    with pytest.raises(ValueError, match="ragged: no field 'jpg'; the samples have"):
+    with pytest.raises(ValueError, match="ragged: no field 'jpg'; the sample has"):
         list(mpwds.DataPipeline([sample]).batched(2, ragged="jpg"))
 
 
