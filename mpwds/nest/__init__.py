@@ -169,14 +169,10 @@ def _to_node(item: Any, arrays: list[Any], allow_pickle: bool, depth: int) -> An
             return _pickled(item, allow_pickle)
         arrays.append(item if tag == ARRAY else np.asarray(item))
         return [tag]
-    if tag == TUPLE:
+    if tag in (LIST, TUPLE):
         if _all_plain(item):
-            return [PLAIN_TUPLE, list(item)]
-        return [TUPLE, _to_nodes(item, arrays, allow_pickle, depth)]
-    if tag == LIST:
-        if _all_plain(item):
-            return [PLAIN_LIST, item]
-        return [LIST, _to_nodes(item, arrays, allow_pickle, depth)]
+            return [PLAIN_LIST, item] if tag == LIST else [PLAIN_TUPLE, list(item)]
+        return [tag, _to_nodes(item, arrays, allow_pickle, depth)]
     if tag in (DICT, ORDERED_DICT):
         return [tag, *_to_pairs(item, arrays, allow_pickle, depth)]
     if tag == BIG_INT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Sequence
@@ -193,8 +194,7 @@ class Stored(WrappedStream[Any]):
             return state
         if self._position == self._drawn:
             return {**state, "checkpoint": [self._position, self._source.state_dict()]}
-        at, before = self._store.checkpoint(self._position)
-        return {**state, "checkpoint": [at, before]}
+        return {**state, "checkpoint": list(self._store.checkpoint(self._position))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = state["position"]
@@ -267,7 +267,8 @@ class Stored(WrappedStream[Any]):
         """The source's next element, stored if it is the next of the store."""
         position = self._drawn
         if self._keeps and position % _CHECKPOINT_EVERY == 0:
-            self._set_checkpoint(position)
+            with contextlib.suppress(LookupError):  # without addresses, the source can only be run again
+                self._store.set_checkpoint(position, self._source.state_dict())
         try:
             if self._limit is not None and position >= self._limit:
                 raise StopIteration
@@ -283,13 +284,6 @@ class Stored(WrappedStream[Any]):
         if self._keeps:
             self._store.append(position, address, element)
         return address, element
-
-    def _set_checkpoint(self, position: int) -> None:
-        try:
-            state = self._source.state_dict()
-        except LookupError:  # without addresses, the source can only be run again
-            return
-        self._store.set_checkpoint(position, state)
 
     def _go_to(self, position: int) -> None:
         """Moves the source to the element at ``position``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -99,11 +100,8 @@ class AudioDecoder(MediaDecoder):
         soundfile = require("soundfile", "audio is decoded with soundfile: pip install 'mpwds[audio]'")
         if not self.allow_partial:
             check_complete(data)
-        try:
-            file = soundfile.SoundFile(io.BytesIO(data))
-        except soundfile.LibsndfileError:
-            return seeking(partial(self._with_ffmpeg, data))
-        with file:
+        unknown = contextlib.suppress(soundfile.LibsndfileError)
+        with unknown, soundfile.SoundFile(io.BytesIO(data)) as file:
             if self._is_for_soundfile(file, data):
                 return self._with_soundfile(file, soundfile.LibsndfileError)
         return seeking(partial(self._with_ffmpeg, data))

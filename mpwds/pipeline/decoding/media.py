@@ -115,7 +115,10 @@ class Media(Closes):
         streams = [stream for stream in (self.video, self.audio) if stream and stream.type in wanted]
         self._sought = start > _LEAD
         if self._sought:
-            self._seek(start - _LEAD)
+            try:
+                self._container.seek(int((start - _LEAD) * 1e6) + self._origin)
+            except self._av.FFmpegError as error:  # the position is unknown now
+                raise SeekFailed from error
         unseen = {stream.type for stream in streams}
         tried = set()
         for packet in self._packets(streams, start):
@@ -178,12 +181,6 @@ class Media(Closes):
         if timed.pts is None or timed.time_base is None:
             return None
         return float(timed.pts * timed.time_base) - self._origin / 1e6
-
-    def _seek(self, seconds: float) -> None:
-        try:
-            self._container.seek(int(seconds * 1e6) + self._origin)
-        except self._av.FFmpegError as error:  # the position is unknown now
-            raise SeekFailed from error
 
 
 class Sound:

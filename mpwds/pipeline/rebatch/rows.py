@@ -65,10 +65,9 @@ class ShuffleBuffer:
 
     def batches(self) -> tuple[Any, Any]:
         """The rows in the pool, and those in the batch, as batches of columns. They stay where they are."""
-        return self._as_batch([] if self._pool is None else self._pool.held()), self._as_batch(self._filled())
-
-    def _filled(self) -> list[Rows]:
-        return [] if self._buffer is None else [rows[: self.filled] for rows in self._buffer.rows]
+        held = [] if self._pool is None else self._pool.held()
+        filled = [] if self._buffer is None else [rows[: self.filled] for rows in self._buffer.rows]
+        return self._as_batch(held), self._as_batch(filled)
 
     def _as_batch(self, rows: list[Rows]) -> Any:
         count = len(rows[0]) if rows else 0

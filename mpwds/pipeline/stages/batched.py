@@ -433,11 +433,8 @@ class _Binned(Batches):
         if not bucket.has_room_for(size):
             self._warn_of(item, size)
         bucket.add(item, size)
-        if not bucket.is_full:
-            return complete
-        if not complete:
-            return bucket.empty()
-        self._full = bucket
+        if bucket.is_full:
+            self._full = bucket
         return complete
 
     def _left_over(self) -> list[tuple[Address, Any]]:
