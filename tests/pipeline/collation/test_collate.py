@@ -24,17 +24,7 @@ def test_integers_are_never_rounded():
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        ["a", "b"],
-        [b"a", b"b"],
-        [None, None],
-        [1, None],
-        [1, "a"],
-        [1, [2]],
-        [2**70, 1],
-        [[], []],
-    ],
+    "values", [["a", "b"], [b"a", b"b"], [None, None], [1, None], [1, "a"], [1, [2]], [2**70, 1], [[], []]]
 )
 def test_anything_else_becomes_a_list(values):
     (column,) = default_collation_fn([(value,) for value in values])
@@ -56,10 +46,7 @@ def test_arrays_are_stacked_as_numpy_stacks_them(rows, row, reverse):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 5),
-    row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(max_side=4)),
-)
+@given(rows=st.integers(1, 5), row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(max_side=4)))
 def test_deferred_arrays_are_the_same_once_written(rows, row):
     np.testing.assert_array_equal(written(deferred_collation_fn([row.T] * rows)), np.stack([row.T] * rows))
 
@@ -155,13 +142,7 @@ def test_deferred_tensors_are_the_same_once_written(row):
     assert torch.equal(torch.from_numpy(written(column)), torch.stack([row, row]))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        torch.zeros(3, dtype=torch.bfloat16),
-        torch.zeros(3, requires_grad=True),
-    ],
-)
+@pytest.mark.parametrize("row", [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, requires_grad=True)])
 def test_tensors_that_numpy_cannot_hold_as_they_are_are_stacked_at_once(row):
     assert torch.equal(deferred_collation_fn([row, row]), torch.stack([row, row]))
 

@@ -1,26 +1,15 @@
 """What is particular to FFmpeg: it touches nothing but the data, and its samples become floats."""
 
-import io
-
 import av
 import numpy as np
 import pytest
 
 from mpwds.pipeline.decoding.media import Media, Sound
-
-
-def movie(kind="mp4", codec="mpeg4", pixels="yuv420p"):
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=25, width=32, height=32, pix_fmt=pixels)
-        for _ in range(3):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
-        container.mux(stream.encode(None))
-    return file.getvalue()
+from tests.pipeline.decoding.files import still
 
 
 def test_a_file_that_names_another_file_does_not_open_it(tmp_path, monkeypatch):
-    (tmp_path / "secret.mp4").write_bytes(movie())
+    (tmp_path / "secret.mp4").write_bytes(still(32, 32))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="damaged, or no audio or video file"):
         Media(b"ffconcat version 1.0\nfile secret.mp4\n")
@@ -33,17 +22,18 @@ def test_a_file_that_describes_a_session_does_not_listen_to_the_network():
 
 
 def test_a_stream_whose_codec_is_unknown_is_an_error():
-    data = movie("mov", "mjpeg", "yuvj420p").replace(b"jpeg", b"xxxx")
+    data = still(32, 32, "mov", "mjpeg", "yuvj420p").replace(b"jpeg", b"xxxx")
     with pytest.raises(ValueError, match="the codec of the video is unknown"):
         Media(data)
 
 
 def test_only_kinds_that_are_wanted_are_decoded():
-    with Media(movie()) as media:
+    movie = still(32, 32, count=3)
+    with Media(movie) as media:
         assert [kind for kind, _, _ in media.frames({"audio"})] == []
-    with Media(movie()) as media:
+    with Media(movie) as media:
         assert [kind for kind, _, _ in media.frames({"video", "audio"})] == ["video"] * 3
-    with Media(movie()) as media:
+    with Media(movie) as media:
         wanted = {"video"}
         frames = media.frames(wanted)
         next(frames)

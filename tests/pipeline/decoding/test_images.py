@@ -1,6 +1,5 @@
 """Decoding images: webdataset's layouts and values for every specification and every kind of image."""
 
-import io
 import os
 import pickle
 import sys
@@ -15,21 +14,20 @@ import webdataset
 
 from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS
 from mpwds.pipeline.decoding.images import ImageDecoder, imagehandler
+from tests.pipeline.decoding.files import stored
 
 SPECS = list(webdataset.autodecode.imagespecs)
 GENERATOR = np.random.default_rng(0)
 PIXELS = GENERATOR.integers(0, 256, (5, 7, 4), np.uint8)
 
 
-def stored(mode, image_format="PNG"):
+def image_of(mode, image_format="PNG"):
     if mode == "I;16":
         image = PIL.Image.fromarray(PIXELS[:, :, 0].astype(np.uint16) * 257)
     else:
         opaque = PIL.Image.fromarray(PIXELS[:, :, :3])
         image = PIL.Image.fromarray(PIXELS) if mode == "RGBA" else opaque.convert(mode)
-    with io.BytesIO() as stream:
-        image.save(stream, image_format)
-        return stream.getvalue()
+    return stored(image, image_format)
 
 
 def iptc_holding(data):
@@ -42,9 +40,9 @@ def iptc_holding(data):
     return b"".join(field(*part) for part in layout) + b"".join(field(8, 10, piece) for piece in pieces)
 
 
-IMAGES = {mode: stored(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
-IMAGES["CMYK jpeg"] = stored("CMYK", "JPEG")
-IMAGES["grey jpeg"] = stored("L", "JPEG")
+IMAGES = {mode: image_of(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")}
+IMAGES["CMYK jpeg"] = image_of("CMYK", "JPEG")
+IMAGES["grey jpeg"] = image_of("L", "JPEG")
 
 
 def as_array(value):
@@ -88,9 +86,8 @@ def test_tensors_without_torch_are_an_error_that_says_what_to_do(monkeypatch):
 def test_the_orientation_in_exif_is_ignored():
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
-    with io.BytesIO() as stream:
-        PIL.Image.fromarray(PIXELS[:, :, :3]).save(stream, "JPEG", exif=exif)
-        assert ImageDecoder("rgb8")(".jpg", stream.getvalue()).shape == (5, 7, 3)
+    data = stored(PIL.Image.fromarray(PIXELS[:, :, :3]), exif=exif)
+    assert ImageDecoder("rgb8")(".jpg", data).shape == (5, 7, 3)
 
 
 @pytest.mark.parametrize("key", [".png", ".mask.png", ".PNG", ".jpg", ".webp"])
@@ -105,7 +102,7 @@ def test_postscript_is_never_executed_whatever_its_name(tmp_path, monkeypatch, k
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(PIL.EpsImagePlugin, "gs_binary", None)
-    data = stored("RGB", "EPS")
+    data = image_of("RGB", "EPS")
     if image_format == "IPTC":
         data = iptc_holding(data)
     with pytest.raises(ValueError, match=f"{image_format} images are not decoded"):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.decoding.images import ImageDecoder, decode_jpeg
+from tests.pipeline.decoding.files import stored
 
 # Both are libjpeg-turbo where Pillow comes as a wheel; other builds of Pillow may round differently.
 TOLERANCE = 0 if PIL.features.check_feature("libjpeg_turbo") else 2
@@ -22,26 +23,24 @@ NOISE = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
 IMAGE = PIL.Image.fromarray(NOISE).resize((77, 53), PIL.Image.Resampling.BICUBIC)
 
 
-def stored(image=IMAGE, **options):
-    with io.BytesIO() as stream:
-        image.save(stream, "JPEG", **options)
-        return stream.getvalue()
-
-
 def sampled(subsampling):
     return simplejpeg.encode_jpeg(np.ascontiguousarray(IMAGE), colorsubsampling=subsampling)
 
 
 FAST = {
     **{subsampling: sampled(subsampling) for subsampling in ("444", "422", "420", "440", "411")},
-    "progressive": stored(progressive=True),
-    "restart markers": stored(restart_marker_blocks=3),
-    "RGB": stored(keep_rgb=True),
+    "progressive": stored(IMAGE, progressive=True),
+    "restart markers": stored(IMAGE, restart_marker_blocks=3),
+    "RGB": stored(IMAGE, keep_rgb=True),
     "one pixel": stored(IMAGE.crop((0, 0, 1, 1))),
     "grey": stored(IMAGE.convert("L")),
-    "trailing bytes": stored() + b"garbage",
+    "trailing bytes": stored(IMAGE) + b"garbage",
 }
-SLOW = {"CMYK": stored(IMAGE.convert("CMYK")), "no end": stored()[:-2], "no jpeg": b"\xff\xd8\xffnothing"}
+SLOW = {
+    "CMYK": stored(IMAGE.convert("CMYK")),
+    "no end": stored(IMAGE)[:-2],
+    "no jpeg": b"\xff\xd8\xffnothing",
+}
 
 
 def outcome(decode, data):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpwds import RandomResizedCrop, ResizeCenterCrop, Resized
 from mpwds.pipeline.decoding import images
 from mpwds.pipeline.decoding.resizing import Crop, _aligned
+from tests.pipeline.decoding.files import stored
 
 BILINEAR = PIL.Image.Resampling.BILINEAR
 NOISE = np.random.default_rng(0).integers(0, 256, (32, 42, 3), np.uint8)
@@ -20,12 +21,6 @@ NOISE = np.random.default_rng(0).integers(0, 256, (32, 42, 3), np.uint8)
 
 def photo(width=500, height=375):
     return PIL.Image.fromarray(NOISE).resize((width, height), PIL.Image.Resampling.BICUBIC)
-
-
-def stored(image, kind="JPEG", **options):
-    with io.BytesIO() as stream:
-        image.save(stream, kind, **options)
-        return stream.getvalue()
 
 
 def opened(data):

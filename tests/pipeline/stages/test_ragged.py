@@ -1,7 +1,5 @@
 """Columns of byte strings, for decoders on the device."""
 
-import io
-
 import numpy as np
 import PIL.Image
 import pytest
@@ -9,6 +7,7 @@ import pytest
 import mpwds
 from mpwds import RandomResizedCrop, default_collation_fn
 from mpwds.pipeline.stages.batched import batched
+from tests.pipeline.decoding.files import stored
 
 IMAGES = [b"a", b"", b"abc" * 1000, b"ab" * 20_000]
 SAMPLES = [{"__key__": str(n), "jpg": image, "cls": n} for n, image in enumerate(IMAGES)]
@@ -67,9 +66,8 @@ def test_it_goes_with_batches_of_a_fixed_number_and_default_collation(options):
 
 
 def test_a_box_is_drawn_from_the_header_alone():
-    with io.BytesIO() as stream:
-        PIL.Image.effect_noise((60, 40), 99).convert("RGB").save(stream, "JPEG")
-        header = stream.getvalue()[:-400]  # it cannot be decoded
+    image = PIL.Image.effect_noise((60, 40), 99).convert("RGB")
+    header = stored(image)[:-400]  # it cannot be decoded
     top, left, height, width, flipped = RandomResizedCrop(40, scale=(0.5, 0.5), flip=1).box(header)
     assert (0 <= top <= 40 - height, 0 <= left <= 60 - width, flipped) == (True, True, 1)
     assert abs(height * width - 1200) < 60

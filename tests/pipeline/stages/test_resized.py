@@ -14,13 +14,12 @@ from mpwds import DecodeError, RandomResizedCrop, Resized, ignore_and_continue
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stages.resized import ResizeStage, random_resized_crop, resize_center_crop, resized
 from mpwds.pipeline.stream import collect
+from tests.pipeline.decoding.files import stored
 
 
 def image(seed, kind="JPEG"):
     pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
-    with io.BytesIO() as stream:
-        PIL.Image.fromarray(pixels).save(stream, kind)
-        return stream.getvalue()
+    return stored(PIL.Image.fromarray(pixels), kind)
 
 
 def samples(count):

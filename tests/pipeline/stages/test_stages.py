@@ -78,11 +78,7 @@ FAILING = {
         good_and_bad("a", ""),
         [["a"]],
     ),
-    "bucketed(size_of": (
-        lambda **h: bucketed(size_of, [2], 1, None, **h),
-        good_and_bad("a", ""),
-        [["a"]],
-    ),
+    "bucketed(size_of": (lambda **h: bucketed(size_of, [2], 1, None, **h), good_and_bad("a", ""), [["a"]]),
 }
 
 OTHERS = {
