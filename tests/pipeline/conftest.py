@@ -13,15 +13,18 @@ import msgpack
 import numpy as np
 import pytest
 
+from mpwds.imports import tensor_class
 from mpwds.pipeline.stages.collation import Stack
 from mpwds.storage.streams.http import pools
 from tests.storage.conftest import Web
 
 
 def plain(value):
-    """``value`` with arrays as what ``==`` can compare."""
+    """``value`` with arrays and tensors as what ``==`` can compare."""
     if isinstance(value, np.ndarray):
-        return "array", value.dtype.str, value.shape, value.tolist()
+        return "array", value.dtype.str, value.shape, repr(value.tolist())  # in which NaN is equal
+    if isinstance(value, tensor_class()):
+        return "tensor", str(value.dtype), repr(value.tolist())
     if isinstance(value, (tuple, list)):
         return type(value)(map(plain, value))
     if isinstance(value, dict):

@@ -206,18 +206,9 @@ def test_a_database_that_another_process_just_makes_is_waited_for(path):
     other.close()
 
 
-def test_samples_of_the_same_key_are_all_kept(folder):
-    samples = [{"__key__": "same", "n": n} for n in range(5)]
-    assert collect(lmdb_cached(folder), samples) == collect(lmdb_cached(folder), []) == samples
-
-
-def test_with_pickle_anything_is_stored(folder):
+def test_with_pickle_anything_is_stored_unless_the_secure_mode_refuses_a_pickler(folder, monkeypatch):
     collect(lmdb_cached(folder, pickler=pickle), [Anything([1, 2])])
     assert collect(lmdb_cached(folder, pickler=pickle), [])[0].value == [1, 2]
-
-
-def test_the_secure_mode_refuses_a_pickler(folder, monkeypatch):
-    collect(lmdb_cached(folder, pickler=pickle), [Anything([1, 2])])
     monkeypatch.setenv("WDS_SECURE", "1")
     with pytest.raises(SecurityError, match=r"lmdb_cached takes no pickler.*WDS_SECURE"):
         collect(lmdb_cached(folder, pickler=pickle), [])

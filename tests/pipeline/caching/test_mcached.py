@@ -6,7 +6,7 @@ from itertools import islice
 import cloudpickle
 import pytest
 
-from mpwds.pipeline.caching.stored import Cached, copied, mcached
+from mpwds.pipeline.caching.stored import Cached, mcached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Source, collect
@@ -75,12 +75,6 @@ def test_a_state_saved_in_the_second_epoch_is_restored_without_the_memory():
     elsewhere.load_state_dict(stream.state_dict())
     assert [element for _, element in elsewhere] == list(range(350, 500))
     assert taken[0] >= 250
-
-
-@pytest.mark.parametrize("element", [1, "a", None, {"a": [1, (2, [3])]}, [b"x", {"y": 1.5}], ({"z": [0]},)])
-def test_a_copy_is_equal_and_of_the_same_kind(element):
-    assert copied(element) == element
-    assert type(copied(element)) is type(element)
 
 
 def test_a_generator_after_it_draws_the_same_numbers_whether_elements_are_stored_or_not():

@@ -68,13 +68,6 @@ def take(stream, count):
     return elements(itertools.islice(stream, count))
 
 
-def test_the_second_epoch_does_not_touch_the_source(stage):
-    first = list(stage.stream(Counted("abc")))
-    assert first == [(0, "a"), (1, "b"), (2, "c")]
-    assert list(stage.stream(Source([]))) == first
-    assert Counted.given == 3
-
-
 def test_a_source_without_elements_is_complete(stage):
     assert collect(stage, []) == []
     assert collect(stage, "abc") == []
@@ -103,10 +96,10 @@ def test_elements_are_what_they_were(stage):
 
 def test_what_a_later_stage_does_to_an_element_is_not_stored(stage):
     for _ in range(3):
-        for _, element in stage.stream(Source([{"x": [1], "a": np.zeros(2)}])):
-            assert element["x"] == [1]
+        for _, element in stage.stream(Source([{"x": [[1]], "a": np.zeros(2)}])):
+            assert element["x"] == [[1]]
             assert element["a"].tolist() == [0, 0]
-            element["x"].append(2)
+            element["x"][0].append(2)
             element["a"][:] = 7
 
 
@@ -214,10 +207,6 @@ def test_workers_have_parts_of_their_own(stage):
         parts = [elements(dataset.stream(context)) for context in contexts]
         assert sorted(itertools.chain(*parts)) == list(range(40))
     assert sorted(elements(dataset.stream(Context()))) == list(range(40))
-
-
-def test_called_with_an_iterable_it_gives_what_is_stored(stage):
-    assert list(stage("abc")) == list(stage("xyz")) == ["a", "b", "c"]
 
 
 def test_two_streams_at_once_store_every_element_once(stage):

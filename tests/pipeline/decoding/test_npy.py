@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.decoding.fields import npy_loads, npz_loads
+from mpwds.pipeline.decoding.fields import npy_loads
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),
@@ -77,13 +77,3 @@ def test_what_is_no_npy_file_is_an_error():
     for data in (b"", b"nothing", b"\x93NUMPY", b"\x93NUMPY\x09\0" + bytes(10)):
         with pytest.raises(ValueError, match=r"magic|EOF|version|header"):
             npy_loads(data)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_archives_are_dictionaries(save):
-    stream = io.BytesIO()
-    save(stream, a=np.arange(3), b=np.eye(2))
-    loaded = npz_loads(memoryview(stream.getvalue()))
-    assert list(loaded) == ["a", "b"]
-    assert same(loaded["a"], np.arange(3))
-    assert same(loaded["b"], np.eye(2))

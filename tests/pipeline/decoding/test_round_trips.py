@@ -19,6 +19,7 @@ from mpwds.pipeline.decoding.fields import IMAGE_EXTENSIONS
 from mpwds.pipeline.stages.decode import decode
 from mpwds.storage.writing.encoders import default_handlers, encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
+from tests.pipeline.conftest import plain
 
 small = st.integers(-(2**63), 2**63 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -53,18 +54,6 @@ STRATEGIES = {
 }
 VALUES = {extension: values for extensions, values in STRATEGIES.items() for extension in extensions.split()}
 UNDECODED = {"class", "count", "html", "htm", "img", "image"}  # they stay bytes to webdataset, too
-
-
-def plain(value):
-    if isinstance(value, torch.Tensor):
-        return "tensor", plain(value.numpy())
-    if isinstance(value, PIL.Image.Image):
-        return plain(np.asarray(value))
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -143,7 +132,11 @@ def shard(request, tmp_path):
 def comparable(samples):
     """The samples without what each reader adds for itself."""
     return [
-        {field: plain(value) for field, value in sample.items() if field == "__key__" or field[:2] != "__"}
+        {
+            field: plain(np.asarray(value) if isinstance(value, PIL.Image.Image) else value)
+            for field, value in sample.items()
+            if field == "__key__" or field[:2] != "__"
+        }
         for sample in samples
     ]
 

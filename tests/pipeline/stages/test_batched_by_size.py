@@ -115,14 +115,3 @@ def test_what_is_no_size_is_an_error_that_names_the_element(size):
     with pytest.raises(ValueError, match="an element's size must be a number") as caught:
         collect(batched(by=lambda element: size, max_total=3), [1])
     assert caught.value.incident.place == "element 0"
-
-
-@pytest.mark.parametrize(
-    ("stage", "call"),
-    [
-        (batched(max_bytes=9), "batched(max_bytes=9)"),
-        (batched(4, by=len, max_total=9), "batched(4, by=len, max_total=9)"),
-    ],
-)
-def test_prints_as_it_is_written(stage, call):
-    assert str(stage) == call

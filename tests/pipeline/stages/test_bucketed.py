@@ -92,11 +92,6 @@ def test_arrays_of_different_lengths_are_padded_by_default():
     assert batch[0].shape == (4, 9)
 
 
-def test_prints_as_it_is_written():
-    assert str(bucketed(len, [3, 5], max_total=9)) == "bucketed(len, [3, 5], max_total=9)"
-    assert str(bucketed(len, [3], [2, 1])) == "bucketed(len, [3], batchsize=(2, 1))"
-
-
 def test_a_handler_that_stops_lets_no_later_batch_through():
     def without_the_first(elements):
         return elements if 1 not in elements else 1 // 0

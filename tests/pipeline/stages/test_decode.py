@@ -1,4 +1,3 @@
-import pickle
 import random
 import re
 import warnings
@@ -76,11 +75,3 @@ def test_an_error_names_stage_and_sample():
 def test_handlers_of_the_library_do_not_touch_the_random_generators(monkeypatch):
     monkeypatch.setattr(random, "seed", lambda *_: pytest.fail("reseeded"))
     collect(decode("rgb8"), [{"__key__": "a", "cls": b"7"}])
-
-
-def test_pickles_need_permission():
-    sample = {"__key__": "a", "pyd": pickle.dumps({1})}
-    with pytest.raises(DecodeError, match="allow_pickle=True"):
-        collect(decode(), [sample])
-    assert collect(decode(allow_pickle=True), [sample]) == [{"__key__": "a", "pyd": {1}}]
-    assert str(decode(allow_pickle=True)) == "decode(allow_pickle=True)"

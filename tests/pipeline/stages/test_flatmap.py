@@ -28,12 +28,6 @@ functions = st.sampled_from([noisy_range, noisy_list, range, lambda n: None])
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=sizes)
-def test_yields_all_that_the_function_gives_in_order(sizes):
-    assert collect(flatmap(range), sizes) == [k for n in sizes for k in range(n)]
-
-
-@settings(max_examples=60, deadline=None)
 @given(sizes=sizes, function=functions, stop=st.integers(0, 25))
 def test_continues_in_the_middle_of_an_element_exactly(continues, sizes, function, stop):
     continues(lambda: flatmap(function).stream(Source(sizes)), stop)

@@ -49,6 +49,5 @@ def test_renames_as_webdataset_does(elements, renamings, options):
 
 
 def test_names_are_given_as_pairs_or_as_arguments():
-    assert str(rename_keys(("image", "*.png"), label="cls")) == str(
-        rename_keys(["image", "*.png"], ("label", "cls"))
-    )
+    pairs = rename_keys(["image", "*.png"], ("label", "cls"))
+    assert str(rename_keys(("image", "*.png"), label="cls")) == str(pairs)

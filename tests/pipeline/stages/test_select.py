@@ -82,12 +82,5 @@ def test_an_element_that_fails_counts_for_nothing():
     assert [element for _, element in stream] == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("args", "call"), [((3,), "slice(3)"), ((1, 3), "slice(1, 3)"), ((None, None, 2), "slice(0, None, 2)")]
-)
-def test_prints_as_it_is_written(args, call):
-    assert str(slice(*args)) == call
-
-
 def test_numpys_integers_are_positions():
     assert list(slice(*np.array([1, 8, 3]))(range(10))) == [1, 4, 7]

@@ -1,6 +1,8 @@
 """What all stages have in common: they print, pickle, take any iterable, continue, and ask their handler."""
 
 import json
+import pickle
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -40,45 +42,35 @@ def size_of(text):
     return len(text)
 
 
-def good_and_bad(good, bad):
-    return [good, bad, good, good]
-
-
-# A stage with its handler, elements of which the second is bad, and what becomes of a good one.
+# A stage with its handler, a good element, a bad one, and what becomes of the good one.
 FAILING = {
-    "map(invert": (lambda **h: map(invert, **h), good_and_bad(2, 0), [0.5]),
-    "select(invert": (lambda **h: select(invert, **h), good_and_bad(2, 0), [2]),
-    "flatmap(countdown": (lambda **h: flatmap(countdown, **h), good_and_bad(2, 0), [0, 1]),
-    "map_dict(a=invert": (
-        lambda **h: map_dict(a=invert, **h),
-        good_and_bad({"a": 2}, {"a": 0}),
-        [{"a": 0.5}],
-    ),
-    "map_tuple(invert": (lambda **h: map_tuple(invert, **h), good_and_bad((2,), (0,)), [(0.5,)]),
-    "to_tuple('a'": (lambda **h: to_tuple("a", **h), good_and_bad({"a": 2}, {"b": 2}), [(2,)]),
-    "rename(b='a'": (lambda **h: rename(b="a", **h), good_and_bad({"a": 2}, {"c": 2}), [{"b": 2}]),
-    "rename_keys(('b', 'a')": (
-        lambda **h: rename_keys(("b", "a"), **h),
-        good_and_bad({"a": 2}, {"c": 2}),
-        [{"b": 2}],
-    ),
-    "extract_keys('a*'": (lambda **h: extract_keys("a*", **h), good_and_bad({"a": 2}, {"b": 2}), [(2,)]),
+    "map(invert": (partial(map, invert), 2, 0, [0.5]),
+    "select(invert": (partial(select, invert), 2, 0, [2]),
+    "flatmap(countdown": (partial(flatmap, countdown), 2, 0, [0, 1]),
+    "map_dict(a=invert": (partial(map_dict, a=invert), {"a": 2}, {"a": 0}, [{"a": 0.5}]),
+    "map_tuple(invert": (partial(map_tuple, invert), (2,), (0,), [(0.5,)]),
+    "to_tuple('a'": (partial(to_tuple, "a"), {"a": 2}, {"b": 2}, [(2,)]),
+    "rename(b='a'": (partial(rename, b="a"), {"a": 2}, {"c": 2}, [{"b": 2}]),
+    "rename_keys(('b', 'a')": (partial(rename_keys, ("b", "a")), {"a": 2}, {"c": 2}, [{"b": 2}]),
+    "extract_keys('a*'": (partial(extract_keys, "a*"), {"a": 2}, {"b": 2}, [(2,)]),
     "associate(dict": (
-        lambda **h: associate({"a": {"b": 2}}, **h),
-        good_and_bad({"__key__": "a"}, {"c": 1}),
+        partial(associate, {"a": {"b": 2}}),
+        {"__key__": "a"},
+        {"c": 1},
         [{"__key__": "a", "b": 2}],
     ),
-    "xdecode(": (lambda **h: xdecode(**h), good_and_bad({"txt": b"a"}, {"txt": b"\xff"}), [{"txt": "a"}]),
-    "decode(": (lambda **h: decode(**h), good_and_bad({"cls": b"7"}, {"cls": b"x"}), [{"cls": 7}]),
-    "unlisted(": (lambda **h: unlisted(**h), good_and_bad([2, 3], 4), [2, 3]),
-    "unbatched(": (lambda **h: unbatched(**h), good_and_bad(([2, 3],), 4), [(2,), (3,)]),
-    "batched(1": (lambda **h: batched(1, sum, **h), good_and_bad(2, "x"), [2]),
+    "xdecode(": (xdecode, {"txt": b"a"}, {"txt": b"\xff"}, [{"txt": "a"}]),
+    "decode(": (decode, {"cls": b"7"}, {"cls": b"x"}, [{"cls": 7}]),
+    "unlisted(": (unlisted, [2, 3], 4, [2, 3]),
+    "unbatched(": (unbatched, ([2, 3],), 4, [(2,), (3,)]),
+    "batched(1": (partial(batched, 1, sum), 2, "x", [2]),
     "batched(by=size_of": (
-        lambda **h: batched(by=size_of, max_total=1, collation_fn=None, **h),
-        good_and_bad("a", ""),
+        partial(batched, by=size_of, max_total=1, collation_fn=None),
+        "a",
+        "",
         [["a"]],
     ),
-    "bucketed(size_of": (lambda **h: bucketed(size_of, [2], 1, None, **h), good_and_bad("a", ""), [["a"]]),
+    "bucketed(size_of": (partial(bucketed, size_of, [2], 1, None), "a", "", [["a"]]),
 }
 
 OTHERS = {
@@ -86,9 +78,20 @@ OTHERS = {
     "detshuffle(3)": (detshuffle(3), range(9)),
     "rsample(0.5)": (rsample(0.5), range(20)),
     "slice(1, 7, 2)": (slice(1, 7, 2), range(9)),
+    "slice(0, None, 2)": (slice(None, None, 2), range(9)),
+    "slice(1, 3)": (slice(1, 3), range(9)),
+    "slice(3)": (slice(3), range(9)),
     "info(n=0)": (info(n=0), range(9)),
     "log_keys()": (log_keys(), range(9)),
     "batched(2, collation_fn=None)": (listed(2), range(9)),
+    "batched(max_bytes=9, collation_fn=None)": (batched(max_bytes=9, collation_fn=None), "abc"),
+    "batched(4, by=len, max_total=9, collation_fn=None)": (batched(4, None, by=len, max_total=9), "abc"),
+    "bucketed(len, [3], collation_fn=None, max_total=9)": (
+        bucketed(len, [3], None, None, max_total=9),
+        "abc",
+    ),
+    "bucketed(len, [3], batchsize=(2, 1), collation_fn=None)": (bucketed(len, [3], [2, 1], None), "abc"),
+    "decode(allow_pickle=True)": (decode(allow_pickle=True), [{"pyd": pickle.dumps({1})}]),
     "map(str, threads=3, in_order=False)": (map(str, threads=3, in_order=False), range(1)),
     "map_tuple(str, threads=2)": (map_tuple(str, threads=2), [(1,), (2,)]),
 }
@@ -96,7 +99,8 @@ OTHERS = {
 
 @pytest.fixture(params=FAILING)
 def failing(request):
-    return request.param, *FAILING[request.param]
+    stage, good, bad, made = FAILING[request.param]
+    return request.param, stage, [good, bad, good, good], made
 
 
 def test_an_error_is_raised_with_stage_element_and_incident(failing):
