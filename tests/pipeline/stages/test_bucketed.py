@@ -1,13 +1,19 @@
+"""Batches of a limited size, and of elements of similar size."""
+
+import random
 from bisect import bisect_right
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import ignore_and_stop
-from mpwds.pipeline.stages.batched import bucketed
+from mpwds.pipeline.stages.batched import batched, bucketed, size_in_bytes
 from mpwds.pipeline.stream import Source, collect
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*above the limit")
@@ -34,16 +40,27 @@ def stages(draw):
     )
 
 
-@settings(max_examples=100, deadline=None)
+def cost(batch, stage):
+    return max(batch) * len(batch) if stage.include_padding else sum(batch)
+
+
+@settings(max_examples=200, deadline=None)
 @given(sizes=sizes, stage=stages())
-def test_each_element_once_among_those_of_its_bucket_in_order(sizes, stage):
+def test_each_bucket_gives_its_elements_once_in_order_in_batches_that_end_at_the_limits(sizes, stage):
     batches = collect(stage, sizes)
-    for bucket in range(len(stage.edges) + 1):
+    most_total = inf if stage.max_total is None else stage.max_total
+    for bucket, batchsize in enumerate(stage.batchsizes()):
         own = [size for size in sizes if bisect_right(stage.edges, size) == bucket]
-        found = [size for batch in batches for size in batch if bisect_right(stage.edges, size) == bucket]
+        made = [batch for batch in batches if bisect_right(stage.edges, batch[0]) == bucket]
+        found = [size for batch in made for size in batch]
         assert found == own[: len(found)]
         assert len(found) == len(own) or not stage.partial
-    assert all(len({bisect_right(stage.edges, size) for size in batch}) == 1 for batch in batches)
+        for batch in made:
+            assert len(batch) == 1 or cost(batch, stage) <= most_total
+            assert batchsize is None or len(batch) <= batchsize
+        for batch, following in pairwise(made):
+            full = len(batch) == batchsize or cost(batch, stage) >= most_total
+            assert full or cost([*batch, following[0]], stage) > most_total
 
 
 @settings(max_examples=100, deadline=None)
@@ -99,3 +116,63 @@ def test_a_handler_that_stops_lets_no_later_batch_through():
     stage = bucketed(itself, [5], 2, without_the_first, handler=ignore_and_stop)
     stream = stage.stream(Source([1, 7, 2]))
     assert [list(stream), list(stream)] == [[], []]
+
+
+def test_a_measure_that_draws_numbers_draws_the_same_again(continues):
+    stage = batched(by=lambda element: random.random(), max_total=1.5, collation_fn=None)
+    for stop in range(5):
+        continues(lambda: stage.stream(Source(range(12))), stop)
+
+
+def test_padding_counts_on_request():
+    elements = ["a" * n for n in (10, 1, 1, 10)]
+    assert [len(batch) for batch in batched(by=len, max_total=15, collation_fn=None)(elements)] == [3, 1]
+    padded = batched(by=len, max_total=15, collation_fn=None, include_padding=True)
+    assert [len(batch) for batch in padded(elements)] == [1, 2, 1]
+
+
+def test_an_element_above_the_limit_is_a_batch_by_itself_with_one_warning():
+    stage = batched(by=len, max_total=2, collation_fn=None)
+    with pytest.warns(UserWarning, match=r"element 1 has a size of 3, above the limit of 2") as caught:
+        assert collect(stage, ["a", "bcd", "e", "fghi"]) == [["a"], ["bcd"], ["e"], ["fghi"]]
+    assert len(caught) == 1
+
+
+def test_a_complete_batch_does_not_wait_for_the_next_element():
+    source = Source([2, 2, 1])
+    stream = batched(by=itself, max_total=4, collation_fn=None).stream(source)
+    assert next(stream)[1] == [2, 2]
+    assert source.state_dict() == {"cursor": 2}
+
+
+def test_batches_hold_up_to_so_many_bytes():
+    samples = [{"__key__": str(n), "x": np.zeros(10, np.uint8)} for n in range(5)]
+    batches = list(batched(max_bytes=25)(samples))
+    assert [batch["__key__"] for batch in batches] == [["0", "1"], ["2", "3"], ["4"]]
+
+
+@pytest.mark.parametrize(
+    ("element", "size"),
+    [
+        (np.zeros((2, 3), np.int16), 12),
+        (torch.zeros(4, dtype=torch.float64), 32),
+        (np.float32(1), 4),
+        (b"abc", 3),
+        (memoryview(b"abc"), 3),
+        ({"a": b"abc", "b": ["x", (b"yz",)]}, 6),
+    ],
+)
+def test_bytes_are_those_of_the_data(element, size):
+    assert size_in_bytes(element) == size
+
+
+def test_what_is_held_follows_when_a_bad_element_ends_the_stream():
+    stage = batched(by=lambda n: 1 / n, max_total=9, collation_fn=None, handler=ignore_and_stop)
+    assert collect(stage, [1, 1, 0, 1]) == [[1, 1]]
+
+
+@pytest.mark.parametrize("size", [None, -1, float("nan"), "3"])
+def test_what_is_no_size_is_an_error_that_names_the_element(size):
+    with pytest.raises(ValueError, match="an element's size must be a number") as caught:
+        collect(batched(by=lambda element: size, max_total=3), [1])
+    assert caught.value.incident.place == "element 0"
