@@ -1,6 +1,5 @@
 """Pickles in shards: loaded only by permission, never in secure mode; tensors without either."""
 
-import io
 import os
 import pickle
 import subprocess
@@ -84,7 +83,7 @@ def test_a_file_of_torch_needs_permission_whatever_it_holds():
 
 def test_torch_loads_takes_tensors_and_plain_values_without_permission():
     value = {"a": torch.arange(3), "b": [1, "x", (None, 2.5)]}
-    loaded = torch_loads(encode_field("pth", value))
+    loaded = torch_loads(memoryview(encode_field("pth", value)))
     assert torch.equal(loaded["a"], value["a"])
     assert loaded["b"] == value["b"]
 
@@ -128,9 +127,3 @@ def test_a_damaged_file_is_said_to_be_damaged():
         torch_loads(encode_field("pth", torch.arange(3))[:-100])
     with pytest.raises(DecodeError, match="it is damaged, or a pickle"):
         torch_loads(b"nothing")
-
-
-def test_tensors_stay_in_this_processs_memory():
-    stream = io.BytesIO()
-    torch.save(torch.zeros(2), stream)
-    assert torch_loads(memoryview(stream.getvalue())).device.type == "cpu"

@@ -3,7 +3,14 @@ import webdataset.filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.stages.fields import getfirst, parse_field_spec, rename, to_tuple
+from mpwds.pipeline.stages.fields import (
+    extract_keys,
+    getfirst,
+    parse_field_spec,
+    rename,
+    rename_keys,
+    to_tuple,
+)
 from mpwds.pipeline.stream import collect
 
 names = st.sampled_from(["png", "jpg", "cls", "__key__"])
@@ -85,3 +92,52 @@ def test_rename_leaves_the_sample_unchanged():
     sample = dict(SAMPLE)
     collect(rename(image="jpg"), [sample])
     assert sample == SAMPLE
+
+
+key_names = st.sampled_from(["png", "left.png", "x/RIGHT.PNG", "cls", "__key__", "a"])
+
+keyed_samples = st.lists(st.dictionaries(key_names, st.integers(), max_size=5), max_size=4)
+
+patterns = st.lists(
+    st.sampled_from(["*.png", ".png", "png", "*", "cls;a", "[ab]", "x/*", ".nothing"]), max_size=3
+)
+
+
+def one_by_one(stage, samples):
+    """What becomes of each sample; webdataset's has no handler."""
+    made = []
+    for sample in samples:
+        try:
+            made += list(stage([sample]))
+        except ValueError:
+            made.append("an error")
+    return made
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements=keyed_samples, patterns=patterns, duplicate=st.booleans(), ignore=st.booleans())
+def test_extracts_what_webdataset_does(elements, patterns, duplicate, ignore):
+    options = {"duplicate_is_error": duplicate, "ignore_missing": ignore}
+    theirs = webdataset.filters.extract_keys(*patterns, **options)
+    assert one_by_one(extract_keys(*patterns, **options), elements) == one_by_one(theirs, elements)
+
+
+single_patterns = st.sampled_from(["*.png", "png", "*", "cls", "[ab]", "right.*"])
+
+pairs = st.lists(st.tuples(st.sampled_from(["image", "cls", "b"]), single_patterns), max_size=3)
+
+flags = st.fixed_dictionaries(
+    dict.fromkeys(["keep_unselected", "must_match", "duplicate_is_error"], st.booleans())
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements=keyed_samples, renamings=pairs, options=flags)
+def test_rekey_names_as_webdataset_does(elements, renamings, options):
+    theirs = webdataset.filters.rename_keys(*renamings, **options)
+    assert one_by_one(rename_keys(*renamings, **options), elements) == one_by_one(theirs, elements)
+
+
+def test_names_are_given_as_pairs_or_as_arguments():
+    pairs = rename_keys(["image", "*.png"], ("label", "cls"))
+    assert str(rename_keys(("image", "*.png"), label="cls")) == str(pairs)

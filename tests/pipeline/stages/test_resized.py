@@ -10,8 +10,9 @@ import PIL.Image
 import pytest
 
 import mpwds
-from mpwds import DecodeError, RandomResizedCrop, Resized, ignore_and_continue
+from mpwds import DecodeError, Resized, ignore_and_continue
 from mpwds.pipeline.context import Context
+from mpwds.pipeline.stages.map import map
 from mpwds.pipeline.stages.resized import ResizeStage, random_resized_crop, resize_center_crop, resized
 from mpwds.pipeline.stream import collect
 from tests.pipeline.decoding.files import stored
@@ -27,11 +28,8 @@ def samples(count):
 
 
 def test_the_field_becomes_an_array_and_the_others_stay():
-    for stage in (
-        random_resized_crop("jpg", 16),
-        resize_center_crop("jpg", 20, 16),
-        resized("jpg", (16, 16)),
-    ):
+    stages = random_resized_crop("jpg", 16), resize_center_crop("jpg", 20, 16), resized("jpg", (16, 16))
+    for stage in stages:
         (sample,) = stage(samples(1))
         assert sample["jpg"].shape == (16, 16, 3)
         assert {name: sample[name] for name in ("__key__", "cls")} == {"__key__": "0", "cls": 0}
@@ -74,9 +72,7 @@ def test_the_box_says_which_pixels_were_taken():
 def test_several_fields_and_alternatives_of_a_field():
     sample = {"left": image(1), "right": image(1), "png": image(2, "PNG"), "cls": 1}
     (made,) = random_resized_crop("left right jpg;png", 8, box_field="box")([sample])
-    assert {name: made[name].shape for name in ("left", "right", "png")} == dict.fromkeys(
-        ("left", "right", "png"), (8, 8, 3)
-    )
+    assert [made[name].shape for name in ("left", "right", "png")] == [(8, 8, 3)] * 3
     assert not np.array_equal(made["box.left"], made["box.right"])
     assert made["box.png"].shape == (5,)
     assert sample["left"] == image(1)
@@ -156,20 +152,13 @@ def test_images_that_workers_decode_into_the_batch_are_the_same(options, shape):
 
 def test_in_a_worker_the_image_is_decoded_only_when_its_row_is_written():
     context = Context(deferred=True)
-    for stage, is_made in (
-        (resized("jpg", 8), False),
-        (resized("jpg", 8, handler=ignore_and_continue), True),
+    for is_made, *stages in (
+        (False, resized("jpg", 8)),
+        (True, resized("jpg", 8, handler=ignore_and_continue)),  # which decides before it is in a batch
+        (True, resized("jpg", 8), map(dict)),  # the user's function gets arrays
     ):
-        ((_, sample),) = mpwds.DataPipeline(samples(1), stage).stream(context)
+        ((_, sample),) = mpwds.DataPipeline(samples(1), *stages).stream(context)
         assert isinstance(sample["jpg"], np.ndarray) == is_made
-
-
-def test_a_handler_skips_bad_images_in_workers_too():
-    cut = {"__key__": "bad", "__url__": "b.tar", "jpg": image(0)[:700], "cls": 4}
-    stage = resized("jpg", (8, 8), handler=ignore_and_continue)
-    dataset = mpwds.DataPipeline([*samples(2), cut, *samples(2)], stage).batched(2)
-    with mpwds.MultiLoader(dataset, workers=1, start_method="fork") as loader:
-        assert [len(batch["jpg"]) for batch in loader] == [2, 2]
 
 
 def test_threads_decode_with_memory_of_their_own():
@@ -177,17 +166,6 @@ def test_threads_decode_with_memory_of_their_own():
     function = Resized((8, 8))
     made = mpwds.DataPipeline(data).map(function, threads=4)
     assert all(np.array_equal(found, function(each)) for found, each in zip(made, data, strict=True))
-
-
-def test_stages_of_the_user_see_arrays_in_workers_too():
-    dataset = mpwds.DataPipeline(samples(4)).resized("jpg", (8, 8)).map(_kind_and_mean).batched(4)
-    with mpwds.MultiLoader(dataset, workers=1, start_method="fork") as loader:
-        ((kinds, _),) = loader
-    assert kinds == ["ndarray"] * 4
-
-
-def _kind_and_mean(sample):
-    return type(sample["jpg"]).__name__, sample["jpg"].mean()
 
 
 def test_a_bad_image_ends_the_epoch_with_an_error_and_comes_again_on_resume():
@@ -239,19 +217,11 @@ def test_without_simplejpeg_a_warning_says_what_that_costs(tmp_path):
     assert done.stderr.count("pip install 'mpwds[turbojpeg]'") == 1
 
 
-def test_the_function_alone_serves_other_loaders():
-    (sample,) = mpwds.DataPipeline(samples(1)).map_dict(jpg=RandomResizedCrop(8))
-    assert sample["jpg"].shape == (8, 8, 3)
-
-
 def test_sizes_may_be_lists_and_figures_arrays_as_of_configurations():
-    mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.2, 0.2, 0.2])
-    given = random_resized_crop(
-        "jpg", [16, 16], dtype="float32", mean=mean, std=std, scale=np.array([0.5, 1])
-    )
-    plain = random_resized_crop(
-        "jpg", (16, 16), dtype="float32", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2), scale=(0.5, 1.0)
-    )
+    figures = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2), "scale": (0.5, 1.0)}
+    arrays = {name: np.array(values) for name, values in figures.items()}
+    given = random_resized_crop("jpg", [16, 16], dtype="float32", **arrays)
+    plain = random_resized_crop("jpg", (16, 16), dtype="float32", **figures)
     assert given == plain
     assert str(given) == str(plain)
     assert resize_center_crop("png", [40, 50], 32) == resize_center_crop("png", (40, 50), 32)
