@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds import nest, tenbin
@@ -23,8 +23,6 @@ from mpwds.errors import EnvelopeError
 from mpwds.nest import DATACLASS, DICT, LIST, NAMEDTUPLE, TUPLE
 from mpwds.trees import fields_of
 from tests.memory import allocating_below
-
-quick = settings(deadline=None, max_examples=60)
 
 # Classes are found by module and name: give them a module that is imported under its name.
 home = types.ModuleType("home_of_test_classes")
@@ -145,7 +143,6 @@ batches = st.recursive(scalars | numpy_scalars | arrays, containers, max_leaves=
 # -------------------------------------------------------------------------------------------- round trips
 
 
-@quick
 @given(batches)
 def test_any_nesting_comes_back_equal_and_of_the_same_types(batch):
     assert same(nest.unflatten(*nest.flatten(batch)), batch)
@@ -603,7 +600,6 @@ def refused_or_read():
         assert "is pickled" in str(error) or "import it before" in str(error)  # noqa: PT017  (either may be)
 
 
-@quick
 @given(
     st.recursive(
         plain | st.builds(lambda tag: [tag], tags),
@@ -629,7 +625,6 @@ def test_random_structures_are_refused_or_read(structure):
 # ----------------------------------------------------------------------------------------------- envelope
 
 
-@quick
 @given(st.dictionaries(st.text().filter(lambda name: name != "mpwds"), plain.filter(lambda x: x == x)))
 def test_fields_come_back_from_an_envelope(fields):
     try:
@@ -673,14 +668,12 @@ def test_what_is_no_msgpack_is_no_envelope(message):
         nest.unpack(message * 2000)
 
 
-@quick
 @given(st.binary(max_size=2000))
 def test_random_bytes_are_no_envelope(data):
     with pytest.raises(EnvelopeError):
         nest.unpack(data)
 
 
-@quick
 @given(batches, st.data())
 def test_damaged_envelopes_are_refused_or_read(batch, data):
     structure, arrays = nest.flatten(batch)

@@ -13,15 +13,13 @@ import tensorcom.tenbin
 import torch
 import webdataset.tenbin
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mpwds import tenbin
 from mpwds.errors import TenbinError
 from tests.memory import allocating_below
-
-quick = settings(deadline=None, max_examples=60)
 
 THEIR_DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u8"]
 DTYPES = [*THEIR_DTYPES, "u4", "?", "c8", "c16"]
@@ -62,7 +60,6 @@ def assert_same(actual, expected):
 # ------------------------------------------------------------------------------------------- round trips
 
 
-@quick
 @given(st.lists(st.tuples(arrays(), names), max_size=4))
 def test_arrays_and_names_come_back_from_a_buffer(pairs):
     sent, infos = [a for a, _ in pairs], [name for _, name in pairs]
@@ -73,7 +70,6 @@ def test_arrays_and_names_come_back_from_a_buffer(pairs):
     assert received_names == infos
 
 
-@quick
 @given(st.lists(st.tuples(arrays(), names), max_size=4))
 def test_streams_and_frames_carry_the_same_bytes_as_a_buffer(pairs):
     sent, infos = [a for a, _ in pairs], [name for _, name in pairs]
@@ -85,7 +81,6 @@ def test_streams_and_frames_carry_the_same_bytes_as_a_buffer(pairs):
     assert_same(tenbin.decode_list(tenbin.encode_list(sent, infos), infos=tuple(infos)), sent)
 
 
-@quick
 @given(arrays(), st.integers(0, 3))
 def test_one_array_can_be_written_at_any_offset(array, sixteenths):
     offset = 16 * sixteenths
@@ -102,7 +97,6 @@ def test_one_array_can_be_written_at_any_offset(array, sixteenths):
     assert not any(buffer[header.data_offset + header.nbytes : end])
 
 
-@quick
 @given(arrays())
 def test_tensors_come_back_as_tensors(array):
     tensor = torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))
@@ -209,7 +203,6 @@ their_shapes = hnp.array_shapes(min_dims=1, max_dims=6, min_side=0, max_side=4)
 
 
 @both
-@quick
 @given(data=st.data())
 def test_they_decode_what_we_encode(theirs, data):
     pairs = data.draw(st.lists(st.tuples(arrays(THEIR_DTYPES, their_shapes), names), min_size=1, max_size=3))
@@ -222,7 +215,6 @@ def test_they_decode_what_we_encode(theirs, data):
 
 
 @both
-@quick
 @given(data=st.data())
 def test_we_decode_what_they_encode(theirs, data):
     own = arrays(THEIR_DTYPES, their_shapes).map(lambda a: np.ascontiguousarray(a, a.dtype.newbyteorder("<")))
@@ -496,13 +488,11 @@ def assert_decodes_or_refuses(data):
         assert 0 <= offset <= len(data)
 
 
-@quick
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(data):
     assert_decodes_or_refuses(data)
 
 
-@quick
 @given(arrays(), names, st.data())
 def test_flipped_bytes_are_refused_or_decoded(array, name, data):
     buffer = tenbin.encode_buffer([array, array], [name, "b"])
@@ -511,7 +501,6 @@ def test_flipped_bytes_are_refused_or_decoded(array, name, data):
     assert_decodes_or_refuses(bytes(buffer))
 
 
-@quick
 @given(st.sampled_from(DTYPES), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), st.data())
 def test_any_dimensions_are_refused_or_decoded(dtype, dims, data):
     dims = [*dims, *data.draw(st.lists(st.sampled_from([0, 1, 2, 2**31, 2**62, -1]), max_size=3))]
@@ -530,7 +519,6 @@ def test_absurd_dimensions_of_an_empty_array_are_refused(dims):
     assert caught.value.offset == 40
 
 
-@quick
 @given(arrays(), st.data())
 def test_truncation_anywhere_is_refused(array, data):
     buffer = tenbin.encode_buffer([array, array])
@@ -587,7 +575,6 @@ def test_a_false_length_costs_no_memory_where_the_stream_makes_room_for_it():
         tenbin.read(Trickle(bytes(buffer) + bytes(1000)))
 
 
-@quick
 @given(st.lists(st.sampled_from([0, 1, 2, 255]), min_size=1, max_size=20))
 def test_bools_are_0_or_1(values):
     buffer = tenbin.encode_buffer([np.zeros(len(values), "?")])

@@ -74,7 +74,7 @@ def test_an_epoch_ends_when_the_size_is_reached(path):
     assert len(taken) == 150
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 200), size=st.integers(1, 200), stop=st.integers(0, 200))
 def test_an_interrupted_epoch_changes_nothing_about_it(tmp_path_factory, n, size, stop):
     stage = DBCache(tmp_path_factory.mktemp("db") / "x.db", size)
@@ -108,7 +108,7 @@ def test_shuffled_it_gives_another_order_in_every_epoch_once_it_is_complete(path
     assert collect(stage, [], Context(epoch=1)) == orders[1]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(stop=st.integers(0, 51))
 def test_shuffled_it_continues_from_its_state_exactly(continues, tmp_path_factory, stop):
     stage = DBCache(tmp_path_factory.mktemp("db") / "x.db", 100, shuffle=True)

@@ -103,7 +103,7 @@ def test_what_a_later_stage_does_to_an_element_is_not_stored(stage):
             element["a"][:] = 7
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 250), stops=st.lists(st.integers(0, 250), max_size=4), kind=st.sampled_from(KINDS))
 def test_interrupted_epochs_give_a_part_each_and_the_last_one_everything_once(new, n, stops, kind):
     stage = new(kind)
@@ -120,20 +120,20 @@ def test_an_interrupted_epoch_is_not_read_again_from_its_beginning(stage):
     assert Counted.given < 300
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
 def test_continues_from_its_state_exactly_with_the_store_it_had(continues, new, n, stop, kind):
     stage = new(kind)
     continues(lambda: stage.stream(Shuffle(20).stream(Source(range(n)))), stop)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
 def test_continues_from_its_state_exactly_with_an_empty_store(continues, new, n, stop, kind):
     continues(lambda: new(kind).stream(Shuffle(20).stream(Source(range(n)))), stop)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 250), stop=st.integers(0, 251), kind=st.sampled_from(KINDS))
 def test_after_it_was_continued_elsewhere_the_next_epoch_is_whole(new, n, stop, kind):
     first = new(kind).stream(Source(range(n)))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,7 +32,6 @@ def test_anything_else_becomes_a_list(values):
     assert type(column) is list
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 5),
     row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, max_side=4)),
@@ -45,7 +44,6 @@ def test_arrays_are_stacked_as_numpy_stacks_them(rows, row, reverse):
     np.testing.assert_array_equal(column, np.stack(samples))
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 5), row=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(max_side=4)))
 def test_deferred_arrays_are_the_same_once_written(rows, row):
     np.testing.assert_array_equal(written(deferred_collation_fn([row.T] * rows)), np.stack([row.T] * rows))

@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.collation import default_collation_fn, padded
@@ -21,7 +21,6 @@ def ragged(draw):
     ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=ragged(), make=st.sampled_from([np.asarray, torch.from_numpy]))
 def test_each_row_stands_at_the_beginning_of_its_place_and_the_rest_is_padding(rows, make):
     batch = np.asarray(padded()([make(row) for row in rows]))
@@ -31,7 +30,6 @@ def test_each_row_stands_at_the_beginning_of_its_place_and_the_rest_is_padding(r
         assert np.count_nonzero(place) == np.count_nonzero(row)
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows=ragged())
 def test_deferred_batches_are_the_same_once_written(rows):
     stage = padded(lengths=True)

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 import simplejpeg
 import webdataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.decoding.images import ImageDecoder, decode_jpeg
@@ -79,14 +79,12 @@ def test_decoded_images_are_webdatasets(spec, data):
     assert np.abs(ours.astype(float) - theirs).max() <= TOLERANCE * scale
 
 
-@settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, len(FAST["420"]) - 1))
 def test_a_truncated_image_ends_as_in_pillow(cut):
     data = FAST["420"][:cut]
     assert outcome(ImageDecoder("rgb8"), data) == outcome(without_turbo("rgb8"), data)
 
 
-@settings(max_examples=100, deadline=None)
 @given(position=st.integers(0, len(FAST["420"]) - 1), byte=st.integers(0, 255))
 def test_a_damaged_image_ends_as_in_pillow(position, byte):
     data = bytearray(FAST["420"])

@@ -39,7 +39,7 @@ def same(left, right):
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), dtype=dtypes, shape=shapes, order=st.sampled_from("CF"), long=st.booleans())
 def test_loads_what_numpy_loads(data, dtype, shape, order, long):
     array = np.asarray(data.draw(hnp.arrays(dtype, shape)), order=order)
@@ -58,7 +58,7 @@ def test_the_third_version_of_the_format_is_read():
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # NumPy reads the header as Python's text
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(position=st.integers(0, 200), byte=st.integers(0, 255))
 def test_damage_is_an_error_or_another_array_of_that_size_at_most(position, byte):
     written = bytearray(saved(np.arange(8)))

@@ -58,7 +58,7 @@ UNDECODED = {"class", "count", "html", "htm", "img", "image"}  # they stay bytes
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("extension", VALUES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_value_comes_back(extension, suffix, data):
     value = data.draw(VALUES[extension])

@@ -170,7 +170,7 @@ def test_a_span_of_time_is_that_part_of_the_whole(name, start, end):
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(WITHOUT_TIMES)))
 @given(start=st.integers(0, 26).map(lambda n: n / 10), length=st.integers(1, 26).map(lambda n: n / 10))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_seeking_finds_what_decoding_from_the_beginning_finds(name, start, length):
     decoder = VideoDecoder("numpy", start=start, end=start + length)
     frames, sound, _ = decoder(".mp4", FILES[name])
@@ -210,7 +210,7 @@ def test_a_stream_without_times_has_no_spans():
 @pytest.mark.parametrize("name", ["mp4", "mkv", "h264"])
 @given(every=st.integers(1, 30), limit=st.none() | st.integers(1, 30))
 @example(every=1, limit=24)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_every_nth_frame_up_to_a_number(name, every, limit):
     frames, _, info = decode(FILES[name], every=every, max_frames=limit)
     whole, _, whole_info = decode(FILES[name])
@@ -253,7 +253,7 @@ def test_frames_that_change_their_size_are_an_error():
 
 @pytest.mark.parametrize("name", STATE_SIZE)
 @given(share=st.floats(0.001, 0.9))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_file_that_is_cut_off_is_an_error(name, share):
     with pytest.raises(ValueError, match="cut off|damaged"):
         decode(FILES[name][: int(len(FILES[name]) * share)])
@@ -297,7 +297,6 @@ def test_damage_behind_the_end_is_not_looked_at():
 
 
 @given(name=st.sampled_from(sorted(KINDS)), allow_partial=st.booleans(), data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_any_damage_gives_a_result_or_a_value_error(name, allow_partial, data):
     try:
         frames, sound, info = decode(with_damage(FILES[name], data), allow_partial=allow_partial)

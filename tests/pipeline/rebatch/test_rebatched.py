@@ -101,7 +101,7 @@ def columns(draw):
 sizes = st.lists(st.integers(0, 20), max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes,
     st.integers(1, 30),

@@ -2,7 +2,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
@@ -13,7 +13,6 @@ from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stream import Source, collect
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 30), size=st.integers(1, 9), partial=st.booleans(), stop=st.integers(0, 31))
 def test_continues_from_its_state_exactly(continues, n, size, partial, stop):
     continues(lambda: Batched(size, partial=partial).stream(Source((k, str(k)) for k in range(n))), stop)

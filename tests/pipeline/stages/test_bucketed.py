@@ -44,7 +44,7 @@ def cost(batch, stage):
     return max(batch) * len(batch) if stage.include_padding else sum(batch)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sizes=sizes, stage=stages())
 def test_each_bucket_gives_its_elements_once_in_order_in_batches_that_end_at_the_limits(sizes, stage):
     batches = collect(stage, sizes)
@@ -63,7 +63,6 @@ def test_each_bucket_gives_its_elements_once_in_order_in_batches_that_end_at_the
             assert full or cost([*batch, following[0]], stage) > most_total
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes=sizes, stage=stages(), stop=st.integers(0, 31))
 def test_continues_from_its_state_exactly(continues, sizes, stage, stop):
     continues(lambda: stage.stream(Source(sizes)), stop)

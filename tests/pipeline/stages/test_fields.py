@@ -1,6 +1,6 @@
 import pytest
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.fields import (
@@ -79,7 +79,6 @@ renamings = st.dictionaries(old_names, st.lists(old_names, min_size=1, max_size=
 many_samples = st.lists(st.dictionaries(old_names, st.integers(), max_size=5), max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(elements=many_samples, fields=renamings, keep=st.booleans(), as_text=st.booleans())
 def test_renames_as_webdataset_does(elements, fields, keep, as_text):
     fields = {new: ";".join(old) if as_text else old for new, old in fields.items()}
@@ -114,7 +113,6 @@ def one_by_one(stage, samples):
     return made
 
 
-@settings(max_examples=100, deadline=None)
 @given(elements=keyed_samples, patterns=patterns, duplicate=st.booleans(), ignore=st.booleans())
 def test_extracts_what_webdataset_does(elements, patterns, duplicate, ignore):
     options = {"duplicate_is_error": duplicate, "ignore_missing": ignore}
@@ -131,7 +129,6 @@ flags = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(elements=keyed_samples, renamings=pairs, options=flags)
 def test_rekey_names_as_webdataset_does(elements, renamings, options):
     theirs = webdataset.filters.rename_keys(*renamings, **options)

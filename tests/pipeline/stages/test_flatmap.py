@@ -27,13 +27,12 @@ sizes = st.lists(st.integers(0, 4), max_size=6)
 functions = st.sampled_from([noisy_range, noisy_list, range, lambda n: None])
 
 
-@settings(max_examples=60, deadline=None)
 @given(sizes=sizes, function=functions, stop=st.integers(0, 25))
 def test_continues_in_the_middle_of_an_element_exactly(continues, sizes, function, stop):
     continues(lambda: flatmap(function).stream(Source(sizes)), stop)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=sizes, stop=st.integers(0, 25))
 def test_its_addresses_can_be_shuffled_and_batched(continues, sizes, stop):
     def make():

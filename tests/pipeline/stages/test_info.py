@@ -3,7 +3,7 @@ import os
 
 import pytest
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
@@ -13,7 +13,6 @@ from mpwds.pipeline.stream import Source, collect
 SAMPLES = [{"__key__": str(n), "txt": "x" * n} for n in range(20)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(0, 5),
     every=st.integers(-1, 6),

@@ -11,7 +11,7 @@ from mpwds.pipeline.stages.map import Map, MapTuple
 from mpwds.pipeline.stream import Source, collect
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=st.integers(0, 30), stop=st.integers(0, 31), keep=st.integers(0, 3))
 def test_map_continues_from_its_state_exactly_random_numbers_included(continues, n, stop, keep):
     stage = Map(lambda element: element + random.random() if element % 3 < keep else None)
@@ -69,7 +69,6 @@ keys = st.sampled_from("abcd")
 extra = st.dictionaries(keys, st.dictionaries(st.sampled_from(["x", "y"]), st.integers()))
 
 
-@settings(max_examples=60, deadline=None)
 @given(found=keys.map(list) | st.lists(keys, max_size=5), extra=extra)
 def test_associate_adds_what_webdataset_adds(found, extra):
     def samples():

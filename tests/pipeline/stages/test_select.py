@@ -12,14 +12,13 @@ from mpwds.pipeline.stages.select import Select, rsample, slice
 from mpwds.pipeline.stream import Source, collect
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=st.integers(0, 30), stop=st.integers(0, 31), share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_continues_from_its_state_exactly_even_when_it_draws_lots(continues, n, stop, share):
     stage = Select(lambda element: random.random() < share)
     continues(lambda: stage.stream(Source(range(n))), stop)
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 30), p=st.floats(0, 1), stop=st.integers(0, 31))
 def test_rsample_continues_from_its_state_exactly(continues, n, p, stop):
     continues(lambda: rsample(p).stream(Source(range(n))), stop)
@@ -56,13 +55,11 @@ ranges = (
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(n=st.integers(0, 20), args=ranges)
 def test_yields_what_islice_yields(n, args):
     assert collect(slice(*args), range(n)) == list(islice(range(n), *args))
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 20), args=ranges, stop=st.integers(0, 21))
 def test_slice_continues_from_its_state_exactly(continues, n, args, stop):
     continues(lambda: slice(*args).stream(Source(range(n))), stop)

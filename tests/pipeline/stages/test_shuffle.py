@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
@@ -16,13 +16,11 @@ def shuffles(draw):
     return Shuffle(size, draw(st.integers(1, size)), draw(st.none() | st.integers()))
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 150), stage=shuffles())
 def test_yields_each_element_once(n, stage):
     assert sorted(collect(stage, range(n))) == list(range(n))
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 100), stage=shuffles(), stop=st.integers(0, 101))
 def test_continues_from_its_state_exactly(continues, n, stage, stop):
     continues(lambda: stage.stream(Source(range(n))), stop)
@@ -73,7 +71,6 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 80), options=options)
 def test_gives_the_order_that_webdatasets_gives_in_each_epoch(n, options):
     theirs = webdataset.filters.detshuffle(**options)
@@ -82,7 +79,6 @@ def test_gives_the_order_that_webdatasets_gives_in_each_epoch(n, options):
         assert list(ours) == list(theirs.run(iter(range(n))))
 
 
-@settings(max_examples=60, deadline=None)
 @given(n=st.integers(0, 60), options=options, stop=st.integers(0, 61))
 def test_detshuffle_continues_from_its_state_exactly(continues, n, options, stop):
     continues(lambda: detshuffle(**options).stream(Source(range(n))), stop)

@@ -132,7 +132,7 @@ def test_at_most_as_many_elements_are_held(threads):
         assert len(taken) <= number + threads
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     n=st.integers(0, 30),
     stop=st.integers(0, 31),
@@ -152,7 +152,7 @@ def test_a_stream_continues_from_its_state_exactly(continues, n, stop, keep, thr
     continues(lambda: stage.stream(drawn.stream(Source(range(n)))), stop)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stop=st.integers(0, 30))
 def test_in_any_order_each_element_comes_once_across_a_state(stop):
     stage = Map(lambda n: n, threads=4, in_order=False)

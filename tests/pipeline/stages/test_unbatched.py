@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.pipeline.stages.batched import Batched
@@ -9,7 +9,6 @@ from mpwds.pipeline.stages.unbatched import Unbatched, unlisted
 from mpwds.pipeline.stream import Source, collect
 
 
-@settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 4), max_size=6), stop=st.integers(0, 25))
 def test_continues_in_the_middle_of_a_batch_exactly(continues, sizes, stop):
     batches = [([f"{b}/{row}" for row in range(size)], list(range(size))) for b, size in enumerate(sizes)]
@@ -50,7 +49,6 @@ def test_what_is_no_list_of_equal_columns_is_an_error(batch, error, message):
     assert caught.value.__notes__ == ["in unbatched(), on element 0"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 4), max_size=5),
     kind=st.sampled_from([tuple, list, lambda columns: dict(enumerate(columns))]),
@@ -60,7 +58,6 @@ def test_takes_batches_apart_as_webdataset_does(sizes, kind):
     assert collect(Unbatched(), batches) == list(webdataset.filters.unbatched()(batches))
 
 
-@settings(max_examples=60, deadline=None)
 @given(lists=st.lists(st.lists(st.integers(), max_size=4), max_size=5))
 def test_takes_lists_apart_as_webdataset_does(lists):
     assert collect(unlisted(), lists) == list(webdataset.filters.unlisted()(lists))

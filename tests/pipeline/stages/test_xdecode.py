@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 import webdataset.filters
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpwds.errors import DecodeError
@@ -27,7 +27,6 @@ def outcome(stage, sample):
         return "an error"
 
 
-@settings(max_examples=100, deadline=None)
 @given(sample=samples, must_decode=st.booleans(), leave=st.booleans(), upper_txt=st.booleans())
 def test_decodes_as_webdataset_does(sample, must_decode, leave, upper_txt):
     decoders = [("*.gif", False)] * leave + [("*.txt", upper)] * upper_txt
