@@ -1,3 +1,7 @@
+"""Batches of samples, stacked and padded."""
+
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.stages.collation import Stack, default_collation_fn, deferred_collation_fn
+from mpwds.pipeline.stages.collation import Stack, default_collation_fn, deferred_collation_fn, padded
 from tests.pipeline.conftest import plain, written
 
 
@@ -160,3 +164,132 @@ def test_the_keys_of_dicts_may_come_in_any_order():
 def test_samples_that_make_no_batch_are_an_error(samples, message):
     with pytest.raises(ValueError, match=message):
         default_collation_fn(samples)
+
+
+@st.composite
+def ragged(draw):
+    """Arrays of one number of dimensions and any shapes, no element of which is 0."""
+    dimensions = draw(st.integers(1, 3))
+    shapes = draw(st.lists(st.tuples(*[st.integers(0, 4)] * dimensions), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from(["u1", "i8", "f4", "f8", "?", "c8"]))
+    return [
+        (np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape) + 0).astype(dtype) for shape in shapes
+    ]
+
+
+@given(rows=ragged(), make=st.sampled_from([np.asarray, torch.from_numpy]))
+def test_each_row_stands_at_the_beginning_of_its_place_and_the_rest_is_padding(rows, make):
+    batch = np.asarray(padded()([make(row) for row in rows]))
+    assert batch.shape == (len(rows), *np.max([row.shape for row in rows], axis=0))
+    for place, row in zip(batch, rows, strict=True):
+        np.testing.assert_array_equal(place[tuple(slice(size) for size in row.shape)], row)
+        assert np.count_nonzero(place) == np.count_nonzero(row)
+
+
+@given(rows=ragged())
+def test_deferred_batches_are_the_same_once_written(rows):
+    stage = padded(lengths=True)
+    column, lengths = stage.deferred(rows)
+    np.testing.assert_array_equal(written(column), stage(rows)[0])
+    np.testing.assert_array_equal(lengths, stage(rows)[1])
+
+
+def test_everything_else_is_collated_as_by_default():
+    samples = [{"__key__": "a", "n": 1, "x": np.zeros(2)}, {"__key__": "b", "n": 2, "x": np.zeros(2)}]
+    ours, default = padded()(samples), default_collation_fn(samples)
+    assert (ours["__key__"], ours["n"].tolist(), ours["x"].shape) == (["a", "b"], [1, 2], (2, 2))
+    assert list(ours) == list(default)
+
+
+def test_tensors_stay_tensors_and_keep_what_holds_them_all():
+    batch = padded(-1)([torch.ones(2, dtype=torch.int32), torch.ones(1, dtype=torch.float32)])
+    assert batch.dtype == torch.float32
+    assert batch.tolist() == [[1, 1], [1, -1]]
+
+
+def test_lengths_follow_in_fields_and_columns_of_their_own():
+    rows = [np.arange(3), np.arange(1)]
+    batch = padded(lengths=True)([{"x": row, "n": 1} for row in rows])
+    assert list(batch) == ["x", "n", "x_lengths"]
+    assert batch["x_lengths"].tolist() == [3, 1]
+    assert batch["x_lengths"].dtype == np.int64
+    _, n, lengths = padded(lengths=True)([(row, 1) for row in rows])
+    assert (n.tolist(), lengths.tolist()) == ([1, 1], [3, 1])
+    assert torch.equal(padded(lengths=True)([torch.zeros(3), torch.zeros(1)])[1], torch.tensor([3, 1]))
+
+
+def test_lengths_are_there_whether_or_not_a_batch_needs_padding():
+    _, lengths = padded(lengths=True)([np.zeros((2, 3)), np.zeros((2, 3))])
+    assert lengths.tolist() == [[2, 3], [2, 3]]
+
+
+def test_lengths_are_those_along_the_axes_that_may_differ():
+    _, lengths = padded(lengths=True, axes=-1)([np.zeros((2, 3)), np.zeros((2, 1))])
+    assert lengths.tolist() == [3, 1]
+
+
+def test_a_field_in_the_way_of_the_lengths_is_an_error():
+    with pytest.raises(ValueError, match="the lengths need the name 'x_lengths'"):
+        padded(lengths=True)([{"x": np.zeros(1), "x_lengths": 1}])
+
+
+def test_each_field_may_have_its_own_padding_and_the_others_none():
+    samples = [{"tokens": np.arange(1, 1 + n), "labels": np.arange(1, 1 + n)} for n in (2, 1)]
+    batch = padded({"tokens": 0, "labels": -100})(samples)
+    assert (batch["tokens"].tolist(), batch["labels"].tolist()) == ([[1, 2], [1, 0]], [[1, 2], [1, -100]])
+    with pytest.raises(ValueError, match="arrays of different shapes in field 'labels'"):
+        padded({"tokens": 0})(samples)
+
+
+@pytest.mark.parametrize("axes", [None, 0])
+def test_lengths_are_rounded_up(axes):
+    batch = padded(multiple_of=4, axes=axes)([np.zeros((5, 3)), np.zeros((2, 3))])
+    assert batch.shape == (2, 8, 3)
+
+
+def test_with_axes_given_all_batches_are_rounded_up():
+    rows = [np.zeros((5, 3))] * 2
+    assert padded(multiple_of=4)(rows).shape == (2, 5, 3)
+    assert padded(multiple_of=4, axes=[0])(rows).shape == (2, 8, 3)
+    assert padded(multiple_of=1)(rows).shape == (2, 5, 3)
+    assert padded(multiple_of=4, axes=[0])([torch.ones(3)]).tolist() == [[1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("collate", "samples", "message"),
+    [
+        (padded(), [np.zeros(2), np.zeros((2, 2))], "of 1 dimensions, that of sample 1 .* of 2 dimensions"),
+        (
+            padded(),
+            [{"x": np.zeros(2)}, {"x": None}],
+            "in field 'x' differ: .* sample 1 of the batch a NoneType",
+        ),
+        (padded(axes=0), [np.zeros((2, 2)), np.zeros((2, 3))], "differ along axis 1, .* axes=0: 2, 3"),
+        (padded(axes=2), [np.zeros(2)], "no axis 2 in arrays of 1 dimensions"),
+        (padded({"y": 0}), [{"x": np.zeros(2)}], "no field 'y'; the sample has x"),
+        (padded({0: 0}), [np.zeros(2)], "no field 0; the sample has none"),
+        (padded({0: 0}), [3], "no field 0; the sample has none"),
+        (padded(-1), [np.zeros(2, "u1"), np.zeros(1, "u1")], "arrays of uint8 cannot hold the padding -1"),
+        (padded(0.5), [np.zeros(2, "i4"), np.zeros(1, "i4")], "cannot hold the padding 0.5"),
+        (padded(float("nan")), [np.zeros(2, "i4"), np.zeros(1, "i4")], "cannot hold the padding nan"),
+        (
+            padded(-1),
+            [torch.zeros(2).byte(), torch.zeros(1).byte()],
+            "torch.uint8 cannot hold the padding -1",
+        ),
+        (padded("x"), [torch.zeros(2), torch.zeros(1)], "cannot hold the padding 'x'"),
+    ],
+)
+def test_what_cannot_be_padded_is_an_error(collate, samples, message):
+    with pytest.raises(ValueError, match=message):
+        collate(samples)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.1])
+def test_paddings_of_floating_point_need_not_be_exact(value):
+    batch = padded(value)([np.zeros(2, "f4"), np.zeros(1, "f4")])
+    np.testing.assert_array_equal(batch[1, 1], np.float32(value))
+
+
+def test_survives_a_pickle():
+    assert pickle.loads(pickle.dumps(padded(1, axes=[0]))) == padded(1, axes=(0,))
