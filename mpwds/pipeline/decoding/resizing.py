@@ -270,9 +270,8 @@ class Resized(Resizer):
 def _checked(called: str, size: Any) -> Size:
     """A size as an integer or a pair of integers, also from a list, as YAML has it."""
     given = list(size) if isinstance(size, (list, tuple)) else [size]
-    if len(given) not in (1, 2) or not all(
-        isinstance(each, (int, np.integer)) and each >= 1 for each in given
-    ):
+    are_whole = all(isinstance(each, (int, np.integer)) and each >= 1 for each in given)
+    if len(given) not in (1, 2) or not are_whole:
         raise ValueError(f"{called}: a size is one or two integers of at least 1, got {size!r}")
     return int(given[0]) if len(given) == 1 else (int(given[0]), int(given[1]))
 

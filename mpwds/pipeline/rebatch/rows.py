@@ -87,8 +87,7 @@ class ShuffleBuffer:
             self._pool.append(held)
             self._pool.order = np.arange(self._pool.count) if draining else None
         if len(filled[0]):
-            for out, rows in zip(self._next_rows(len(filled[0])), filled, strict=True):
-                out[:] = rows
+            self._copied(filled)
 
     def batch(self) -> Any:
         """The batch, with the rows that it has, and begins another one."""

@@ -461,10 +461,10 @@ class _Binned(Batches):
     def _warn_of(self, item: tuple[Address, Any], size: float) -> None:
         if not self._warned:
             self._warned = True
+            stage, place = self._stage, self._source.describe(*item)
             warnings.warn(
-                f"{self._source.describe(*item)} has a size of {size}, above the limit of {self._stage.max_total} "
-                f"for a batch in {self._stage}: it becomes a batch of its own, as do other elements above "
-                "the limit; select() can drop them",
+                f"{place} has a size of {size}, above the limit of {stage.max_total} for a batch in {stage}: "
+                "it becomes a batch of its own, as do other elements above the limit; select() can drop them",
                 stacklevel=2,
             )
 

@@ -386,9 +386,11 @@ class Padded:
 
     def _collated(self, samples: Sequence[Any], stack: Stacker) -> Any:
         lengths: dict[Any, Any] = {}
+        by_field = self.padding if isinstance(self.padding, Mapping) else None
 
         def column(field: Any, values: Sequence[Any]) -> Any:
-            if not self._concerns(field, values):
+            is_array = array_kind(values[0]) is not None and values[0].ndim > 0
+            if not (is_array if by_field is None else field in by_field):
                 return default_column(stack, True, field, values)
             axes = self._check(field, values)
             if self.lengths:
@@ -396,21 +398,12 @@ class Padded:
             shape = self._shape(values, axes)
             if all(value.shape == shape for value in values):
                 return stack(values)
-            return stack(values, shape, self.padding[field] if self._by_field else self.padding)
+            return stack(values, shape, self.padding if by_field is None else by_field[field])
 
         batch = collate(samples, column)
-        if self._by_field:
-            _check_fields("padded", self.padding, samples[0])
+        if by_field is not None:
+            _check_fields("padded", by_field, samples[0])
         return _with_lengths(batch, lengths) if self.lengths else batch
-
-    @property
-    def _by_field(self) -> bool:
-        return isinstance(self.padding, Mapping)
-
-    def _concerns(self, field: Any, values: Sequence[Any]) -> bool:
-        if self._by_field:
-            return field in self.padding
-        return array_kind(values[0]) is not None and values[0].ndim > 0
 
     def _check(self, field: Any, values: Sequence[Any]) -> tuple[int, ...]:
         """The axes along which these values may differ. Raises if padding along them does not suffice."""

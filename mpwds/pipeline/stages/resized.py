@@ -108,13 +108,9 @@ def resize_center_crop(
     """Stage that decodes an image, resizes it, and cuts out its centre: the transform for validation.
 
     Args:
-        field: As in ``random_resized_crop``, like the arguments that are not named here.
+        field: As in ``random_resized_crop``, like the arguments that are not named here, and the errors.
         resize: The length of the shorter side after resizing, or height and width, in pixels.
         size: Height and width of the centre, or one number for both; at most ``resize``.
-
-    Raises:
-        ValueError: An argument is out of its range.
-        DecodeError: While iterating, a field is no image, or is missing.
 
     Source:
         ``torchvision.transforms.Resize`` and ``CenterCrop``.
@@ -142,12 +138,8 @@ def resized(
     """Stage that decodes an image and resizes it.
 
     Args:
-        field: As in ``random_resized_crop``, like the arguments that are not named here.
+        field: As in ``random_resized_crop``, like the arguments that are not named here, and the errors.
         size: Height and width of the result, or one number for its shorter side, in pixels.
-
-    Raises:
-        ValueError: An argument is out of its range.
-        DecodeError: While iterating, a field is no image, or is missing.
 
     Source:
         ``torchvision.transforms.Resize``.

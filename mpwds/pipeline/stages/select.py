@@ -152,8 +152,7 @@ class Slice(DataclassStage, called="slice"):
     def __post_init__(self) -> None:
         check_whole("slice", "start", self.start, least=0)
         check_whole("slice", "step", self.step, least=1)
-        if self.stop is not None:
-            check_whole("slice", "stop", self.stop, least=0)
+        check_whole("slice", "stop", 0 if self.stop is None else self.stop, least=0)
 
     def __str__(self) -> str:
         if self.step != 1:
