@@ -72,11 +72,11 @@ from mpwds.loader.dataloader.data_loader import use_in_accelerate as use_in_acce
 from mpwds.loader.dataloader.web_loader import WebLoader as WebLoader
 from mpwds.loader.multi_loader import MultiLoader as MultiLoader
 from mpwds.loader.resume.streams import merge_states as merge_states
-from mpwds.pipeline.caching.disk_cached import DBCache as DBCache
-from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
-from mpwds.pipeline.caching.disk_cached import lmdb_cached as lmdb_cached
-from mpwds.pipeline.caching.stored import Cached as Cached
-from mpwds.pipeline.caching.stored import mcached as mcached
+from mpwds.pipeline.caching.cached import Cached as Cached
+from mpwds.pipeline.caching.cached import DBCache as DBCache
+from mpwds.pipeline.caching.cached import LMDBCached as LMDBCached
+from mpwds.pipeline.caching.cached import lmdb_cached as lmdb_cached
+from mpwds.pipeline.caching.cached import mcached as mcached
 from mpwds.pipeline.coercion import PipelineStage as PipelineStage
 from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
 from mpwds.pipeline.dataset import DataPipeline as DataPipeline

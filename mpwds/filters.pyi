@@ -1,6 +1,6 @@
 from mpwds.compat.helpers import identity as identity
-from mpwds.pipeline.caching.disk_cached import LMDBCached as LMDBCached
-from mpwds.pipeline.caching.stored import Cached as Cached
+from mpwds.pipeline.caching.cached import Cached as Cached
+from mpwds.pipeline.caching.cached import LMDBCached as LMDBCached
 from mpwds.pipeline.coercion import pipelinefilter as pipelinefilter
 from mpwds.pipeline.handlers import reraise_exception as reraise_exception
 from mpwds.pipeline.stages.batched import batched as batched

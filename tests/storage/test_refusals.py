@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mpwds import MDSWriter, StreamingDatasetWriter
-from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
+from mpwds.pipeline.caching.cached import DBCache, LMDBCached
 from mpwds.storage.caches.directory import cache_name
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import create_description

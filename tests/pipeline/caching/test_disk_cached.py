@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
-from mpwds.pipeline.caching.disk_cached import DBCache, lmdb_cached
+from mpwds.pipeline.caching.cached import DBCache, lmdb_cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stream import Source, collect
@@ -246,7 +246,7 @@ def test_elements_are_written_by_the_chunk(folder):
 PROGRAM = """if True:
     import sys, time
     from mpwds.pipeline.dataset import DataPipeline
-    from mpwds.pipeline.caching.disk_cached import DBCache
+    from mpwds.pipeline.caching.cached import DBCache
 
     dataset = iter(DataPipeline(range(300)).compose(DBCache(sys.argv[1], 1000)))
     print([next(dataset) for _ in range(155)][-1], flush=True)

@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.pipeline.caching.disk_cached import DBCache, LMDBCached
-from mpwds.pipeline.caching.stored import Cached, mcached
+from mpwds.pipeline.caching.cached import Cached, DBCache, LMDBCached, mcached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.stages.shuffle import Shuffle
