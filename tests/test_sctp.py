@@ -12,11 +12,12 @@ from mpwds import tenbin
 from mpwds.errors import TenbinError
 
 ARRAYS = [np.arange(3), np.ones((2, 2))]
+SCTP = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP)
 
 
 def has_sctp():
     try:
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP).close()
+        socket.socket(*SCTP).close()
     except OSError:
         return False
     return True
@@ -42,37 +43,24 @@ class PysctpSocket:
 @contextlib.contextmanager
 def listening_and_sending(kind):
     """A socket that listens, one to send by, and the address to send to."""
-    if kind == "SCTP":
-        with (
-            socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP) as listener,
-            socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_SCTP) as sender,
-        ):
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            yield listener, sender, listener.getsockname()
-        return
+    arguments = SCTP if kind == "SCTP" else (socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
         tempfile.TemporaryDirectory() as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender,
+        socket.socket(*arguments) as listener,
+        socket.socket(*arguments) as sender,
     ):
-        address = os.path.join(folder, "socket")
-        listener.bind(address)
+        listener.bind(("127.0.0.1", 0) if kind == "SCTP" else os.path.join(folder, "socket"))
         listener.listen()
-        sender.connect(address)  # SCTP connects by itself
+        if kind != "SCTP":  # which connects by itself
+            sender.connect(listener.getsockname())
         wrap = PysctpSocket if kind == "pysctp" else lambda connection: connection
-        yield wrap(listener), wrap(sender), address
+        yield wrap(listener), wrap(sender), listener.getsockname()
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "SCTP", marks=pytest.mark.skipif(not has_sctp(), reason="the kernel has no SCTP sockets")
-        ),
-        "SEQPACKET",
-        "pysctp",
-    ]
-)
+needs_sctp = pytest.mark.skipif(not has_sctp(), reason="the kernel has no SCTP sockets")
+
+
+@pytest.fixture(params=[pytest.param("SCTP", marks=needs_sctp), "SEQPACKET", "pysctp"])
 def kind(request):
     return request.param
 

@@ -26,11 +26,6 @@ def path(tmp_path):
     return str(tmp_path / "samples.db")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return str(tmp_path / "samples.lmdb")
-
-
 class Anything:
     def __init__(self, value):
         self.value = value
@@ -206,39 +201,39 @@ def test_a_database_that_another_process_just_makes_is_waited_for(path):
     other.close()
 
 
-def test_with_pickle_anything_is_stored_unless_the_secure_mode_refuses_a_pickler(folder, monkeypatch):
-    collect(lmdb_cached(folder, pickler=pickle), [Anything([1, 2])])
-    assert collect(lmdb_cached(folder, pickler=pickle), [])[0].value == [1, 2]
+def test_with_pickle_anything_is_stored_unless_the_secure_mode_refuses_a_pickler(path, monkeypatch):
+    collect(lmdb_cached(path, pickler=pickle), [Anything([1, 2])])
+    assert collect(lmdb_cached(path, pickler=pickle), [])[0].value == [1, 2]
     monkeypatch.setenv("WDS_SECURE", "1")
     with pytest.raises(SecurityError, match=r"lmdb_cached takes no pickler.*WDS_SECURE"):
-        collect(lmdb_cached(folder, pickler=pickle), [])
-    assert collect(lmdb_cached(folder + "2"), "ab") == ["a", "b"]
+        collect(lmdb_cached(path, pickler=pickle), [])
+    assert collect(lmdb_cached(path + "2"), "ab") == ["a", "b"]
 
 
-def test_a_database_is_not_read_with_another_pickler(folder):
-    collect(lmdb_cached(folder, pickler=pickle), "ab")
+def test_a_database_is_not_read_with_another_pickler(path):
+    collect(lmdb_cached(path, pickler=pickle), "ab")
     with pytest.raises(ValueError, match="were stored with pickle, but would be read with mpwds"):
-        collect(lmdb_cached(folder), "ab")
+        collect(lmdb_cached(path), "ab")
 
 
-def test_an_lmdb_database_is_refused_and_left_alone(folder):
-    os.mkdir(folder)
-    open(os.path.join(folder, "data.mdb"), "wb").close()
+def test_an_lmdb_database_is_refused_and_left_alone(path):
+    os.mkdir(path)
+    open(os.path.join(path, "data.mdb"), "wb").close()
     with pytest.raises(ValueError, match="LMDB database that mpwds did not make"):
-        collect(lmdb_cached(folder), "ab")
-    assert os.listdir(folder) == ["data.mdb"]
+        collect(lmdb_cached(path), "ab")
+    assert os.listdir(path) == ["data.mdb"]
 
 
-def test_a_full_database_says_what_to_do(folder):
+def test_a_full_database_says_what_to_do(path):
     with pytest.raises(MemoryError, match="is full: it has map_size=40960 bytes; give a larger one"):
-        collect(lmdb_cached(folder, 40_960, chunksize=1), [bytes(10_000)] * 10)
+        collect(lmdb_cached(path, 40_960, chunksize=1), [bytes(10_000)] * 10)
 
 
-def test_elements_are_written_by_the_chunk(folder):
-    stream = lmdb_cached(folder, chunksize=10).stream(Source(range(100)))
+def test_elements_are_written_by_the_chunk(path):
+    stream = lmdb_cached(path, chunksize=10).stream(Source(range(100)))
     list(islice(stream, 25))
     del stream
-    connection = sqlite3.connect(os.path.join(folder, "elements.db"))
+    connection = sqlite3.connect(os.path.join(path, "elements.db"))
     assert connection.execute("SELECT count(*) FROM elements").fetchone() == (20,)
     connection.close()
 
@@ -274,9 +269,9 @@ def test_the_workers_of_a_loader_share_it(path):
 
 
 @pytest.mark.parametrize("size", [10, 40_000])
-def test_elements_are_the_same_in_order_and_by_address_in_any_order(folder, size):
+def test_elements_are_the_same_in_order_and_by_address_in_any_order(path, size):
     elements = [bytes([n]) * size for n in range(50)]
-    stage = lmdb_cached(folder)
+    stage = lmdb_cached(path)
     collect(stage, elements)
     stream = stage.stream(Source([]))
     for n in (0, 1, 2, 3, 2, 40, 41, 42, 5):
@@ -284,10 +279,10 @@ def test_elements_are_the_same_in_order_and_by_address_in_any_order(folder, size
     assert collect(stage, []) == elements
 
 
-def test_an_element_that_is_gone_is_an_error(folder):
-    stage = lmdb_cached(folder)
+def test_an_element_that_is_gone_is_an_error(path):
+    stage = lmdb_cached(path)
     collect(stage, range(5))
-    connection = sqlite3.connect(os.path.join(folder, "elements.db"), isolation_level=None)
+    connection = sqlite3.connect(os.path.join(path, "elements.db"), isolation_level=None)
     connection.execute("DELETE FROM elements WHERE element = (SELECT element FROM elements LIMIT 1 OFFSET 2)")
     connection.close()
     stream = stage.stream(Source([]))
@@ -296,8 +291,8 @@ def test_an_element_that_is_gone_is_an_error(folder):
         next(stream)
 
 
-def test_a_slower_process_takes_nothing_from_a_complete_part(folder):
-    stage = lmdb_cached(folder, chunksize=40)
+def test_a_slower_process_takes_nothing_from_a_complete_part(path):
+    stage = lmdb_cached(path, chunksize=40)
     slower = stage.stream(Source(range(200)))
     assert elements(islice(slower, 45)) == list(range(45))
     assert elements(stage.stream(Source(range(200)))) == list(range(200))
