@@ -1,6 +1,7 @@
 """Sound and video: whether files are all there, and what is particular to FFmpeg."""
 
 import contextlib
+import pickle
 import struct
 
 import av
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpwds.pipeline.decoding.audio import AudioDecoder, torch_audio
 from mpwds.pipeline.decoding.media import Media, Sound, check_complete, mp3_length
+from mpwds.pipeline.decoding.video import VideoDecoder, torch_video
 from tests.pipeline.decoding.files import still
 
 
@@ -258,3 +261,18 @@ def test_sound_that_changes_on_the_way_is_an_error():
 def test_a_span_of_sound_without_times_is_an_error():
     with pytest.raises(ValueError, match="the audio holds no times"):
         Sound(1.0, None).add(None, sound_frame(np.zeros((2, 4), "f4")))
+
+
+@pytest.mark.parametrize("decoder", [torch_audio, torch_video])
+@pytest.mark.parametrize("data", [b"", b"no media", bytes(100)])
+def test_what_is_neither_audio_nor_video_is_an_error(decoder, data):
+    with pytest.raises(ValueError, match=rf"damaged, or no audio or video file \({len(data)} bytes\)"):
+        decoder.decode(data)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [AudioDecoder("numpy", "int16", start=1.5, extensions=["aiff"]), VideoDecoder(every=2, extensions="mkv")],
+)
+def test_decoders_survive_pickling(decoder):
+    assert pickle.loads(pickle.dumps(decoder)) == decoder

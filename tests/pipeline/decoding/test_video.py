@@ -3,7 +3,6 @@
 import fractions
 import functools
 import io
-import pickle
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mpwds
+from mpwds.pipeline.decoding.audio import torch_audio
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.pipeline.decoding.fields import VIDEO_EXTENSIONS
 from mpwds.pipeline.decoding.video import VideoDecoder, torch_video
@@ -305,28 +305,10 @@ def test_any_damage_gives_a_result_or_a_value_error(name, allow_partial, data):
     assert (frames.ndim, sound.ndim, type(info)) == (4, 2, dict)
 
 
-@pytest.mark.parametrize("data", [b"", b"no video", bytes(100)])
-def test_what_is_no_video_is_an_error(data):
-    with pytest.raises(ValueError, match=rf"damaged, or no audio or video file \({len(data)} bytes\)"):
-        torch_video(".mp4", data)
-
-
 def test_a_file_with_neither_is_an_error():
     subtitles = b"1\n00:00:00,000 --> 00:00:01,000\nhello\n\n"
     with pytest.raises(ValueError, match="no video or audio stream"):
         torch_video(".mp4", subtitles)
-
-
-def test_decoders_survive_pickling():
-    decoder = VideoDecoder("numpy", start=1.5, every=2, extensions=["mkv"])
-    again = pickle.loads(pickle.dumps(decoder))
-    assert again == decoder
-    assert np.array_equal(again(".mkv", FILES["mkv"])[0], decoder(".mkv", FILES["mkv"])[0])
-    assert pickle.loads(pickle.dumps(torch_video)) == torch_video
-
-
-def run(code, data=b""):
-    return subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True).stdout
 
 
 def test_a_file_decodes_without_torch_in_one_thread():
@@ -338,7 +320,9 @@ def test_a_file_decodes_without_torch_in_one_thread():
         "frames = video.VideoDecoder('numpy')('.mp4', data)[0]\n"
         "print(len(frames), 'torch' in sys.modules, max(threads) - before)"
     )
-    assert run(code, FILES["h264.mp4"]).split() == [b"25", b"False", b"0"]
+    program, data = [sys.executable, "-c", code], FILES["h264.mp4"]
+    output = subprocess.run(program, input=data, capture_output=True, check=True).stdout
+    assert output.split() == [b"25", b"False", b"0"]
 
 
 def test_a_missing_pyav_names_the_extra(monkeypatch):
@@ -347,18 +331,10 @@ def test_a_missing_pyav_names_the_extra(monkeypatch):
         torch_video(".mp4", FILES["mp4"])
 
 
-def test_videos_in_a_shard_are_decoded_by_a_pipeline(tmp_path):
-    with mpwds.ShardWriter(str(tmp_path / "%03d.tar"), verbose=0) as writer:
-        for number, name in enumerate(("mp4", "webm", "avi")):
-            writer.write({"__key__": f"{number}", name: FILES[name], "cls": number})
-    dataset = mpwds.WebDataset(str(tmp_path / "000.tar"), shardshuffle=False).decode(torch_video)
-    samples = list(dataset)
-    assert [sample["cls"] for sample in samples] == [0, 1, 2]
-    for sample, name in zip(samples, ("mp4", "webm", "avi"), strict=True):
-        frames, sound, info = sample[name]
-        assert np.array_equal(frames.numpy(), decode(FILES[name])[0])
-        assert np.array_equal(sound.numpy(), decode(FILES[name])[1])
-        assert info == {"video_fps": 10.0, "audio_fps": RATE}
+def test_videos_and_sounds_in_samples_are_decoded_each_by_its_decoder():
+    sample = {"mp4": FILES["mp4"], "m4a": make("mp4", None, "aac"), "cls": b"7"}
+    (decoded,) = mpwds.DataPipeline([sample]).decode(torch_video, torch_audio)
+    assert [len(decoded["mp4"][0]), decoded["m4a"][1], decoded["cls"]] == [25, RATE, 7]
 
 
 def test_a_damaged_video_is_a_decode_error_that_names_the_sample():
