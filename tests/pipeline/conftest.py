@@ -24,7 +24,7 @@ def plain(value):
     if isinstance(value, np.ndarray):
         return "array", value.dtype.str, value.shape, repr(value.tolist())  # in which NaN is equal
     if isinstance(value, tensor_class()):
-        return "tensor", str(value.dtype), repr(value.tolist())
+        return "tensor", str(value.dtype), tuple(value.shape), repr(value.tolist())
     if isinstance(value, (tuple, list)):
         return type(value)(map(plain, value))
     if isinstance(value, dict):
