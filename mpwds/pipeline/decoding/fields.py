@@ -147,7 +147,7 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
     start = bytes(data[:12])
     length_bytes = _LENGTH_BYTES.get((start[6], start[7])) if len(start) == 12 else None
     if length_bytes is None or not start.startswith(_NPY_START):
-        return _read_array(data)  # the rare version 3.0, or an error
+        return npy_format.read_array(io.BytesIO(data))  # the rare version 3.0, or an error
     begin = 8 + length_bytes + int.from_bytes(start[8 : 8 + length_bytes], "little")
     header = bytes(data[:begin])
     parse = _parsed if len(header) > _HEADER_KEPT_BYTES else _parsed_once
@@ -157,7 +157,7 @@ def npy_loads(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
         raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject:
         check_allowed("an array of Python objects", allow_pickle)
-        return _read_array(data, allow_pickle=True)
+        return npy_format.read_array(io.BytesIO(data), allow_pickle=True)
     size, there = math.prod(shape) * dtype.itemsize, len(data) - begin
     if size > there:
         raise ValueError(f"an array of shape {shape} and type {dtype} takes {size} bytes, {there} are there")
@@ -186,11 +186,6 @@ def npz_loads(
         name.removesuffix(".npy"): npy_loads(file, allow_pickle) if file[:6] == _NPY_START else file
         for name, file in arrays.items()
     }
-
-
-def _read_array(data: Any, allow_pickle: bool = False) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = npy_format.read_array(io.BytesIO(data), allow_pickle=allow_pickle)
-    return array
 
 
 def _parsed(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
