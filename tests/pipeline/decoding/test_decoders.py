@@ -55,12 +55,6 @@ DECODED = {
     ),
     "a field may be named gz": (Decoder(), {"gz": gzip.compress(b"bytes")}, {"gz": b"bytes"}),
     "the case of an extension does not count": (Decoder(), {"a.CLS": b"7"}, {"a.CLS": 7}),
-    "msgpack is a name of mp": (Decoder(), {"msgpack": encode_field("msgpack", [1])}, {"msgpack": [1]}),
-    "tenbin is a name of ten": (
-        Decoder(),
-        {"tenbin": encode_field("tenbin", np.arange(3))},
-        {"tenbin": [np.arange(3)]},
-    ),
     **{
         f"None is a value in {field}": (
             Decoder(allow_pickle=True),
@@ -131,13 +125,8 @@ def test_field_names_without_end_do_not_fill_the_memory():
 
 @pytest.mark.parametrize("options", [{}, {"post": []}, {"only": "cls"}, {"partial": True}])
 def test_no_memoryview_is_handed_out(options):
-    sample = {
-        "__key__": memoryview(b"k"),
-        "__x__": memoryview(b"\xff"),
-        "bin": memoryview(b"x"),
-        "cls": memoryview(b"7"),
-    }
-    result = Decoder(**options)(sample)
+    sample = {"__key__": b"k", "__x__": b"\xff", "bin": b"x", "cls": b"7"}
+    result = Decoder(**options)({field: memoryview(data) for field, data in sample.items()})
     assert {type(value) for value in result.values()} <= {str, bytes, int}
     assert (result["__key__"], result["__x__"], result["bin"]) == ("k", b"\xff", b"x")
 
@@ -183,11 +172,11 @@ def test_handlers_run_between_pre_and_post():
     ("field", "matches"), [("seg.png", True), ("a.SEG.png", True), ("png", False), ("xseg.png", False)]
 )
 def test_an_extension_with_dots_asks_for_all_of_its_parts(field, matches):
-    handler = handle_extension("other seg.png", len)
-    assert handler("." + field, b"abc") == webdataset.handle_extension("other seg.png", len)(
-        "." + field, b"abc"
-    )
-    assert (handler("." + field, b"abc") == 3) is matches
+    for handler in (
+        handle_extension("other seg.png", len),
+        webdataset.handle_extension("other seg.png", len),
+    ):
+        assert handler("." + field, b"abc") == (3 if matches else None)
 
 
 def test_a_decoder_can_be_pickled():
@@ -207,18 +196,14 @@ def test_a_handler_that_continues_differently_each_time_is_asked_each_time():
 
 
 def test_an_error_says_which_field_of_which_sample_failed():
-    sample = {"__key__": "000017", "__url__": "digits-train-000003.tar", "cls": b"7", "png": b"not an image"}
+    sample = {"__key__": "000017", "__url__": "x-3.tar", "cls": b"7", "png": b"not an image"}
     with pytest.raises(DecodeError) as caught:
         Decoder("rgb8")(sample)
     assert str(caught.value) == (
-        'field "png" of sample "000017" in digits-train-000003.tar cannot be decoded: '
+        'field "png" of sample "000017" in x-3.tar cannot be decoded: '
         "UnidentifiedImageError: cannot identify image file (12 bytes)"
     )
-    assert (caught.value.field, caught.value.key, caught.value.url) == (
-        "png",
-        "000017",
-        "digits-train-000003.tar",
-    )
+    assert (caught.value.field, caught.value.key, caught.value.url) == ("png", "000017", "x-3.tar")
     assert isinstance(caught.value.__cause__, PIL.UnidentifiedImageError)
 
 
