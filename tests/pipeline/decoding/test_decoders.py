@@ -172,11 +172,8 @@ def test_handlers_run_between_pre_and_post():
     ("field", "matches"), [("seg.png", True), ("a.SEG.png", True), ("png", False), ("xseg.png", False)]
 )
 def test_an_extension_with_dots_asks_for_all_of_its_parts(field, matches):
-    for handler in (
-        handle_extension("other seg.png", len),
-        webdataset.handle_extension("other seg.png", len),
-    ):
-        assert handler("." + field, b"abc") == (3 if matches else None)
+    for make in (handle_extension, webdataset.handle_extension):
+        assert make("other seg.png", len)("." + field, b"abc") == (3 if matches else None)
 
 
 def test_a_decoder_can_be_pickled():
