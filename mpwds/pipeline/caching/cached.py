@@ -139,8 +139,8 @@ class LMDBCached(Filter):
             )
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "elements.db")
-        part, given = part_of(context), (self.chunksize, self.fingerprint, self.pickler, self.map_size)
-        return Stored(source, DiskStore(path, "lmdb_cached", part, *given))
+        given = self.chunksize, self.fingerprint, self.pickler, self.map_size
+        return Stored(source, DiskStore(path, "lmdb_cached", part_of(context), *given))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class AudioDecoder(MediaDecoder):
         soundfile = require("soundfile", "audio is decoded with soundfile: pip install 'mpwds[audio]'")
         if not self.allow_partial:
             check_complete(data)
-        unknown = contextlib.suppress(soundfile.LibsndfileError)
+        unknown = contextlib.suppress(soundfile.LibsndfileError)  # files of a kind that FFmpeg may know
         with unknown, soundfile.SoundFile(io.BytesIO(data)) as file:
             if self._is_for_soundfile(file, data):
                 return self._with_soundfile(file, soundfile.LibsndfileError)
