@@ -86,21 +86,12 @@ class Context:
     def current(epoch: int = 0) -> Context:
         """The context of this process.
 
-        Reads ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` if they are set, as webdataset does;
-        otherwise ``torch.distributed`` and ``torch.utils.data.get_worker_info()`` if torch is imported
-        already.
+        ``RANK``, ``WORLD_SIZE``, ``WORKER`` and ``NUM_WORKERS`` tell it, as in webdataset; if they are not
+        set, ``torch.distributed`` and ``get_worker_info()``, provided that torch is imported already.
         """
-        rank, world_size, worker, workers = pytorch_worker_info()
         info = _torch_worker()
-        return Context(
-            epoch=epoch,
-            rank=rank,
-            world_size=world_size,
-            worker=worker,
-            workers=workers,
-            owns_process=info is not None,
-            run=info.seed - info.id if info is not None else 0,
-        )
+        run = 0 if info is None else info.seed - info.id
+        return Context(epoch, None, *pytorch_worker_info(), owns_process=info is not None, run=run)
 
 
 ALONE: Final = Context()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-from mpwds.closing import Closes
+from mpwds.closing import Closes, close_all
 from mpwds.errors import shortened
 from mpwds.pipeline.coercion import as_source, as_stage, as_stages
 from mpwds.pipeline.context import ALONE, Context
@@ -142,9 +142,7 @@ class DataPipeline(Fluent, IterableSource, Closes):
 
     def close(self) -> None:
         """Closes the parts that have a method ``close``, such as a loader or a cache."""
-        for part in self.pipeline:
-            if hasattr(part, "close"):
-                part.close()
+        close_all(self.pipeline)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         """The stream of one epoch, with addresses and state. Loaders call this.

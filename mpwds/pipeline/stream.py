@@ -6,17 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import (
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mpwds.pipeline.context import ALONE, Context
 
@@ -49,7 +39,6 @@ class Description(NamedTuple):
         return self.text
 
     def row_of(self, row: str) -> Description:
-        """The description of a part of it: ``row 3 of sample "0017" of x.tar``."""
         return Description(f"{row} of {self}", self.url, self.key, self.offset)
 
     @staticmethod

@@ -8,16 +8,17 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
-from mpwds.pipeline.coercion import OwnSource, as_source
+from mpwds.closing import close_all
+from mpwds.pipeline.coercion import as_source
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
 from mpwds.pipeline.error_context import arguments, options
-from mpwds.pipeline.iterable_sources import Indexed, Iterated
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Origin, PipelineSource, Stream
 from mpwds.suggestions import shown
@@ -79,10 +80,10 @@ class RandomMix(DataPipeline):
         seed: int | None = None,
     ) -> None:
         self.datasets = list(datasets)
-        self.probs = None if probs is None else [float(weight) for weight in probs]
+        self.probs = None if probs is None else [*map(float, probs)]
         self.longest = longest
         self.stop = _rule(longest) if stop is None else stop
-        weights = [1.0] * len(self.datasets) if self.probs is None else self.probs
+        weights = (1.0,) * len(self.datasets) if self.probs is None else tuple(self.probs)
         given = options(
             probs=(self.probs, None),
             stop=(self.stop, "first_exhausted"),
@@ -90,8 +91,8 @@ class RandomMix(DataPipeline):
             seed=(seed, None),
         )
         call = f"RandomMix({', '.join(filter(None, [_named(self.datasets), arguments(**given)]))})"
-        sources = tuple(map(as_source, self.datasets))
-        super().__init__(Mix(sources, tuple(weights), self.stop, "exact" if exact else "random", call, seed))
+        order: Literal["exact", "random"] = "exact" if exact else "random"
+        super().__init__(Mix(tuple(self.datasets), weights, self.stop, order, call, seed))
         self._call = call
 
 
@@ -115,8 +116,8 @@ class RoundRobin(DataPipeline):
         self.datasets = list(datasets)
         self.longest = longest
         call = f"RoundRobin({_named(self.datasets)}{', longest=True' if longest else ''})"
-        sources = tuple(map(as_source, self.datasets))
-        super().__init__(Mix(sources, (1.0,) * len(sources), _rule(longest), "turns", call))
+        weights = (1.0,) * len(self.datasets)
+        super().__init__(Mix(tuple(self.datasets), weights, _rule(longest), "turns", call))
         self._call = call
 
 
@@ -124,8 +125,8 @@ class RoundRobin(DataPipeline):
 class Mix(Origin):
     """The source of :class:`RandomMix` and :class:`RoundRobin`; ``call`` is how it prints."""
 
-    sources: tuple[Origin, ...]
-    weights: Sequence[float]
+    datasets: tuple[Any, ...]
+    weights: tuple[float, ...]
     stop: StopRule | int
     order: Literal["random", "exact", "turns"]
     call: str
@@ -133,11 +134,11 @@ class Mix(Origin):
     alike_before_split = True
 
     def __post_init__(self) -> None:
-        if not self.sources:
+        if not self.parts:
             raise ValueError("a mix needs at least one dataset")
         weights = list(self.weights)
-        if len(weights) != len(self.sources):
-            raise ValueError(f"{len(self.sources)} datasets are mixed, but {len(weights)} weights are given")
+        if len(weights) != len(self.parts):
+            raise ValueError(f"{len(self.parts)} datasets are mixed, but {len(weights)} weights are given")
         if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
             raise ValueError(f"weights of a mix must be finite, not negative and not all 0, got {weights}")
         if isinstance(self.stop, Integral) and not isinstance(self.stop, bool):
@@ -150,20 +151,13 @@ class Mix(Origin):
     def __str__(self) -> str:
         return self.call
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Origin, ...]:
-        return self.sources
+        return tuple(map(as_source, self.datasets))
 
     def close(self) -> None:
         """Closes the datasets that have a method ``close``, such as loaders."""
-        for source in self.sources:
-            dataset: Any = source
-            if isinstance(source, (Indexed, Iterated)):
-                dataset = source.elements
-            elif isinstance(source, OwnSource):
-                dataset = source.given
-            if hasattr(dataset, "close"):
-                dataset.close()
+        close_all(self.datasets)
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return _Mixed(self, context)
@@ -175,12 +169,12 @@ class _Mixed(BaseStream[Any]):
     _counters = ("_in_play", "_empty", "_exhausted", "_left")
 
     def __init__(self, mix: Mix, context: Context) -> None:
-        self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.sources)]
+        self._runs = [Repetitions(part.stream, context.within(n)) for n, part in enumerate(mix.parts)]
         self._rule = mix.stop
         self._left = int(mix.stop) if isinstance(mix.stop, Integral) else None
         self._in_play = [weight > 0 for weight in mix.weights]
-        self._empty = [True] * len(mix.sources)  # the current run has given nothing
-        self._exhausted = [False] * len(mix.sources)
+        self._empty = [True] * len(mix.parts)  # the current run has given nothing
+        self._exhausted = [False] * len(mix.parts)
         self._order: _Order
         if mix.order == "turns":
             self._order = _Turns()
@@ -229,13 +223,12 @@ class _Mixed(BaseStream[Any]):
                 self._in_play = waiting
 
     def fetch(self, address: Any) -> Any:
-        part, repetition, address = address
-        return self._runs[part].at(repetition).fetch(address)
+        part, repetition, inner = address
+        return self._runs[part].at(repetition).fetch(inner)
 
     def describe(self, address: Any, element: object = None) -> Description:
-        part, repetition, address = address
-        place: Description = self._runs[part].at(repetition).describe(address, element)
-        return place
+        part, repetition, inner = address
+        return self._runs[part].at(repetition).describe(inner, element)
 
     def state_dict(self) -> dict[str, Any]:
         return {

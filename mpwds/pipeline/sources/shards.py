@@ -41,13 +41,7 @@ class SplitStage(SingletonStage):
 
     ``share`` tells which share of the elements a process takes, and how many shares there are. All processes
     must see the same elements in the same order. Called with an iterable, the stage yields this process's
-    share. ``group`` is the ``torch.distributed`` process group whose ranks count; see
-    ``pytorch_worker_info``.
-
-    Example:
-        >>> from mpwds.pipeline.stream import Source
-        >>> [n for _, n in split_by_node.stream(Source(range(7)), Context(rank=1, world_size=3))]
-        [1, 4]
+    share; ``group`` is as for ``pytorch_worker_info``.
     """
 
     name: str
@@ -59,18 +53,8 @@ class SplitStage(SingletonStage):
         return EveryNth(source, first, None, step)
 
     def __call__(self, source: Iterable[Any], group: Any = None) -> Iterator[Any]:
-        rank, world_size, worker, workers = pytorch_worker_info(group)
-        context = Context(rank=rank, world_size=world_size, worker=worker, workers=workers)
-        first, step = self.share(context)
+        first, step = self.share(Context(0, None, *pytorch_worker_info(group)))
         return islice(source, first, None, step)
-
-
-def _of_rank(context: Context) -> tuple[int, int]:
-    return context.rank, context.world_size
-
-
-def _of_worker(context: Context) -> tuple[int, int]:
-    return context.worker, context.workers
 
 
 def _everything(context: Context) -> tuple[int, int]:
@@ -107,10 +91,12 @@ class _NonEmpty(WrappedStream[Any]):
         return item
 
 
-split_by_node: Final = SplitStage("split_by_node", _of_rank, ("ranks",))
+split_by_node: Final = SplitStage("split_by_node", lambda place: (place.rank, place.world_size), ("ranks",))
 """Stage that keeps every n-th of its source's elements, n being the number of nodes: processes that train."""
 
-split_by_worker: Final = SplitStage("split_by_worker", _of_worker, ("workers",))
+split_by_worker: Final = SplitStage(
+    "split_by_worker", lambda place: (place.worker, place.workers), ("workers",)
+)
 """Stage that keeps every n-th element, n being the node's number of workers."""
 
 single_node_only: Final = SplitStage("single_node_only", _everything)
