@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from mpwds.errors import shorten, shortened
 from mpwds.pipeline.context import ALONE, Context
@@ -31,8 +31,8 @@ from mpwds.warn import warn
 class TorchIterable:
     """Base of datasets that torch's DataLoader treats as an ``IterableDataset``.
 
-    Inheriting from torch's class would import torch in every process that uses a dataset. But DataLoader asks
-    ``isinstance``, which also looks at ``__class__``: once torch is imported, that is a subclass of both.
+    Inheriting from torch's class would import torch. But DataLoader asks ``isinstance``, which also looks at
+    ``__class__``: once torch is imported, that is a subclass of both.
     """
 
     @property
@@ -106,9 +106,8 @@ class MapStyle(Protocol):
 class Indexed(Origin):
     """Source of a pipeline: a list, a map-style dataset, or another object with indices.
 
-    The indices are divided among the ranks, and a rank's among its workers, so that each element is read
-    exactly once. An element's address is its index. Random numbers that a map-style dataset draws for an
-    element are the same each time it is read in this epoch.
+    Ranks divide the indices, and a rank's workers its own. An element's address is its index. Random numbers
+    that a map-style dataset draws for an element are the same each time it is read in this epoch.
     """
 
     elements: MapStyle
@@ -122,7 +121,6 @@ class Indexed(Origin):
         return _SequenceStream(self, context)
 
     def indices(self, context: Context) -> range:
-        """The indices that a worker reads."""
         indices = range(len(self.elements))
         return indices[context.rank :: context.world_size][context.worker :: context.workers]
 
@@ -232,24 +230,21 @@ class _IteratedStream(BaseStream[Any]):
         self._origin = origin
         self._count = 0
 
-    def fetch(self, address: Any) -> Any:
-        raise self._error()
+    def fetch(self, address: Any) -> NoReturn:
+        raise LookupError(f"{self._origin} gives elements without addresses")
 
-    def state_dict(self) -> dict[str, Any]:
-        raise self._error()
+    def state_dict(self) -> NoReturn:
+        self.fetch(None)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise self._error()
-
-    def _error(self) -> LookupError:
-        return LookupError(f"{self._origin} gives elements without addresses")
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
+        self.fetch(None)
 
 
 class UnseekableStream(_IteratedStream):
     """A stream over an iterator from a user's code. ``start`` makes it when the first element is requested.
 
-    The iterator draws the same random numbers in each run of an epoch by the same worker. ``maker`` is the
-    stage or source that has ``start``: it is named in errors.
+    The iterator draws the same random numbers in each run of an epoch by the same worker. Errors name
+    ``maker``, the stage or source that has ``start``.
     """
 
     def __init__(self, start: Callable[[], Iterable[Any]], maker: object, context: Context) -> None:

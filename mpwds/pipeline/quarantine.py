@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from mpwds.errors import QuarantineFull
 from mpwds.pipeline.context import Context
+from mpwds.storage.caches.locks import same_file
 from mpwds.suggestions import shown
 
 T = TypeVar("T")
@@ -37,8 +38,7 @@ class Quarantine:
             bad sample is always allowed. ``None`` means no limit.
 
     Raises:
-        ValueError: ``budget`` is outside of these ranges.
-        TypeError: ``budget`` is not a number.
+        ValueError: ``budget`` is outside of these ranges; a ``TypeError`` if it is not a number.
         OSError: The file cannot be opened for writing.
         QuarantineFull: While iterating, there are more bad samples than the budget allows.
 
@@ -58,7 +58,13 @@ class Quarantine:
     # the lines of the others.
 
     def __init__(self, path: str | os.PathLike[str], budget: float | None = 100) -> None:
-        _check_budget(budget)
+        if budget is not None:
+            if isinstance(budget, bool) or not isinstance(budget, Real):
+                expected = "a number of samples, a fraction or None"
+                raise TypeError(f"quarantine: budget must be {expected}, got {shown(budget)}")
+            if budget < 0 if isinstance(budget, Integral) else not 0 < float(budget) <= 1:
+                expected = "an int of at least 0, or a fraction above 0 and at most 1"
+                raise ValueError(f"quarantine: a budget must be {expected}, got {shown(budget)}")
         self.path = os.path.abspath(os.fspath(path))
         self.budget = budget
         with open(self.path, "ab") as file:
@@ -114,15 +120,14 @@ class Quarantine:
         return counted
 
     def _open(self) -> int:
-        """Opens and locks the file; opens it again if it was deleted meanwhile."""
+        """Opens and locks the file, again if it was deleted meanwhile."""
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # Some file systems have no locks; lines stay whole without them.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
-                    return descriptor
+            if same_file(descriptor, self.path):
+                return descriptor
             os.close(descriptor)
 
     def _read_on(self, descriptor: int) -> None:
@@ -160,20 +165,6 @@ class Quarantine:
 
 
 quarantine = Quarantine
-
-
-def _check_budget(budget: float | None) -> None:
-    if budget is None:
-        return
-    if isinstance(budget, bool) or not isinstance(budget, Real):
-        raise TypeError(
-            f"quarantine: budget must be a number of samples, a fraction or None, got {shown(budget)}"
-        )
-    if budget < 0 if isinstance(budget, Integral) else not 0 < float(budget) <= 1:
-        raise ValueError(
-            "quarantine: a budget must be an int of at least 0, or a fraction above 0 and at most 1, "
-            f"got {shown(budget)}"
-        )
 
 
 def _append_line(descriptor: int, line: bytes) -> None:

@@ -39,12 +39,6 @@ def seeded(context: Context) -> Call:
     generators takes 6 us. Unless ``context.owns_process``, the previous states are restored, so that
     iterating a dataset does not change the random numbers of the program around it. That takes 60 us, once
     for each element that the pipeline yields through ``iter_elements``, else after each call.
-
-    Example:
-        >>> call = seeded(Context(seed=1))
-        >>> draw = lambda element: random.random()
-        >>> call(draw, 17, None) == call(draw, 17, None) != call(draw, 18, None)
-        True
     """
     stage = repr((context.seed or 0, context.moment, context.stage)).encode()
     origin = hashlib.blake2b(stage, digest_size=8).digest()
@@ -219,20 +213,11 @@ class Permutation(Sequence[int]):
     axis by a hash of its other coordinate. A place beyond ``n`` is permuted again until it is below ``n``
     (cycle walking); the grid has fewer than ``rows`` places too many, so that is rare.
 
-    Args:
-        n: How many numbers, at least 0.
-        facts: What the permutation depends on: purpose, seed, epoch, ...
+    It depends on ``facts``: purpose, seed, epoch, ...
 
     Source:
         J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002: their generalized
         Feistel construction. The hash of a round is the finalizer of SplitMix64.
-
-    Example:
-        >>> order = Permutation(10, "example", 0)
-        >>> list(order)
-        [5, 4, 3, 2, 9, 0, 6, 8, 1, 7]
-        >>> order.of([0, 9])
-        array([5, 7])
     """
 
     def __init__(self, n: int, *facts: object) -> None:

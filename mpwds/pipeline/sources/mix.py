@@ -228,7 +228,8 @@ class _Mixed(BaseStream[Any]):
 
     def describe(self, address: Any, element: object = None) -> Description:
         part, repetition, inner = address
-        return self._runs[part].at(repetition).describe(inner, element)
+        place: Description = self._runs[part].at(repetition).describe(inner, element)
+        return place
 
     def state_dict(self) -> dict[str, Any]:
         return {

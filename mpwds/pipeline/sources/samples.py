@@ -71,8 +71,7 @@ class TarSamples(ShardReader):
     """The stage that ``tarfile_to_samples`` makes, with the options that only datasets set.
 
     Args:
-        empty_check: As for ``ShardReader``, like ``open_at`` and ``read_ahead``.
-        cache: The same. Samples then have the shard's file as ``__local_path__``.
+        cache: As for ``ShardReader``. Samples then have the shard's file as ``__local_path__``.
         local_paths: Without a cache, samples of local shards have ``__local_path__`` too.
         written_as: What the user wrote, for messages and statistics; by default the call of the function.
     """
@@ -106,7 +105,7 @@ class TarSamples(ShardReader):
         return Count(incoming.rows)
 
     def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
     ) -> Iterator[Read]:
         url, options = url_of(shard), options_of(shard)
         select, rename = self.select_files, self.rename_files
@@ -116,15 +115,9 @@ class TarSamples(ShardReader):
         if self.cache is not None:
             local_path = self.cache.path(url)
         raises = self.handler is reraise_exception and "handler" not in options
+        most = self.max_decompressed_bytes
         samples = read_samples(
-            url,
-            offset,
-            open=open,
-            select=select,
-            rename=rename,
-            on_error=None if raises else on_error,
-            local_path=local_path,
-            max_decompressed_bytes=self.max_decompressed_bytes,
+            url, offset, open, select, rename, None if raises else on_error, local_path, most
         )
         return _with_fields(samples, options["meta"]) if "meta" in options else samples
 
@@ -187,31 +180,24 @@ def _only(
 def read_samples(
     url: str,
     offset: int = 0,
-    *,
     open: OpenAt = open_at,
     select: Callable[[str], object] | None = None,
     rename: Callable[[str], str] | None = None,
     on_error: Callable[[Exception], object] | None = None,
     local_path: str | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> Iterator[tuple[int, int | None, Sample]]:
-    """Reads a shard's samples, from the one whose first header is at ``offset`` on.
+) -> Iterator[Read]:
+    """Yields each sample's offset, that of the next one (``None`` after the last), and the sample.
 
-    If the shard is damaged inside a sample, the sample is not yielded: it may lack members.
+    The first sample is the one whose first header is at ``offset``. If the shard is damaged inside a sample,
+    the sample is not yielded: it may lack members.
 
     Args:
-        url: The shard, as ``open`` understands it.
-        offset: Byte offset of a sample's first header.
-        open: Opens ``url`` at a byte offset.
         select, rename: As ``select_files`` and ``rename_files`` of ``tarfile_to_samples``.
         on_error: Called with errors that concern one member alone: ``select`` or ``rename`` raised, or the
             sample has a member of that name. Their attribute ``member`` identifies it. If it returns, the
             member is left out; by default the errors are raised.
         local_path: Value of each sample's ``__local_path__``; no such field if ``None``.
-        max_decompressed_bytes: Limit on the size of a member of a compressed shard.
-
-    Yields:
-        A sample's offset, the offset of the sample that follows (``None`` for the last), and the sample.
     """
     choose, split = None, split_name
     if select is not None or rename is not None:
@@ -349,7 +335,7 @@ class RecordSamples(ShardReader):
         return f"{self.format}s_to_samples({arguments(**changed(self, 'handler', 'max_record_bytes'))})"
 
     def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
     ) -> Iterator[Read]:
         reader = read_cbor_records if self.format == "cbor" else read_msgpack_records
         url = url_of(shard)

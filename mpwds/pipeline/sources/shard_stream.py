@@ -18,7 +18,7 @@ from mpwds.pipeline.coercion import url_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import add_incident, add_note
 from mpwds.pipeline.filter import ErrorHandlingStream, Filter
-from mpwds.pipeline.handlers import CountingHandler, Handler, reraise_exception
+from mpwds.pipeline.handlers import CountingHandler, Handler, ignore_and_continue, reraise_exception
 from mpwds.pipeline.stream import Address, Description, Stream, as_address, one_sample
 from mpwds.storage.streams.base import InputStream, unbuffered
 from mpwds.storage.streams.gopen import open_at, shards_ahead
@@ -73,7 +73,7 @@ class ShardReader(Filter):
 
     @abstractmethod
     def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], None], open: OpenAt
+        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
     ) -> Iterator[Read]:
         """The elements of a shard from an offset on: 0, or an offset that was yielded.
 
@@ -232,13 +232,14 @@ class ShardStream(ErrorHandlingStream):
 
     def _check_endless(self, address: Address) -> None:
         """Raises ``ValueError`` if shards are drawn without end, and no one has a sample."""
-        if self._missing:
-            self._begun += 1
-            if self._begun % _LOOK_EVERY == 0:
-                listed = self._source.describe(address).listed
-                if listed is not None and self._begun >= 30 * len(listed):
-                    self._has_shard, self._shard, self._elements = True, None, iter(())
-                    self._check_found()
+        if not self._missing:
+            return
+        self._begun += 1
+        if self._begun % _LOOK_EVERY == 0:
+            listed = self._source.describe(address).listed
+            if listed is not None and self._begun >= 30 * len(listed):
+                self._has_shard, self._shard, self._elements = True, None, iter(())
+                self._check_found()
 
     def fetch(self, address: Any) -> Any:
         shard, offset = address
@@ -247,7 +248,8 @@ class ShardStream(ErrorHandlingStream):
         if self._fetching is not None and self._fetching[:2] == (shard, offset):
             elements = self._fetching[2]
         else:
-            elements = self._read(self._source.fetch(shard), offset, _pass_over, self._open_for_few)
+            skip = ignore_and_continue  # an element that the first reading skipped
+            elements = self._read(self._source.fetch(shard), offset, skip, self._open_for_few)
         self._fetching = None
         found, following, element = next(elements, (None, None, None))
         if found != offset:
@@ -361,22 +363,13 @@ def _url(shard: Any) -> str:
         return ""
 
 
-def _pass_over(error: Exception) -> None:
-    """Skips an element, as the first reading of the shard did."""
-
-
 def options_of(shard: Any) -> dict[str, Any]:
     """A shard's options of a dataset specification: see ``SpecSource.options``."""
     return (shard.get("options") if isinstance(shard, dict) else None) or {}
 
 
 def file_of(url: str) -> str | None:
-    """The path of the local file that a shard is read from; ``None`` for others and for standard input.
-
-    Example:
-        >>> file_of("data/x.tar"), file_of("file:data/x.tar"), file_of("https://host/x.tar"), file_of("-")
-        ('data/x.tar', 'data/x.tar', None, None)
-    """
+    """The path of the local file that a shard is read from; ``None`` for others and for standard input."""
     if url == "-":
         return None
     url = rewrite_url(url)
