@@ -110,8 +110,7 @@ class IndexedDataset(DataPipeline):
     @property
     def source(self) -> IndexedSamples:
         """The first part of the pipeline, which has the shards and the order."""
-        source: IndexedSamples = self.pipeline[0]
-        return source
+        return self.pipeline[0]  # type: ignore[no-any-return]
 
     @property
     def map_style(self) -> bool:
@@ -169,8 +168,7 @@ class IndexedDataset(DataPipeline):
 
             return self.compose(select(predicate, handler))
         indices = np.asarray(predicate if isinstance(predicate, Sized) else list(predicate))
-        if indices.size == 0:
-            indices = indices.astype(np.int64)
+        indices = indices if indices.size else indices.astype(np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iub":
             raise TypeError("select takes indices (whole numbers), a mask of booleans, or a function")
         return self._with(self.source.of(indices))

@@ -45,11 +45,7 @@ class MDSDataset(IndexedDataset):
             machine's processes share it, and the last one removes it.
         remote: The dataset's URL or folder, if it is not in ``local``: all that ``gopen`` opens.
         split: A folder below both, such as ``"train"``.
-        shuffle: The order of an epoch, as for ``IndexedDataset``: ``"global"``, ``"chunked"``, ``"shards"``
-            or ``False``.
-        chunksize: Samples in a chunk, for ``"chunked"``.
-        seed: Determines the order, with the epoch; 0 by default. A loader's seed overrides it.
-        threads: Samples that an epoch reads at a time, in each process, as for ``IndexedDataset``.
+        shuffle, chunksize, seed, threads: As for ``IndexedDataset``.
         allow_pickle: Whether columns of pickles may be decoded, which runs code that they hold.
         validate_hash: Compare this hash alone; of shards that are in ``local`` already, too.
         cache_limit: Bytes that fetched shards may have in all; the least recently used are removed.
@@ -203,8 +199,7 @@ class PartitionedDataset(IndexedDataset):
 
     @property
     def source(self) -> PartitionedSamples:
-        source: PartitionedSamples = self.pipeline[0]
-        return source
+        return self.pipeline[0]  # type: ignore[no-any-return]
 
     @property
     def map_style(self) -> bool:
@@ -212,8 +207,7 @@ class PartitionedDataset(IndexedDataset):
 
     def _own_length(self) -> int:
         context = replace(self._context(), epoch=-1, worker=0, workers=1)  # of one that is not resumed
-        length: int = self.parts[0].count_in(context).elements
-        return length
+        return int(self.parts[0].count_in(context).elements)
 
     @property
     def next_epoch(self) -> int:
@@ -256,7 +250,7 @@ class PartitionedDataset(IndexedDataset):
 
     @property
     def may_drop_samples(self) -> bool:
-        """True if an epoch may have fewer elements than samples: of stages, or of a subclass' methods."""
+        """True if an epoch may have fewer elements than samples."""
         return bool(self.stages) or self._is_changed
 
     @property
@@ -295,11 +289,6 @@ class SharedEpochCounter:
     which the user sets torch's seed. So a worker of an epoch that has such a worker already begins the next.
     The list is a nameless file in memory, which forks and pickles share by its path; a new one is made if it
     is gone.
-
-    Example:
-        >>> numbers = SharedEpochCounter()
-        >>> [numbers.number_of(Context(run=run)) for run in (94, 17, 94)]
-        [0, 1, 0]
     """
 
     def __init__(self, path: str = "") -> None:
@@ -352,10 +341,9 @@ class StreamingDataset(PartitionedDataset):
     ``local`` when they are needed, by one process of the machine, uncompressed. ``mpwds.MultiLoader`` and
     ``mpwds.DataLoader`` resume it exactly.
 
-    The samples of an epoch are divided among ranks, and a rank's among its workers, in consecutive parts, so
-    that each is read once. (In composer's some were read twice, for ranks to have equally many: here
-    ``MultiLoader(even=...)`` sees to that.) With ``shuffle``, chunks of four shards are read in random order,
-    the samples of each in random order, which the epoch determines.
+    Ranks, and a rank's workers, get consecutive parts of an epoch's samples, so that each is read once. (In
+    composer's, ranks have equally many and read some twice: here ``MultiLoader(even=...)`` sees to that.)
+    With ``shuffle``, the epoch determines a random order of chunks of four shards, and of samples in each.
 
     Args:
         remote: The dataset's URL or folder: all that ``gopen`` opens. ``None`` reads what is in ``local``.

@@ -49,9 +49,8 @@ class _RangeSampler:
 class ShardListSampler(_RangeSampler):
     """Sampler of shard after shard: the samples of each in random order.
 
-    The shards are in random order, too, except in epoch 0, where fetching in the order of the list is usual;
-    ``shufflefirst`` shuffles them there as well. Each complete iteration counts as an epoch. In a DataLoader
-    the workers read from the same shard at a time.
+    The shards are in random order, too, except in epoch 0, where fetching in the order of the list is usual.
+    Each complete iteration counts as an epoch. A DataLoader's workers read from the same shard at a time.
 
     Args:
         dataset: A dataset with the numbers of samples in its shards as ``lengths``.
@@ -84,8 +83,7 @@ ShardedSampler = ShardListSampler
 class ChunkedSampler(_RangeSampler):
     """Sampler of chunk after chunk of consecutive samples: those of each in random order.
 
-    The chunks are in random order, too, except in epoch 0; ``shufflefirst`` shuffles them there as well. Each
-    complete iteration counts as an epoch.
+    The chunks are in random order, too, except in epoch 0. Each complete iteration counts as an epoch.
 
     Args:
         dataset: A map-style dataset.
@@ -119,8 +117,7 @@ class ChunkedSampler(_RangeSampler):
         shufflefirst: bool = False,
     ) -> None:
         check_whole("ChunkedSampler", "chunksize", chunksize, least=1)
-        if num_samples is None:
-            num_samples = len(dataset)
+        num_samples = len(dataset) if num_samples is None else num_samples
         first, end = (0, num_samples) if isinstance(num_samples, int) else num_samples
         ranges = [(start, min(start + chunksize, end)) for start in range(first, end, chunksize)]
         super().__init__(ranges, seed, shuffle, shufflefirst)

@@ -48,9 +48,9 @@ class ShardListDataset:
     ``__shardindex__`` (its number in the shard). The transformations then make what they like of it.
 
     For torch's ``DataLoader``, ``mpwds.DataLoader`` and ``MultiLoader``. Objects can be pickled, and used in
-    forks and by several threads. Local shards are read where they are. Other shards are copied to the cache,
-    whose size is bounded and which all processes of the machine share. A shard's headers are read once, and
-    the offsets of its samples are kept beside it (:class:`mpwds.storage.indexed.tar_shards.TarShards`).
+    forks and by several threads. Local shards are read where they are. Other shards are copied to a cache of
+    bounded size, which all processes of the machine share. A shard's headers are read once, and the offsets
+    of its samples are kept beside it (:class:`mpwds.storage.indexed.tar_shards.TarShards`).
 
     Args:
         shards: A list of dicts ``{"url": ..., "nsamples": ...}``, or the path, URL or open file of a
@@ -58,8 +58,7 @@ class ShardListDataset:
         cache_size: Bytes that copies of shards may have in all. Below a million it counts shards, as wids'
             documentation says, of the largest ``filesize``; without any, there is no limit.
         cache_dir: Folder for them, under the shards' own names.
-        lru_size: Number of copies that are open at a time. If all shards are local, 100 or more of them are
-            open.
+        lru_size: Number of copies that are open at a time; if all shards are local, at least 100 of them.
         dataset_name: The dataset's name; by default that of the description, or a hash of ``shards``.
         localname: Function from a shard's URL to the path for its copy. By default a name with a hash, in
             ``$WIDS_CACHE`` or in ``_wids_cache`` of the folder for temporary files.
@@ -189,15 +188,7 @@ class ShardListDataset:
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index``, transformed; a negative number counts from the end."""
-        try:
-            number = self._numbers[index]
-            shard = bisect_right(self._firsts, number) - 1
-        except IndexError:
-            total = self.total_length
-            raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
-        except TypeError:
-            raise TypeError(f"a sample's index is a whole number, got {index!r}") from None
-        inner = number - self._firsts[shard]
+        shard, inner = self._place(index)
         samples = self._samples
         sample = samples.members(shard, inner, BytesIO, LazyBytesIO)
         sample["__index__"] = index
@@ -215,9 +206,19 @@ class ShardListDataset:
 
     def get_shard(self, index: int) -> tuple[SamplesOfShard, int, Mapping[str, Any]]:
         """The shard that sample ``index`` is in, the sample's number there, and the shard's dict."""
-        number = self._numbers[index]
-        shard = bisect_right(self._firsts, number) - 1
-        return SamplesOfShard(self._samples, shard), number - self._firsts[shard], self.shards[shard]
+        shard, inner = self._place(index)
+        return SamplesOfShard(self._samples, shard), inner, self.shards[shard]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        try:
+            number = self._numbers[index]
+            shard = bisect_right(self._firsts, number) - 1
+        except IndexError:
+            total = self.total_length
+            raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
+        except TypeError:
+            raise TypeError(f"a sample's index is a whole number, got {index!r}") from None
+        return shard, number - self._firsts[shard]
 
     def get_stats(self) -> tuple[int, int]:
         """The number of samples read, and for how many of them a shard had to be opened."""
@@ -263,11 +264,6 @@ class LazyBytesIO(BytesIO):
 
     So a program that looks at the labels alone does not wait for the pictures. A pickled stream becomes a
     ``BytesIO``.
-
-    Example:
-        >>> stream = LazyBytesIO(memoryview(b"abc"))
-        >>> stream.read(2), stream.getvalue()
-        (b'ab', b'abc')
     """
 
     def __init__(self, view: memoryview) -> None:

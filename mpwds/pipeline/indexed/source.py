@@ -154,12 +154,7 @@ class IndexedSamples(Origin):
 
 
 class ElementsAsShard:
-    """A list or map-style dataset as one shard, so that it can be read in any order.
-
-    Example:
-        >>> ElementsAsShard("abc").read(0, 2)
-        'c'
-    """
+    """A list or map-style dataset as one shard, so that it can be read in any order."""
 
     def __init__(self, elements: Any) -> None:
         self.urls = [type(elements).__name__]
@@ -187,17 +182,14 @@ class _IndexedStream(BaseStream[Any]):
     def _begin(self, cursor: int) -> None:
         self._cursor = cursor
         self._failed = -1  # the cursor after the sample that failed last
-        self._samples: Iterator[tuple[int, int, Any]]
         source = self._source
-        samples = source.read_in(self._context, self._places[cursor:])
+        self._samples: Iterator[tuple[int, int, Any]] = source.read_in(self._context, self._places[cursor:])
         if source.threads > 1:
             from mpwds.storage.streams.ahead import work_ahead
 
             read = source.shards.read
-            ahead = work_ahead(lambda sample: read(*sample[1:]), samples, source.threads)
+            ahead = work_ahead(lambda sample: read(*sample[1:]), self._samples, source.threads)
             self._samples = ((number, shard, future) for (number, shard, _), future in ahead)
-        else:
-            self._samples = samples
 
     def __next__(self) -> tuple[Address, Any]:
         item = next(self._samples, None)
@@ -237,16 +229,13 @@ class _IndexedStream(BaseStream[Any]):
         return [self._source.shuffle, self._source.chunksize, self._context.seed]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["samples"] != len(self._source):
-            raise ValueError(
-                f"the state is of a dataset of {state['samples']} samples, this one has {len(self._source)}: "
-                "begin the epoch again, or open the dataset as it was"
-            )
-        if state["order"] != (now := self._order_facts()):
-            raise ValueError(
-                f"the state is of the order {state['order']} (shuffle, chunksize, seed), this one is {now}: "
-                "begin the epoch again, or open the dataset as it was"
-            )
+        samples, order, advice = len(self._source), self._order_facts(), "open the dataset as it was"
+        if state["samples"] != samples:
+            differs = f"a dataset of {state['samples']} samples, this one has {samples}"
+            raise ValueError(f"the state is of {differs}: begin the epoch again, or {advice}")
+        if state["order"] != order:
+            differs = f"the order {state['order']} (shuffle, chunksize, seed), this one is {order}"
+            raise ValueError(f"the state is of {differs}: begin the epoch again, or {advice}")
         self._begin(state["cursor"])
 
 
@@ -257,10 +246,6 @@ def order_of(
 
     ``shard_starts`` returns the positions at which shards begin, the first being 0. The order ``"shards"``
     reads the samples of a shard as they are stored.
-
-    Example:
-        >>> order_of("chunked", 9, lambda: np.array([0]), 3, "a seed")(np.arange(9))
-        array([2, 0, 1, 6, 7, 8, 5, 4, 3])
     """
     if shuffle == "global":
         return Permutation(samples, "global", *facts).of
@@ -284,10 +269,6 @@ def worker_positions(shuffle: Shuffling, samples: int, context: Context) -> rang
 
     Workers take every n-th place of a global order, so that it does not depend on their number. In other
     orders each takes places side by side, so that few of them read the same shard.
-
-    Example:
-        >>> worker_positions("shards", 10, Context(rank=1, world_size=2, worker=0, workers=2))
-        range(5, 7)
     """
     if shuffle == "global":
         return range(samples)[context.rank :: context.world_size][context.worker :: context.workers]

@@ -36,8 +36,7 @@ _SOURCE = (
 _IN_BRACES = re.compile(r"\$\{(\w+)\}")
 _STOP_RULES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 _HANDLERS = (
-    *("reraise_exception", "ignore_and_continue", "warn_and_continue"),
-    *("ignore_and_stop", "warn_and_stop"),
+    *("reraise_exception", "ignore_and_continue", "warn_and_continue", "ignore_and_stop", "warn_and_stop"),
 )
 
 
@@ -145,9 +144,7 @@ def load_spec(spec: SpecLike, trusted: bool | None = None) -> DatasetSpec:
     for each in top["datasets" if "datasets" in top else "dataset"].items():
         sources.append(_source(each, top, prefix, trusted))
         _check_count(sum(len(source.urls) for source in sources), each)
-    stop = top["stop"].text() if "stop" in top else None
-    if stop is not None and stop not in _STOP_RULES:
-        top["stop"].fail(f"must be one of {', '.join(_STOP_RULES)}, got {shown(stop)}")
+    stop = top["stop"].one_of(_STOP_RULES) if "stop" in top else None
     result = DatasetSpec(tuple(sources), _optional(top, "epoch"), stop, top.file)
     if stop is not None and (result.epoch is not None or not result.mixes_samples):
         top["stop"].fail("has no effect here: it needs sources with weights, and no `epoch` at the top")
@@ -189,7 +186,7 @@ def _source(source: SpecValue, top: SpecValue, prefix: str, trusted: bool) -> Sp
         weight=source[weights[0]].number() if weights else None,
         extensions=_extensions(source["extensions"]) if "extensions" in source else {},
         meta={**fields, **source.get("meta", {}).mapping().value},
-        handler=_handler(source["handler"]) if "handler" in source else None,
+        handler=getattr(handlers, source["handler"].one_of(_HANDLERS)) if "handler" in source else None,
         subsample=source.get("subsample", 1.0).number(most=1.0),
         shuffle=source.get("shuffle", 0).integer(0),
         epoch=_optional(source, "epoch"),
@@ -227,13 +224,6 @@ def _extensions(value: SpecValue) -> dict[str, str]:
         return names
     extensions = [each for string in value.strings() for each in string.value.replace(";", " ").split()]
     return {extension.lower(): extension.lower() for extension in extensions}
-
-
-def _handler(value: SpecValue) -> Handler:
-    if value.value not in _HANDLERS:
-        value.fail(f"must be one of {', '.join(_HANDLERS)}, got {shown(value.value)}")
-    handler: Handler = getattr(handlers, value.value)
-    return handler
 
 
 def _expand(value: SpecValue, trusted: bool) -> str:
@@ -394,10 +384,14 @@ class SpecValue:
         """The value under ``key``, or ``default`` at its place."""
         return SpecValue(self.value.get(key, default), self.file, self._lines, (*self._path, key))
 
+    def check(self, is_right: bool, expected: str) -> None:
+        """Raises ``SpecError`` unless the value ``is_right``."""
+        if not is_right:
+            self.fail(f"must be {expected}, got {shown(self.value)}")
+
     def mapping(self, *allowed: str) -> SpecValue:
         """This value, which must be a mapping; with ``allowed``, one without other keys."""
-        if not isinstance(self.value, dict):
-            self.fail(f"must be a mapping, got {shown(self.value)}")
+        self.check(isinstance(self.value, dict), "a mapping")
         for key in self.value:
             if not isinstance(key, str):
                 self.fail(f"has the key {shown(key)}, which is not a string")
@@ -407,49 +401,44 @@ class SpecValue:
 
     def items(self) -> list[SpecValue]:
         """The items of this value, which must be a non-empty list."""
-        if not isinstance(self.value, list) or not self.value:
-            self.fail(f"must be a list of at least one item, got {shown(self.value)}")
+        self.check(isinstance(self.value, list) and bool(self.value), "a list of at least one item")
         return [self[index] for index in range(len(self.value))]
 
     def strings(self) -> list[SpecValue]:
         """The strings of this value, a string or a list of strings."""
         values = [self] if isinstance(self.value, str) else self.items()
         for value in values:
-            if not isinstance(value.value, str) or not value.value:
-                value.fail(f"must be a string, got {shown(value.value)}")
+            value.check(isinstance(value.value, str) and bool(value.value), "a string")
         return values
 
     def text(self) -> str:
         """This value, which must be a string."""
-        if not isinstance(self.value, str):
-            self.fail(f"must be a string, got {shown(self.value)}")
-        return self.value
+        self.check(isinstance(self.value, str), "a string")
+        return str(self.value)
+
+    def one_of(self, choices: Sequence[str]) -> str:
+        """This value, which must be one of ``choices``."""
+        self.check(self.value in choices, f"one of {', '.join(choices)}")
+        return str(self.value)
 
     def integer(self, least: int) -> int:
         """This value, which must be a whole number and at least ``least``."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            self.fail(f"must be a whole number, {least} or more, got {shown(self.value)}")
-        return self.value
+        is_whole = isinstance(self.value, int) and not isinstance(self.value, bool)
+        self.check(is_whole and self.value >= least, f"a whole number, {least} or more")
+        return int(self.value)
 
     def number(self, most: float = math.inf) -> float:
         """This value, which must be a number from 0 to ``most``."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-            bounds = "0 or more" if most == math.inf else f"from 0 to {most:g}"
-            self.fail(f"must be a number, {bounds}, got {shown(value)}")
-        if math.isinf(value):
+        is_number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
+        bounds = "0 or more" if most == math.inf else f"from 0 to {most:g}"
+        self.check(is_number and 0 <= self.value <= most, f"a number, {bounds}")
+        if math.isinf(self.value):
             self.fail("must be finite")
-        return float(value)
+        return float(self.value)
 
 
 def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
-    """Parses a specification: a YAML file by path or URL, or a dict.
-
-    Raises:
-        SpecError: The file is not YAML, or has a key twice.
-        OSError: It cannot be read.
-        ImportError: PyYAML is missing.
-    """
+    """Parses a specification: a YAML file by path or URL, or a dict. Raises what ``load_spec`` does."""
     if isinstance(spec, Mapping):
         return SpecValue(dict(spec))
     file = os.fspath(spec)
