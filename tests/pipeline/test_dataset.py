@@ -13,7 +13,6 @@ from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stages.batched import Batched
 from mpwds.pipeline.stages.collation import Stack
 from mpwds.pipeline.stages.shuffle import Shuffle
-from tests.pipeline.places import read_everywhere
 
 
 def numbers(dataset, **context):
@@ -48,44 +47,6 @@ def test_any_pipeline_over_shards_continues_exactly(shards, continues, stages, b
     continues(lambda: dataset.stream(context), stop)
 
 
-@pytest.mark.filterwarnings("ignore:.*shards for .* workers")
-@settings(max_examples=30, deadline=None)
-@given(world_size=st.integers(1, 3), workers=st.integers(1, 4), epoch=st.integers(0, 3))
-def test_each_sample_is_read_once_over_all_ranks_and_workers(shards, world_size, workers, epoch):
-    dataset = WebDataset(shards, shardshuffle=True, empty_check=False)
-    dataset = dataset.shuffle(5).decode().to_tuple("cls").batched(3).unbatched()
-    read = read_everywhere(dataset.stream, world_size, workers, epoch=epoch)
-    assert sorted(int(cls) for (cls,) in read) == list(range(20))
-
-
-def test_gives_batches_of_pictures_and_labels(tmp_path, add_member):
-    import io
-    import tarfile
-
-    from PIL import Image
-
-    for shard in range(2):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
-            for row in range(3):
-                picture = io.BytesIO()
-                Image.new("RGB", (5, 4), (shard, row, 7)).save(picture, "png")
-                add_member(archive, f"{row}.png", picture.getvalue())
-                add_member(archive, f"{row}.cls", str(row).encode())
-    dataset = (
-        WebDataset(str(tmp_path / "{0..1}.tar"), shardshuffle=True, seed=0)
-        .shuffle(1000)
-        .decode("rgb8")
-        .to_tuple("png", "cls")
-        .map_tuple(lambda image: image.transpose(2, 0, 1), None)
-        .batched(4)
-    )
-    batches = list(dataset)
-    assert [images.shape for images, _ in batches] == [(4, 3, 4, 5), (2, 3, 4, 5)]
-    for images, labels in batches:
-        assert images.dtype == np.uint8
-        assert images[:, 1, 0, 0].tolist() == labels.tolist()
-
-
 def test_each_iteration_is_another_epoch_and_set_epoch_goes_back():
     dataset = DataPipeline(range(50)).shuffle(50)
     first, second = list(dataset), list(dataset)
@@ -93,13 +54,6 @@ def test_each_iteration_is_another_epoch_and_set_epoch_goes_back():
     assert first != second
     dataset.set_epoch(0)
     assert [list(dataset), list(dataset)] == [first, second]
-
-
-def test_methods_leave_the_pipeline_as_it_is(shards):
-    dataset = WebDataset(shards)
-    longer = dataset.shuffle(5)
-    assert type(longer) is WebDataset
-    assert longer.stages == (*dataset.stages, Shuffle(5))
 
 
 def test_a_pipeline_continues_another():
@@ -117,12 +71,12 @@ def test_the_loaders_seed_goes_before_the_datasets_and_a_stages_own_before_both(
     assert order(1, 2, 3) == order(4, None, 3)
 
 
-def test_two_stages_with_the_same_function_draw_different_numbers():
+def test_two_stages_with_the_same_function_draw_different_numbers_also_in_a_pipeline_inside_another():
     def draw(element):
         return (*element, random.random())
 
-    ((first, second),) = DataPipeline([()]).map(draw).map(draw)
-    assert first != second
+    inner = DataPipeline([()]).map(draw).map(draw).repeat(1, 1)
+    assert len({*next(iter(DataPipeline(inner).map(draw)))}) == 3
 
 
 def test_only_the_last_stage_defers():
@@ -144,37 +98,20 @@ def test_an_error_names_stage_sample_and_shard(shards):
 
 
 def test_reads_like_what_one_wrote():
-    dataset = (
-        WebDataset("x-{000..011}.tar", shardshuffle=True, seed=0)
-        .shuffle(1000, initial=10)
-        .decode("rgb8", only="png")
-        .to_tuple("png", "cls", missing_is_error=False)
-        .map_tuple(len, None)
-        .map_dict(cls=int)
-        .batched(64, partial=False)
-        .unbatched()
-        .batched(2, collation_fn=None)
-        .compose(reversed)
-    )
-    assert repr(dataset) == "\n    .".join(
-        [
-            "WebDataset('x-{000..011}.tar', shardshuffle=True, seed=0)",
-            "shuffle(1000, initial=10)",
-            "decode('rgb8', only=('png',))",
-            "to_tuple('png', 'cls', missing_is_error=False)",
-            "map_tuple(len, None)",
-            "map_dict(cls=int)",
-            "batched(64, partial=False)",
-            "unbatched()",
-            "batched(2, collation_fn=None)",
-            "compose(reversed)",
-        ]
-    )
-
-
-def test_a_long_list_of_shards_is_shown_by_its_beginning():
-    dataset = WebDataset([f"x-{number}.tar" for number in range(1000)], seed=1)
-    assert repr(dataset) == "WebDataset(['x-0.tar', 'x-1.tar', 'x-2.tar', ... (1000 shards)], seed=1)"
+    dataset = WebDataset("x-{000..011}.tar", shardshuffle=True, seed=0).shuffle(1000, initial=10)
+    dataset = dataset.decode("rgb8", only="png").to_tuple("png", "cls", missing_is_error=False)
+    dataset = dataset.map_tuple(len, None).map_dict(cls=int).batched(64, partial=False).unbatched()
+    assert repr(dataset.compose(reversed)).split("\n    .") == [
+        "WebDataset('x-{000..011}.tar', shardshuffle=True, seed=0)",
+        "shuffle(1000, initial=10)",
+        "decode('rgb8', only=('png',))",
+        "to_tuple('png', 'cls', missing_is_error=False)",
+        "map_tuple(len, None)",
+        "map_dict(cls=int)",
+        "batched(64, partial=False)",
+        "unbatched()",
+        "compose(reversed)",
+    ]
 
 
 @pytest.mark.parametrize("seed", [np.int64(7), -1, 2**80])
@@ -236,25 +173,6 @@ def test_the_list_of_parts_may_be_edited():
     del dataset.pipeline[1:]
     assert list(dataset) == [0, 1, 2]
     assert list(copy) == [8, 9, 10]
-
-
-def test_webdatasets_test_of_shuffled_shards_runs():
-    def shards_of(seed):
-        dataset = WebDataset("shard-{000000..000999}.tar", shardshuffle=True, seed=seed)
-        index = ["shuffle" in str(stage) for stage in dataset.pipeline].index(True)
-        del dataset.pipeline[index + 1 :]
-        return list(dataset)
-
-    assert shards_of(0) == shards_of(0) != shards_of(1)
-
-
-def test_stages_of_a_pipeline_inside_another_draw_numbers_of_their_own():
-    def draw(element):
-        return (*element, random.random())
-
-    inner = DataPipeline([()]).map(draw).repeat(1, 1)
-    ((first, second),) = DataPipeline(inner).map(draw)
-    assert first != second
 
 
 def test_a_pipelines_seed_counts_inside_another_that_has_none():

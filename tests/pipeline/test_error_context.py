@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpwds import DataPipeline, RoundRobin, SimpleShardList, resampled, tarfile_samples
-from mpwds.pipeline.error_context import add_note, arguments, options
+from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.select import Select
 from mpwds.pipeline.stream import Source
@@ -21,23 +21,10 @@ def test_an_error_keeps_its_type_and_says_where_once():
     assert caught.value.__notes__ == ["in map(invert), on element 1"]
 
 
-def test_a_function_cannot_end_the_dataset_by_stopiteration():
-    with pytest.raises(RuntimeError, match="a function raised StopIteration") as caught:
-        next(Map(lambda n: next(iter(()))).stream(Source([1])))
-    assert caught.value.__notes__ == ["in map(<lambda>), on element 0"]
-
-
 def test_options_that_are_arrays_are_compared_and_printed():
     given = options(mean=(np.zeros(3), None), size=(np.int64(3), 3))
     assert list(given) == ["mean"]
     assert arguments(**given) == "mean=array([0., 0., 0.])"
-
-
-def test_notes_add_up_on_every_python():
-    error = ValueError("bad")
-    add_note(error, "in map(f)")
-    add_note(error, "in batched(2)")
-    assert error.__notes__ == ["in map(f)", "in batched(2)"]
 
 
 def test_arguments_are_shown_as_one_writes_them():

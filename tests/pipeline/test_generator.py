@@ -23,10 +23,6 @@ def noisy_twice(source):
         yield element + random.random()
 
 
-def test_any_function_of_an_iterator_will_do():
-    assert collect(Generator(lambda source: map(str.upper, source)), "ab") == ["A", "B"]
-
-
 class Twice:
     def stream(self, source, context=None):
         for address, element in source:

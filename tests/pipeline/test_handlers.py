@@ -18,17 +18,6 @@ def test_answers_what_webdatasets_handler_of_that_name_does(name, monkeypatch):
     assert getattr(handlers, name)(error) is getattr(webdataset.handlers, name)(error)
 
 
-def test_reraise_exception_raises_the_error_itself():
-    error = ValueError("bad")
-    with pytest.raises(ValueError, match="bad") as caught:
-        handlers.reraise_exception(error)
-    assert caught.value is error
-
-
-def test_webdatasets_own_handlers_will_do():
-    assert list(map(int, webdataset.handlers.ignore_and_continue)(["1", "x", "2"])) == [1, 2]
-
-
 def test_a_handler_sees_shard_key_offset_and_stage(shards):
     seen = []
 

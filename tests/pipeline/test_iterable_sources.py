@@ -49,15 +49,10 @@ def test_an_error_of_a_map_style_dataset_names_the_element():
     assert caught.value.__notes__ == ["in Augmented, on element 4"]
 
 
-def test_an_iterable_is_read_as_it_is_in_every_worker():
+def test_an_iterable_is_read_as_it_is_in_every_worker_and_its_addresses_tell_the_workers_apart():
     for worker in (0, 1):
         stream = Iterated(lambda: iter("abc")).stream(Context(worker=worker, workers=2))
-        assert [element for _, element in stream] == ["a", "b", "c"]
-
-
-def test_addresses_of_an_iterable_tell_the_workers_apart():
-    streams = [Iterated([1]).stream(Context(worker=worker, workers=2)) for worker in (0, 1)]
-    assert [next(stream)[0] for stream in streams] == [(0, 0, 0), (0, 1, 0)]
+        assert list(stream) == [((0, worker, number), letter) for number, letter in enumerate("abc")]
 
 
 def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
@@ -111,23 +106,3 @@ def test_the_beginning_needs_no_replay_and_no_warning():
         stream = pipeline().stream()
         stream.load_state_dict(stream.state_dict())
     assert plain(stream) == plain(pipeline().stream())
-
-
-def test_an_iterable_source_is_replayed():
-    stream = DataPipeline(lambda: iter("abcd")).stream()
-    with pytest.warns(UserWarning, match="<lambda> gives elements without addresses"):
-        stream.load_state_dict({"delivered": 3})
-    assert [element for _, element in stream] == ["d"]
-
-
-def test_a_source_that_gives_fewer_elements_than_before_is_an_error():
-    elements = ["a", "b"]
-    stream = DataPipeline(lambda: iter(elements)).stream()
-    list(stream)
-    elements.clear()
-    state = stream.state_dict()
-    with (
-        pytest.warns(UserWarning, match="elements without addresses"),
-        pytest.raises(RuntimeError, match="ended after 0 elements but 2 were delivered before"),
-    ):
-        stream.load_state_dict(state)

@@ -68,16 +68,6 @@ def test_neighbours_in_a_large_order_are_unrelated():
     assert abs(np.corrcoef(numbers, np.arange(n))[0, 1]) < 4 / np.sqrt(n)
 
 
-def test_each_batch_of_a_large_order_comes_from_everywhere():
-    n, batches = 1_000_000, 100
-    counts = np.zeros((batches, 50))
-    for batch in range(batches):
-        numbers = Permutation(n, "batches").of(np.arange(256) + batch * 10_000)
-        counts[batch] = np.bincount(numbers * 50 // n, minlength=50)
-    freedom = batches * 49
-    assert abs(chi_square(counts, 256 / 50) - freedom) < 4 * np.sqrt(2 * freedom)
-
-
 def test_a_place_outside_is_an_index_error_so_it_can_be_iterated():
     assert sorted(Permutation(5, "seed")) == list(range(5))
     for place in (-1, 5):

@@ -257,15 +257,6 @@ def test_workers_share_a_budget_of_samples(path):
     assert len(records(path)) <= 11
 
 
-def test_a_file_that_was_emptied_is_begun_again(path):
-    handler = quarantine(path, budget=1)
-    handler(ValueError("bad"))
-    path.write_text("")
-    with pytest.raises(QuarantineFull, match="2 bad samples"):
-        handler(ValueError("worse"))
-    assert [record["message"] for record in records(path)] == ["worse"]
-
-
 @pytest.mark.parametrize("how", ["deleted", "emptied", "replaced"])
 def test_a_file_that_is_gone_is_begun_again_with_all_that_is_bad_from_then_on(path, how):
     dataset = DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3))

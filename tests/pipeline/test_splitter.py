@@ -1,4 +1,3 @@
-import os
 import pickle
 from itertools import islice
 from types import SimpleNamespace
@@ -19,8 +18,8 @@ from mpwds.pipeline.sources.shards import (
     split_by_node,
     split_by_worker,
 )
-from mpwds.pipeline.stream import Source, WrappedStream
-from tests.pipeline.places import read_everywhere
+from mpwds.pipeline.stream import Source
+from tests.pipeline.places import read_everywhere, watched
 
 ALL = [split_by_node, split_by_worker, single_node_only, non_empty]
 
@@ -57,18 +56,7 @@ class Counting(Source):
         return super().fetch(address)
 
 
-class Watching(WrappedStream):
-    """What a loader puts around the stream of each part."""
-
-    def __init__(self, stream):
-        super().__init__(stream)
-        self.skip = stream.skip
-
-    def __next__(self):
-        return self._next()
-
-
-@pytest.mark.parametrize("watch", [None, lambda part, stream, context: Watching(stream)])
+@pytest.mark.parametrize("watch", [None, watched])
 def test_elements_of_other_shares_are_not_made(watch):
     source = Counting()
     dataset = DataPipeline(SimpleNamespace(stream=lambda context: source), split_by_node, split_by_worker)
@@ -83,10 +71,6 @@ def test_as_functions_they_ask_the_environment(monkeypatch):
     assert list(split_by_worker(range(7))) == [2, 5]
     with pytest.raises(ValueError, match="on node 1 of 2: split the shards with nodesplitter="):
         single_node_only(range(7))
-
-
-def test_one_node_may_read_everything():
-    assert elements(single_node_only, "ab", worker=1, workers=2) == ["a", "b"]
 
 
 def test_nothing_at_all_is_an_error_where_something_was_declared():
@@ -171,11 +155,7 @@ def test_a_splitter_that_chooses_less_when_it_runs_again_cannot_be_restored():
 def test_a_function_before_the_reader_of_shards_leaves_the_pipeline_addressable(shards, continues):
     reader = mpwds.tarfile_samples
     dataset = DataPipeline(SimpleShardList(shards), lambda urls: islice(urls, 0, None, 2), reader)
-    assert {os.path.basename(sample["__url__"]) for sample in dataset} == {
-        "x-000.tar",
-        "x-002.tar",
-        "x-004.tar",
-    }
+    assert {sample["__url__"][-9:] for sample in dataset} == {"x-000.tar", "x-002.tar", "x-004.tar"}
     continues(dataset.stream, 3)
 
 
@@ -208,7 +188,5 @@ def test_a_source_that_draws_is_alike_on_all_workers_if_a_later_stage_divides(ne
     if nested == "repeat":
         source = DataPipeline(SimpleShardList("{a,b}-{0..9}.tar")).shuffle(100).repeat(1, nbatches=20)
     dataset = DataPipeline(source, split_by_worker)
-    seen = [
-        shard["url"] for worker in range(2) for _, shard in dataset.stream(Context(worker=worker, workers=2))
-    ]
+    seen = [shard["url"] for shard in read_everywhere(dataset.stream, 1, 2)]
     assert len(seen) == len(set(seen)) == 20

@@ -67,16 +67,6 @@ def test_so_does_the_state_before_it_though_the_source_has_failed_already(failin
     assert got + taken(again) == list(range(40))
 
 
-def test_a_stream_that_a_handler_has_ended_stays_ended(tmp_path):
-    (tmp_path / "x.tar").write_bytes(b"no archive")
-    dataset = WebDataset(str(tmp_path / "x.tar"), handler=mpwds.ignore_and_stop, empty_check=False)
-    stream, again = dataset.stream(), dataset.stream()
-    assert taken(stream) == []
-    (tmp_path / "x.tar").write_bytes(bytes(10_240))
-    again.load_state_dict(stream.state_dict())
-    assert taken(again) == []
-
-
 def test_who_goes_on_after_it_leaves_it_out(failing):
     stream = DataPipeline(failing).stream()
     got = taken(stream, 11)

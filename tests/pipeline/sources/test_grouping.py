@@ -117,13 +117,6 @@ def test_a_member_cannot_take_the_place_of_a_samples_key_or_url(shard, name):
         samples(shard(name))
 
 
-def test_an_extension_twice_is_left_out_if_the_error_handler_returns(shard):
-    errors = []
-    read = samples(shard("a.txt", "a.TXT", "a.cls", "b.txt"), on_error=errors.append)
-    assert [(sample["__key__"], sample["txt"]) for sample in read] == [("a", b"a.txt"), ("b", b"b.txt")]
-    assert [isinstance(error, ShardError) for error in errors] == [True]
-
-
 def test_members_are_renamed_then_selected_and_then_grouped(shard):
     seen = []
 
@@ -174,9 +167,3 @@ def test_a_shard_that_may_be_truncated_is_warned_of_where_it_is_read(shard):
     with pytest.warns(RuntimeWarning, match="may be truncated") as caught:
         samples(path)
     assert caught[0].filename == __file__
-
-
-def test_leaving_closes_the_shard(shard, nothing_left):
-    read = read_samples(shard("a.txt", "b.txt"))
-    next(read)
-    read.close()

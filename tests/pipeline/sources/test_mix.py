@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.mix import RandomMix, RoundRobin
-from mpwds.pipeline.sources.webdataset import WebDataset
 from tests.pipeline.places import read_everywhere
 
 RULES = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never", 13]
@@ -200,12 +199,6 @@ def test_the_same_dataset_twice_is_shuffled_differently():
     mixed = list(RoundRobin([dataset, dataset]))
     assert sorted(mixed[::2]) == sorted(mixed[1::2])
     assert mixed[::2] != mixed[1::2]
-
-
-def test_mixes_of_shards_are_read_whole_and_resumed(shards, continues):
-    mix = RandomMix([WebDataset(shards, shardshuffle=True), WebDataset(shards)], longest=True).to_tuple("cls")
-    assert Counter(int(cls) for (cls,) in mix) == Counter([*range(20), *range(20)])
-    continues(mix.stream, 15)
 
 
 def test_a_mix_is_a_pipeline_with_all_its_methods():

@@ -6,6 +6,7 @@ from mpwds.errors import ShardError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList
+from tests.pipeline.conftest import SIZES
 
 
 def read(urls, shuffled=False, context=ALONE):
@@ -13,12 +14,7 @@ def read(urls, shuffled=False, context=ALONE):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    stop=st.integers(0, 21),
-    shuffled=st.booleans(),
-    workers=st.integers(1, 3),
-    data=st.data(),
-)
+@given(stop=st.integers(0, 21), shuffled=st.booleans(), workers=st.integers(1, 3), data=st.data())
 def test_continues_from_its_state_exactly(shards, continues, stop, shuffled, workers, data):
     worker = data.draw(st.integers(0, workers - 1))
     context = Context(epoch=1, worker=worker, workers=workers)
@@ -27,16 +23,8 @@ def test_continues_from_its_state_exactly(shards, continues, stop, shuffled, wor
 
 def test_an_address_is_the_shards_number_before_shuffling_and_the_offset(shards):
     stream = read(shards, True, Context(epoch=3))
-    expected = {number: (shard, 2048 * row) for shard, row, number in numbered()}
-    assert {int(sample["txt"]): address for address, sample in stream} == expected
-
-
-def numbered():
-    number = 0
-    for shard, size in enumerate([5, 0, 1, 7, 3, 4]):
-        for row in range(size):
-            yield shard, row, number
-            number += 1
+    expected = [(shard, 2048 * row) for shard, size in enumerate(SIZES) for row in range(size)]
+    assert {int(sample["txt"]): address for address, sample in stream} == dict(enumerate(expected))
 
 
 def test_any_worker_fetches_any_address_in_any_order(shards):
