@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -137,17 +138,13 @@ def test_an_exception_that_cannot_be_changed_or_printed_is_written_down(path, er
 def test_a_budget_of_samples_is_spent_by_one_more(path):
     stream = iter(DataPipeline(range(20)).map(odd_are_bad, handler=quarantine(path, budget=3)))
     assert [next(stream) for _ in range(4)] == [0, 2, 4, 6]
-    with pytest.raises(
-        QuarantineFull, match="4 bad samples are above the budget of 3: .*bad.jsonl"
-    ) as caught:
+    with pytest.raises(QuarantineFull, match="4 bad samples are above the budget of 3: .*bad.js") as caught:
         next(stream)
     assert (caught.value.path, caught.value.count, str(caught.value.__cause__)) == (str(path), 4, "7 is odd")
     assert len(records(path)) == 4
 
 
-@pytest.mark.parametrize(
-    ("budget", "numbers"), [(None, range(1000)), (1.0, [1] * 50), (0.1, [1, 2])], ids=str
-)
+@pytest.mark.parametrize(("budget", "numbers"), [(None, range(1000)), (1.0, [1] * 50), (0.1, [1, 2])])
 def test_a_budget_may_have_no_end_be_everything_or_one_sample_among_few(path, budget, numbers):
     made = list(DataPipeline(numbers).map(odd_are_bad, handler=quarantine(path, budget=budget)))
     assert made == [number for number in numbers if number % 2 == 0]
@@ -163,9 +160,7 @@ def test_a_fraction_is_of_the_samples_seen(path):
         return DataPipeline(range(200)).map(check, handler=quarantine(path, budget=0.25))
 
     assert len(list(bad_from(150))) == 150
-    with pytest.raises(
-        QuarantineFull, match="45 bad ones among 178 samples are above the budget of 0.25 of them"
-    ):
+    with pytest.raises(QuarantineFull, match="45 bad ones among 178 samples .* the budget of 0.25 of them"):
         list(bad_from(133))
     with pytest.raises(QuarantineFull, match="11 bad ones among 40 samples"):
         list(bad_from(29))
@@ -222,7 +217,7 @@ def test_a_copy_counts_what_was_bad_before_it_was_made(path):
         pickle.loads(pickle.dumps(handler))(ValueError("worse"))
 
 
-def spend(path, handler, number):
+def spend(handler, number):
     random.seed(number)
     stage = map_dict(n=odd_are_bad, handler=handler)
     samples = [{"__key__": f"{number}/{n}" + "x" * random.randrange(5000), "n": n} for n in range(1, 100, 2)]
@@ -231,9 +226,8 @@ def spend(path, handler, number):
 
 def test_processes_that_write_one_file_write_whole_lines(path):
     handler = quarantine(path, budget=200)
-    processes = [
-        multiprocessing.get_context("fork").Process(target=spend, args=(path, handler, n)) for n in range(4)
-    ]
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=spend, args=(handler, number)) for number in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -257,23 +251,22 @@ def test_workers_share_a_budget_of_samples(path):
     assert len(records(path)) <= 11
 
 
-@pytest.mark.parametrize("how", ["deleted", "emptied", "replaced"])
-def test_a_file_that_is_gone_is_begun_again_with_all_that_is_bad_from_then_on(path, how):
+def replace(path):
+    other = path.with_name("other")
+    other.write_text("x" * 100_000 + "\n")
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("remove", "before"), [(Path.unlink, 0), (lambda path: path.write_text(""), 0), (replace, 1)]
+)
+def test_a_file_that_is_gone_is_begun_again_with_all_that_is_bad_from_then_on(path, remove, before):
     dataset = DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3))
-    for _ in range(2):
+    for number in range(2):
         assert list(dataset) == [0, 2, 4]  # what is bad again does not count again
-        assert [record["place"] for record in records(path)] == ["element 1", "element 3", "element 5"]
-        if how == "deleted":
-            path.unlink()
-        elif how == "emptied":
-            path.write_text("")
-        else:
-            other = path.with_name("other")
-            other.write_text("x" * 100_000 + "\n")
-            other.replace(path)
-            assert list(dataset) == [0, 2, 4]
-            assert len(path.read_text().splitlines()) == 4
-            path.unlink()
+        lines = path.read_text().splitlines()[before if number else 0 :]
+        assert [json.loads(line)["place"] for line in lines] == ["element 1", "element 3", "element 5"]
+        remove(path)
 
 
 def test_a_copy_knows_that_its_file_is_gone(path):

@@ -82,13 +82,6 @@ def test_a_name_tells_the_format(source, name):
     assert (found and found[0].name) == name
 
 
-def test_an_unknown_format_is_an_error_that_names_those_that_there_are():
-    with pytest.raises(ValueError, match="'zip': expected one of mds, mds1, msgpack, cbor, tar"):
-        format_named("zip")
-    with pytest.raises(ValueError, match=r"x\.cbor \(cbor\) cannot be read by number"):
-        FORMATS["cbor"].shards("x.cbor")
-
-
 class Nothing(Format):
     name = "nothing"
 
@@ -101,6 +94,8 @@ def test_records_may_name_their_fields_by_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: format_named("zip"), "'zip': expected one of mds, mds1, msgpack, cbor, tar"),
+        (lambda: FORMATS["cbor"].shards("x.cbor"), r"x\.cbor \(cbor\) cannot be read by number"),
         (lambda: Nothing().samples("x"), r"samples of x \(nothing\) cannot be read in order"),
         (lambda: Nothing().writer("x", {}, WriteOptions()), "x: nothing cannot be written"),
         (
@@ -108,10 +103,7 @@ def test_records_may_name_their_fields_by_bytes(tmp_path):
             "for MDS of version 2 alone",
         ),
         (lambda: FORMATS["mds1"].writer("x", {}, WriteOptions(force=True)), "remove the folder first"),
-        (
-            lambda: list(FORMATS["msgpack"].samples("list.mp").read()),
-            "record at offset 6 of list.mp is a list",
-        ),
+        (lambda: [*FORMATS["msgpack"].samples("list.mp").read()], "record at offset 6 of list.mp is a list"),
     ],
 )
 def test_what_a_format_cannot_do_is_an_error_that_says_so(call, message, tmp_path, monkeypatch):

@@ -60,12 +60,10 @@ def test_names_that_are_selected_or_renamed_are_grouped_as_others_are(shard, opt
 @example(["a.b/.c", "a.b/.d"])
 def test_any_members_are_grouped_as_webdataset_groups_them(members):
     """A name that comes twice in a sample is left out by both."""
-    data = archive_of([(name, str(number).encode()) for number, name in enumerate(members)])
-    files = [
-        {"fname": name, "data": str(number).encode(), "__url__": "x.tar"}
-        for number, name in enumerate(members)
-        if not is_meta(name)
-    ]
+    numbered = [(name, str(number).encode()) for number, name in enumerate(members)]
+    data = archive_of(numbered)
+    kept = [(name, number) for name, number in numbered if not is_meta(name)]
+    files = [{"fname": name, "data": number, "__url__": "x.tar"} for name, number in kept]
     errors = []
     read = samples("x.tar", open=lambda url, offset: io.BytesIO(data), on_error=errors.append)
     assert read == list(group_by_keys(iter(files), handler=lambda error: True))

@@ -97,9 +97,8 @@ def test_random_proportions_are_those_of_the_weights():
 
 
 def test_weights_are_proportions_and_a_weight_of_zero_gives_nothing():
-    assert list(RandomMix(["ab", "cd"], [3, 1], stop=50)) == list(
-        RandomMix(["ab", "cd"], [0.75, 0.25], stop=50)
-    )
+    first, same = (list(RandomMix(["ab", "cd"], weights, stop=50)) for weights in ([3, 1], [0.75, 0.25]))
+    assert first == same
     assert list(RandomMix(["ab", "cd"], [1, 0], longest=True)) == ["a", "b"]
     assert list(RandomMix(["ab", "cd"], [1, 0], stop="all_exhausted")) == ["a", "b"]
 
@@ -179,16 +178,8 @@ def test_a_state_stays_as_it_is_while_the_mix_goes_on(kind, rule):
 
 def test_draws_differ_by_epoch_worker_and_seed_and_are_otherwise_the_same():
     mix = RandomMix(["a" * 99, "b" * 99], stop=60)
-    orders = [
-        "".join(element for _, element in mix.stream(Context(**context)))
-        for context in (
-            {},
-            {"epoch": 1},
-            {"worker": 1, "workers": 2},
-            {"rank": 1, "world_size": 2},
-            {"seed": 5},
-        )
-    ]
+    places = [{}, {"epoch": 1}, {"worker": 1, "workers": 2}, {"rank": 1, "world_size": 2}, {"seed": 5}]
+    orders = ["".join(element for _, element in mix.stream(Context(**place))) for place in places]
     assert len(set(orders)) == 5
     assert orders[0] == "".join(mix)
     assert len({"".join(RandomMix(["a" * 99, "b" * 99], stop=60, seed=seed)) for seed in (None, 1, 2)}) == 3
@@ -204,10 +195,9 @@ def test_the_same_dataset_twice_is_shuffled_differently():
 def test_a_mix_is_a_pipeline_with_all_its_methods():
     mix = RandomMix(["ab", range(2)], longest=True).map(str).batched(2, collation_fn=None)
     assert sorted(element for batch in mix for element in batch) == ["0", "1", "a", "b"]
-    assert repr(mix) == (
-        "RandomMix([str, range], stop='all_exhausted_without_replacement')\n    .map(str)"
-        "\n    .batched(2, collation_fn=None)"
-    )
+    first, *stages = repr(mix).split("\n    .")
+    assert first == "RandomMix([str, range], stop='all_exhausted_without_replacement')"
+    assert stages == ["map(str)", "batched(2, collation_fn=None)"]
 
 
 def test_the_seed_of_a_part_counts_where_the_mix_has_none():
@@ -265,9 +255,9 @@ def test_after_an_error_a_state_begins_with_the_element_that_failed(failing):
         return RandomMix([numbers, DataPipeline(range(100, 130))], [2, 1], stop=50, seed=3).stream(Context())
 
     whole = [element for _, element in make(abs)]
-    stream, got = make(FailsOnce(failing)), []
+    stream = make(FailsOnce(failing))
     with pytest.raises(ArithmeticError):
-        got.extend(element for _, element in stream)
+        list(stream)
     got = whole[: whole.index(failing)]
     restored = make(abs)
     restored.load_state_dict(stream.state_dict())

@@ -1,5 +1,5 @@
 import os
-import textwrap
+import sys
 from collections import Counter
 
 import pytest
@@ -32,40 +32,29 @@ def epoch(shards, **context):
 def yaml_file(tmp_path):
     def write(text):
         path = tmp_path / "spec.yaml"
-        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return str(path)
 
     return write
 
 
+README = """\
+dataset:
+  - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
+    scaleprob: 0.3
+  - shards: gs://nvdata-ocropus-tess/bin-gsub-{000000..000167}.tar
+    extensions: nrm.jpg
+    scale: [0.3, 1.0]
+"""
+
+
 def test_the_readmes_specification_is_read(yaml_file):
-    spec = load_spec(
-        yaml_file(
-            """\
-            dataset:
-              - shards: gs://nvdata-ocropus-tess/ia1-{000000..000033}.tar
-                scaleprob: 0.3
-              - shards: gs://nvdata-ocropus-tess/cdipsub-{000000..000022}.tar
-                scale: [1.0, 3.0]
-              - shards: gs://nvdata-ocropus-tess/bin-gsub-{000000..000167}.tar
-                extensions: nrm.jpg
-                scale: [0.3, 1.0]
-              - shards: gs://nvdata-ocropus/rendered.tar
-                scaleprob: 1.0
-            """
-        )
-    )
-    assert [len(source.urls) for source in spec.sources] == [34, 23, 168, 1]
+    spec = load_spec(yaml_file(README))
     assert spec.sources[0].urls[1] == "gs://nvdata-ocropus-tess/ia1-000001.tar"
-    assert [dict(source.meta) for source in spec.sources] == [
-        {"__scaleprob__": 0.3},
-        {"__scale__": [1.0, 3.0]},
-        {"__scale__": [0.3, 1.0]},
-        {"__scaleprob__": 1.0},
-    ]
-    assert spec.sources[2].extensions == {"nrm.jpg": "nrm.jpg"}
+    assert [source.meta for source in spec.sources] == [{"__scaleprob__": 0.3}, {"__scale__": [0.3, 1.0]}]
+    assert spec.sources[1].extensions == {"nrm.jpg": "nrm.jpg"}
     assert not spec.mixes_samples
-    assert len(list(WebDataset(spec).stage(0))) == 226
+    assert len(list(WebDataset(spec).stage(0))) == 34 + 168
 
 
 def test_webdatasets_test_specification_is_read(monkeypatch):
@@ -163,14 +152,6 @@ def test_weights_mix_samples_and_each_comes_once(shards, continues):
     continues(dataset.stream, 9)
 
 
-def test_an_epoch_of_a_specification_repeats_the_sources(shards):
-    spec = {"datasets": [{"shards": shards, "weight": 1, "shuffle": 5, "subsample": 0.5}], "epoch": 55}
-    dataset = WebDataset(spec)
-    assert len(list(dataset)) == 55
-    shards_mixed = construct_dataset({"datasets": [{"shards": shards}], "epoch": 33})
-    assert len(list(shards_mixed)) == 33
-
-
 def test_a_source_gives_a_part_of_its_samples_or_another_order_or_nothing(shards):
     def keys(*sources):
         sources = [{"weight": 1, "shards": shards, **source} for source in sources]
@@ -185,27 +166,17 @@ def test_a_source_gives_a_part_of_its_samples_or_another_order_or_nothing(shards
 
 
 def test_every_option_of_a_source_is_read():
-    given = {"name": "a", "shards": "a.tar", "resample": 3, "weight": 2, "extensions": {"png": "PNG jpg"}}
-    given |= {"meta": {"lang": "en"}, "scale": 4, "scaleprob": 0.5, "handler": "warn_and_continue"}
-    given |= {"subsample": 0.25, "shuffle": 5, "epoch": 7}
-    (source,) = load_spec({"datasets": [given]}).sources
-    assert source == SpecSource(
-        name="a",
-        urls=("a.tar",),
-        resample=3,
-        weight=2.0,
-        extensions={"png": "png jpg"},
-        meta={"__scale__": 4, "__scaleprob__": 0.5, "lang": "en"},
-        handler=warn_and_continue,
-        subsample=0.25,
-        shuffle=5,
-        epoch=7,
-    )
+    same = {"name": "a", "resample": 3, "weight": 2, "subsample": 0.25, "shuffle": 5, "epoch": 7}
+    given = {"shards": "a.tar", "extensions": {"png": "PNG jpg"}, "meta": {"lang": "en"}, "scale": 4}
+    given |= {"scaleprob": 0.5, "handler": "warn_and_continue"}
+    (source,) = load_spec({"datasets": [{**same, **given}]}).sources
+    read = {"urls": ("a.tar",), "extensions": {"png": "png jpg"}, "handler": warn_and_continue}
+    assert source == SpecSource(**same, **read, meta={"__scale__": 4, "__scaleprob__": 0.5, "lang": "en"})
 
 
 @pytest.mark.parametrize("mixed", [{}, {"weight": 1}])
 def test_the_epoch_of_a_specification_counts_samples_also_where_they_are_batched(shards, mixed):
-    dataset = WebDataset({"datasets": [{"shards": shards, **mixed}], "epoch": 33}).listed(10)
+    dataset = construct_dataset({"datasets": [{"shards": shards, **mixed}], "epoch": 33}).listed(10)
     assert [len(samples) for samples in dataset] == [10, 10, 10, 3]
     assert [len(samples) for samples in dataset.with_epoch(5)] == [10, 10, 10, 3, 10]
 
@@ -221,11 +192,8 @@ def test_a_source_may_have_an_epoch_of_its_own(shards):
 
 
 def test_a_stop_rule_of_a_specification_counts(shards):
-    spec = {
-        "datasets": [{"shards": shards, "weight": 1}, {"shards": shards, "epoch": 2}],
-        "stop": "first_exhausted",
-    }
-    assert len(list(WebDataset(spec))) < 22
+    sources = [{"shards": shards, "weight": 1}, {"shards": shards, "epoch": 2}]
+    assert len(list(WebDataset({"datasets": sources, "stop": "first_exhausted"}))) < 22
 
 
 def test_a_source_has_its_own_error_handler(shards, tmp_path):
@@ -255,23 +223,15 @@ def test_a_yaml_file_is_a_dataset_and_a_list_of_shards(yaml_file, shards):
 
 def test_commands_in_files_are_refused_unless_the_caller_vouches_for_them(yaml_file):
     path = yaml_file("datasets:\n  - name: x\n    shards:\n      - a.tar\n      - 'pipe:cat b.tar'\n")
-    with pytest.raises(
-        SecurityError, match=r"spec.yaml, line 5, datasets\[0\].shards\[1\]: .*pipe:cat b.tar"
-    ):
-        WebDataset(path)
-    assert load_spec(path, trusted=True).sources[0].urls == ("a.tar", "pipe:cat b.tar")
-    assert WebDataset(load_spec(path, trusted=True))
-    with pytest.raises(SecurityError):
-        load_spec({"datasets": [{"shards": "pipe:cat b.tar"}]}, trusted=False)
-
-
-def test_the_error_about_a_command_tells_the_call_that_allows_it(yaml_file):
-    path = yaml_file("datasets:\n  - shards: 'pipe:cat b.tar'\n")
-    with pytest.raises(SecurityError) as caught:
+    place = r"spec.yaml, line 5, datasets\[0\].shards\[1\]: .*pipe:cat b.tar"
+    with pytest.raises(SecurityError, match=place) as caught:
         WebDataset(path)
     call = str(caught.value).rpartition("trusted=True: ")[2]
     assert call == f"mpwds.WebDataset(mpwds.load_spec({path!r}, trusted=True))"
     assert isinstance(eval(call, {"mpwds": mpwds}), WebDataset)
+    assert load_spec(path, trusted=True).sources[0].urls == ("a.tar", "pipe:cat b.tar")
+    with pytest.raises(SecurityError):
+        load_spec({"datasets": [{"shards": "pipe:cat b.tar"}]}, trusted=False)
 
 
 @pytest.fixture
@@ -328,10 +288,7 @@ def test_a_specification_that_contains_itself_or_grows_by_aliases_is_an_error_so
     [
         ("- shards: ['{0..9}', 'b']", r"line 2, datasets\[0\].shards\[1\] brings the shards to 11"),
         ("- &a {shards: '{0..9}'}\n- *a", r"datasets\[1\] brings the shards to 20"),
-        (
-            "- {shards: '{0..4}::{0..5}'}",
-            r"datasets\[0\].shards is wrong: the braces in '{0..5}' stand for 6",
-        ),
+        ("- {shards: '{0..4}::{0..5}'}", r"datasets\[0\].shards is wrong: .* '{0..5}' stand for 6"),
     ],
 )
 def test_the_shards_of_a_specification_are_limited_together(yaml_file, monkeypatch, sources, place):
@@ -406,8 +363,6 @@ def test_of_a_dict_the_error_names_the_key():
 
 
 def test_the_extra_is_named_where_pyyaml_is_missing(yaml_file, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ImportError, match=r"pip install 'mpwds\[yaml\]'"):
         load_spec(yaml_file("datasets: []"))

@@ -26,18 +26,13 @@ def classes(samples):
     return [int(sample["cls"]) for sample in samples]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda urls: "::".join(urls),
-        lambda urls: iter(urls),
-        lambda urls: [Path(url) for url in urls],
-        lambda urls: SimpleShardList(urls),
-        lambda urls: ShardList(urls),
-        lambda urls: DataPipeline(SimpleShardList(urls)),
-        lambda urls: {"datasets": [{"shards": urls}]},
-    ],
-)
+WAYS = [
+    *("::".join, iter, lambda urls: [*map(Path, urls)], SimpleShardList, ShardList),
+    *(lambda urls: DataPipeline(SimpleShardList(urls)), lambda urls: {"datasets": [{"shards": urls}]}),
+]
+
+
+@pytest.mark.parametrize("given", WAYS)
 def test_shards_are_given_in_many_ways(shards, given):
     urls = list(SimpleShardList(shards).urls)
     assert sorted(classes(WebDataset(given(urls)))) == list(range(20))
@@ -156,9 +151,7 @@ def test_a_member_twice_is_left_out_where_the_handler_goes_on(tar):
     assert [(incident.member, incident.offset) for incident in incidents] == [("b.cls", 1024)]
     assert classes(WebDataset(url, handler=ignore_and_stop)) == [1]
     stream = dataset.stream()
-    assert [stream.fetch(address) for address, _ in dataset.stream()] == [
-        sample for _, sample in dataset.stream()
-    ]
+    assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
 
 
 def test_shards_of_ones_own_list_are_shuffled_through_a_buffer(shards):
@@ -199,22 +192,17 @@ def test_prints_as_it_was_written(tmp_path, monkeypatch):
     def mine(urls):
         return urls
 
-    dataset = WebDataset("x-{0..9}.tar", handler=ignore_and_continue, resampled=True, nodesplitter=mine)
-    assert (
-        repr(dataset)
-        == "WebDataset('x-{0..9}.tar', handler=ignore_and_continue, resampled=True, nodesplitter=mine)"
-    )
-    assert (
-        repr(WebDataset({"datasets": [{"shards": "a.tar"}]}, seed=3).decode())
-        == "WebDataset({...}, seed=3)\n    .decode()"
-    )
-    options = "repeat=2, shardshuffle=True, cache_dir='c', workersplitter=None, select_files=mine, "
-    options += "rename_files=mine, empty_check=False, max_decompressed_bytes=5"
-    given = {"repeat": 2, "shardshuffle": True, "cache_dir": "c", "workersplitter": None}
-    given |= {"select_files": mine, "rename_files": mine, "empty_check": False, "max_decompressed_bytes": 5}
     monkeypatch.chdir(tmp_path)
-    assert repr(WebDataset("x.tar", **given)) == f"WebDataset('x.tar', {options})"
-    assert repr(WebDataset("x.tar", mode="resampled")) == "WebDataset('x.tar', mode='resampled')"
+    for options in (
+        "'x-{0..9}.tar', handler=ignore_and_continue, resampled=True, nodesplitter=mine",
+        "'x.tar', repeat=2, shardshuffle=True, cache_dir='c', workersplitter=None, select_files=mine",
+        "'x.tar', rename_files=mine, empty_check=False, max_decompressed_bytes=5",
+        "'x.tar', mode='resampled'",
+    ):
+        written = f"WebDataset({options})"
+        assert repr(eval(written, {**globals(), "mine": mine})) == written
+    dataset = WebDataset({"datasets": [{"shards": "a.tar"}]}, seed=3).decode()
+    assert repr(dataset) == "WebDataset({...}, seed=3)\n    .decode()"
 
 
 @pytest.fixture(scope="module")
@@ -251,27 +239,22 @@ def test_fetching_ahead_keeps_the_state_exact(server, tmp_path_factory, continue
 
 
 def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(server, tmp_path):
-    base = server.url("/x-")
-
     def failing():
-        yield {"url": base + "000.tar"}
+        yield {"url": server.url("/x-000.tar")}
         raise OSError("list of shards is gone")
 
-    dataset = WebDataset(DataPipeline(failing), cache_dir=tmp_path)
     seen = []
     with pytest.raises(OSError, match="list of shards is gone"):
-        for sample in dataset:
+        for sample in WebDataset(DataPipeline(failing), cache_dir=tmp_path):
             seen.append(int(sample["cls"]))
     assert seen == [0, 1, 2, 3, 4]
 
 
 def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetching_ahead(server, tmp_path):
-    base = server.url("/x-")
-
     def failing(name):
         if name == "gone":
             raise OSError("list of shards is gone")
-        return {"url": base + name}
+        return {"url": server.url(f"/x-{name}")}
 
     urls = DataPipeline(["000.tar", "gone", "002.tar"]).map(failing)
     dataset = WebDataset(urls, cache_dir=tmp_path, prefetch_shards=2)
