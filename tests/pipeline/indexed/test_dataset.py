@@ -52,9 +52,7 @@ class TestSelect:
 
     def test_takes_indices_in_any_order_and_more_than_once(self):
         chosen = mpwds.IndexedDataset(range(10, 20)).select([9, 0, -1, 0])
-        assert list(chosen) == [19, 10, 19, 10]
-        assert chosen[1] == 10
-        assert list(chosen[::2].select([1])) == [19]
+        assert (list(chosen), chosen[1], list(chosen[::2].select([1]))) == ([19, 10, 19, 10], 10, [19])
 
     def test_takes_a_function_and_is_then_a_pipeline(self):
         even = mpwds.IndexedDataset(range(6)).select(lambda n: n % 2 == 0)
@@ -64,9 +62,8 @@ class TestSelect:
 
 class TestStages:
     def test_apply_to_a_sample_as_an_epoch_applies_them(self):
-        dataset = mpwds.IndexedDataset(range(20), "global").map(
-            lambda n: (n, random.random(), np.random.rand())
-        )
+        dataset = mpwds.IndexedDataset(range(20), "global")
+        dataset = dataset.map(lambda n: (n, random.random(), np.random.rand()))
         dataset.set_epoch(4)
         one_by_one = [dataset[i] for i in range(20)]
         epoch = list(dataset)
@@ -96,9 +93,7 @@ class TestStages:
     def test_that_is_appended_and_batches_leaves_no_index(self):
         dataset = mpwds.IndexedDataset(range(4))
         dataset.append(mpwds.batched(2))
-        with pytest.raises(
-            TypeError, match=r"batched\(2\) does not map one sample to one sample, which ds\[i\]"
-        ):
+        with pytest.raises(TypeError, match=r"batched\(2\) does not map one sample to one .* which ds\[i\]"):
             dataset[0]
 
     def test_that_drops_a_sample_is_an_error_for_that_index(self):
@@ -115,16 +110,11 @@ class TestStages:
 
 
 @settings(max_examples=40)
-@given(
-    kind=st.sampled_from(["global", "chunked", "shards", False]),
-    stop=st.integers(0, 12),
-    epoch=st.integers(0, 3),
-)
+@given(kind=st.sampled_from(["global", "shards", False]), stop=st.integers(0, 12), epoch=st.integers(0, 3))
 def test_its_iterator_continues_where_another_was(kind, stop, epoch):
     def dataset():
-        return mpwds.IndexedDataset(Letters(4, 0, 7), kind, chunksize=3, seed=5).map(
-            lambda s: (s["__key__"], random.random())
-        )
+        shards = mpwds.IndexedDataset(Letters(4, 0, 7), kind, seed=5)
+        return shards.map(lambda sample: (sample["__key__"], random.random()))
 
     first = dataset()
     first.set_epoch(epoch)
@@ -210,9 +200,8 @@ def test_it_prints_as_it_was_made_with_its_size(tar_shards):
         "11 samples in 3 shards",
     ]
     assert repr(mpwds.IndexedDataset(range(1))) == "IndexedDataset(range)\n1 sample in 1 shard"
-    assert (
-        repr(mpwds.IndexedDataset(range(3000))[:2]) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shard"
-    )
+    part = mpwds.IndexedDataset(range(3000))[:2]
+    assert repr(part) == "IndexedDataset(range)\n2 of 3,000 samples in 1 shard"
 
 
 def test_it_prints_without_fetching_or_failing(tar_shards, tmp_path, serve):

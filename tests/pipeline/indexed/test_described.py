@@ -46,18 +46,11 @@ def test_loaders_know_the_length(description, monkeypatch, world_size):
         count_delivered(batches, [Context(worker=n, workers=2) for n in range(2)], exact=True)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: WebDataset(path).select(bool),
-        lambda path: WebDataset(path).with_epoch(5),
-        lambda path: WebDataset(path, repeat=2),
-        lambda path: WebDataset(path, resampled=True),
-    ],
-)
-def test_a_length_that_is_not_known_is_an_error(description, make):
-    with pytest.raises(TypeError, match="with_length"):
-        len(make(description))
+def test_a_length_that_is_not_known_is_an_error(description):
+    parts = (WebDataset(description, repeat=2), WebDataset(description, resampled=True))
+    for dataset in (*parts, WebDataset(description).select(bool), WebDataset(description).with_epoch(5)):
+        with pytest.raises(TypeError, match="with_length"):
+            len(dataset)
 
 
 @pytest.mark.parametrize("options", [{"handler": warn_and_continue}, {"select_files": bool}])
@@ -70,7 +63,5 @@ def test_a_loader_of_a_reader_that_may_drop_samples_has_no_length(description, o
 def test_a_command_in_a_description_is_not_run(tmp_path):
     description = {"wids_version": 1, "shardlist": [{"url": "pipe:echo", "nsamples": 3}]}
     write_description(description, tmp_path / "index.json")
-    with pytest.raises(
-        SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:echo' runs a command"
-    ):
+    with pytest.raises(SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:echo' runs a"):
         WebDataset(tmp_path / "index.json")

@@ -45,13 +45,10 @@ def test_each_epoch_has_another_order(kind):
 
 @given(kind=kinds, samples=st.integers(0, 100), ranks=st.integers(1, 4), workers=st.integers(1, 4))
 def test_each_place_belongs_to_one_worker_and_shares_are_even(kind, samples, ranks, workers):
-    shares = [
-        [
-            worker_positions(kind, samples, Context(0, None, rank, ranks, worker, workers))
-            for worker in range(workers)
-        ]
-        for rank in range(ranks)
-    ]
+    def positions(rank, worker):
+        return worker_positions(kind, samples, Context(0, None, rank, ranks, worker, workers))
+
+    shares = [[positions(rank, worker) for worker in range(workers)] for rank in range(ranks)]
     assert sorted(place for rank in shares for share in rank for place in share) == list(range(samples))
     of_rank = [sum(map(len, rank)) for rank in shares]
     assert max(of_rank) - min(of_rank) <= 1
@@ -60,8 +57,6 @@ def test_each_place_belongs_to_one_worker_and_shares_are_even(kind, samples, ran
 
 def test_the_first_places_of_a_global_order_are_read_first_by_any_number_of_workers():
     for workers in (1, 2, 5):
-        firsts = [
-            worker_positions("global", 100, Context(worker=worker, workers=workers))[:10]
-            for worker in range(workers)
-        ]
+        contexts = [Context(worker=worker, workers=workers) for worker in range(workers)]
+        firsts = [worker_positions("global", 100, context)[:10] for context in contexts]
         assert {place for first in firsts for place in first} == set(range(10 * workers))

@@ -36,14 +36,9 @@ def test_shard_after_shard_in_the_order_of_wids(theirs, lengths, seed, first):
     epoch=st.integers(0, 9),
 )
 def test_chunk_after_chunk_in_the_order_of_wids(theirs, samples, chunksize, seed, shuffle, first, epoch):
-    options = {
-        "num_samples": samples,
-        "chunksize": chunksize,
-        "seed": seed,
-        "shuffle": shuffle,
-        "shufflefirst": first,
-    }
-    ours, peer = (sampler(range(50), **options) for sampler in (ChunkedSampler, theirs.ChunkedSampler))
+    options = {"num_samples": samples, "chunksize": chunksize, "seed": seed, "shuffle": shuffle}
+    kinds = ChunkedSampler, theirs.ChunkedSampler
+    ours, peer = (sampler(range(50), **options, shufflefirst=first) for sampler in kinds)
     for sampler in (ours, peer):
         sampler.set_epoch(epoch)
     for _ in range(2):
@@ -87,7 +82,6 @@ def test_a_single_process_is_warned_about():
 
 def test_ranks_divide_as_many_samples_as_they_are_told_and_drop_none():
     with pytest.warns(RuntimeWarning, match="drop_last has no effect"):
-        part = DistributedChunkedSampler(
-            range(50), num_replicas=2, rank=1, num_samples=9, shuffle=False, drop_last=True
-        )
+        options = {"num_samples": 9, "shuffle": False, "drop_last": True}
+        part = DistributedChunkedSampler(range(50), num_replicas=2, rank=1, **options)
     assert list(part) == [5, 6, 7, 8]

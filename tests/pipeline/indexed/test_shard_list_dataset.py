@@ -19,10 +19,6 @@ from mpwds.pipeline.indexed.samplers import ChunkedSampler
 from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset, default_decoder
 from mpwds.storage.writing.tar_writer import TarWriter
 
-FORKED_OR_PICKLED = pytest.mark.parametrize(
-    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
-)
-
 
 @pytest.fixture
 def theirs(import_peer):
@@ -37,17 +33,9 @@ def shards(tmp_path):
     for name, count in (("a", 4), ("b", 1), ("c", 6)):
         with TarWriter(str(tmp_path / f"{name}.tar")) as sink:
             for n in range(first, first + count):
-                sink.write(
-                    {
-                        "__key__": f"dir/{n:04d}",
-                        "png": np.full((3, 4, 3), n, np.uint8),
-                        "cls": n,
-                        "npy": np.arange(n),
-                        "meta.json": {"n": n},
-                        "txt": f"text {n}",
-                        "bin": bytes([n] * n),
-                    }
-                )
+                sample = {"__key__": f"dir/{n:04d}", "png": np.full((3, 4, 3), n, np.uint8), "cls": n}
+                sample |= {"npy": np.arange(n), "meta.json": {"n": n}, "txt": f"text {n}"}
+                sink.write({**sample, "bin": bytes([n] * n)})
         listed.append({"url": str(tmp_path / f"{name}.tar"), "nsamples": count})
         first += count
     return listed
@@ -184,7 +172,7 @@ def test_a_pickle_needs_permission(tmp_path, field):
         lambda: ShardListDataset(shards, transformations=()).add_transform("PIL")[0],
     ):
         with pytest.raises(
-            DecodeError, match=rf'field "\.{field}" of sample "a" in .*x\.tar.*allow_pickle=True'
+            DecodeError, match=rf'field "\.{field}" of sample "a" in .*x\.tar.*allow_pickle=Tr'
         ):
             read()
     assert ShardListDataset(shards, allow_pickle=True)[0][f".{field}"] == Fraction(1, 2)
@@ -206,6 +194,10 @@ def test_compressed_fields_are_decompressed(tmp_path):
     assert (sample[".json.gz"], sample[".bin.gz"].read()) == ([7], b"bytes")
 
 
+def files_in(folder):
+    return sum(path.is_file() for path in folder.iterdir())
+
+
 class TestCopies:
     @pytest.fixture
     def served(self, shards, tmp_path, monkeypatch):
@@ -220,8 +212,7 @@ class TestCopies:
         listed, log = served
         for _ in range(2):
             assert [ShardListDataset(listed)[n][".cls"] for n in range(11)] == list(range(11))
-        assert len(log.read_text()) == 3
-        assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 3
+        assert len(log.read_text()) == files_in(tmp_path / "default") == 3
 
     def test_many_misses_give_one_warning(self, served):
         listed, _ = served
@@ -234,30 +225,26 @@ class TestCopies:
     def test_a_folder_and_a_function_of_names_may_be_given(self, served, tmp_path):
         listed, _ = served
         ShardListDataset(listed, cache_dir=tmp_path / "own")[0]
-        assert len([path for path in (tmp_path / "own").iterdir() if path.is_file()]) == 1
+        assert files_in(tmp_path / "own") == 1
         names = {shard["url"]: f"{tmp_path}/named/{n}/x.tar" for n, shard in enumerate(listed)}
         dataset = pickle.loads(pickle.dumps(ShardListDataset(listed, localname=names.get)))
         assert dataset[10][".cls"] == 10
-        assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("named/*/*.tar")] == [
-            "named/2/x.tar"
-        ]
+        assert [*tmp_path.glob("named/*/*.tar")] == [tmp_path / "named/2/x.tar"]
 
     def test_a_small_cache_holds_one_shard_at_a_time_unless_it_is_to_keep_them(
         self, served, shards, tmp_path
     ):
-        sized = [
-            {**shard, "filesize": Path(local["url"]).stat().st_size}
-            for shard, local in zip(served[0], shards, strict=True)
-        ]
+        sizes = [Path(shard["url"]).stat().st_size for shard in shards]
+        sized = [{**shard, "filesize": size} for shard, size in zip(served[0], sizes, strict=True)]
         dataset = ShardListDataset(sized, cache_size=1, transformations=[])
         for n in (0, 5, 1, 6):
             assert int(dataset[n][".cls"].read()) == n
-            assert len([path for path in (tmp_path / "default").iterdir() if path.is_file()]) == 1
+            assert files_in(tmp_path / "default") == 1
         for number, options in enumerate(({"keep": True}, {"options": {"keep": True}})):
             folder = tmp_path / f"kept {number}"
             keeping = ShardListDataset(sized, cache_size=1, cache_dir=folder, **options)
             assert [keeping[n][".cls"] for n in (0, 5)] == [0, 5]
-            assert len([path for path in folder.iterdir() if path.is_file()]) == 2
+            assert files_in(folder) == 2
 
     def test_a_cache_of_some_shards_of_unknown_size_has_no_limit(self, served):
         dataset = ShardListDataset(served[0], cache_size=1)
@@ -275,16 +262,11 @@ class TestLoaders:
     def pairs(self, make):
         return make(transformations=["PIL", key_and_class])
 
-    @FORKED_OR_PICKLED
+    @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
     def test_read_its_samples_in_the_order_of_a_sampler(self, pairs, start_method, loader_class):
-        loader = loader_class(
-            pairs,
-            batch_size=None,
-            num_workers=2,
-            sampler=ChunkedSampler(pairs, chunksize=4),
-            multiprocessing_context=start_method,
-        )
+        options = {"num_workers": 2, "multiprocessing_context": start_method}
+        loader = loader_class(pairs, batch_size=None, sampler=ChunkedSampler(pairs, chunksize=4), **options)
         order = ChunkedSampler(range(11), chunksize=4)
         assert [tuple(element) for element in loader] == [self.KEYS[n] for n in order]
 

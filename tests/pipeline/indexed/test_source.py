@@ -53,11 +53,8 @@ def test_what_it_computed_of_the_lengths_is_not_sent_along():
 
 def test_a_sample_keeps_its_address_in_every_order():
     for kind in ("global", "chunked", "shards", False):
-        stream = IndexedSamples(Letters(3, 0, 2), kind).stream()
-        assert dict(stream) == {
-            n: {"__key__": key, "__url__": f"{key[0]}.tar"}
-            for n, key in enumerate(("a0", "a1", "a2", "c0", "c1"))
-        }
+        found = dict(IndexedSamples(Letters(3, 0, 2), kind).stream())
+        assert [found[n]["__key__"] for n in range(5)] == ["a0", "a1", "a2", "c0", "c1"]
 
 
 def test_more_samples_than_are_found_at_once_come_once():
