@@ -33,9 +33,8 @@ def test_a_handler_sees_shard_key_offset_and_stage(shards):
     assert len(list(WebDataset(shards).map(third_is_bad, handler=handler))) == 19
     (incident,) = seen
     url = shards.replace("{000..005}", "000")
-    assert incident == Incident(
-        "map(third_is_bad, handler=handler)", f'sample "0002" of {url}', url, "0002", 4096, None
-    )
+    stage, place = "map(third_is_bad, handler=handler)", f'sample "0002" of {url}'
+    assert incident == Incident(stage, place, url, "0002", 4096, None)
 
 
 def first_above(row):
@@ -87,8 +86,7 @@ def test_a_stream_that_was_stopped_stays_so_when_it_is_restored():
     [(handlers.warn_and_continue, [1, 2], "left out"), (handlers.warn_and_stop, [1], "stopped")],
 )
 def test_a_warning_points_at_the_line_that_iterates_and_tells_the_place(handler, found, what):
-    with pytest.warns(
-        UserWarning, match=rf"^{what}: ValueError\(.*\), in map\(int, .*\), on element 1$"
-    ) as caught:
+    message = rf"^{what}: ValueError\(.*\), in map\(int, .*\), on element 1$"
+    with pytest.warns(UserWarning, match=message) as caught:
         assert list(DataPipeline(["1", "x", "2"], map(int, handler))) == found
     assert caught[0].filename == __file__

@@ -125,9 +125,8 @@ def test_epochs_go_through_the_shards_several_times(shards):
 
 
 def test_suffixes_are_the_fields_that_are_read(shards):
-    assert [set(sample) for sample in Dataset(shards, suffixes={"cls"})] == [
-        {"__key__", "__url__", "cls"}
-    ] * 20
+    fields = [{"__key__", "__url__", "cls"}] * 20
+    assert [set(sample) for sample in Dataset(shards, suffixes={"cls"})] == fields
 
 
 def test_keys_splits_the_names_of_members(tar, continues):
@@ -144,10 +143,9 @@ def test_keys_splits_the_names_of_members(tar, continues):
 
 
 def test_opener_is_a_command_for_each_url(shards):
-    folder = shards.rpartition("/")[0]
+    command = f"cat '{shards.rpartition('/')[0]}/x-{{}}.tar'"
     for option in ("opener", "open_fn"):
-        dataset = Dataset("{000..005}", **{option: f"cat '{folder}/x-{{}}.tar'"})
-        assert numbers(dataset) == list(range(20))
+        assert numbers(Dataset("{000..005}", **{option: command})) == list(range(20))
 
 
 def open_local(url):
@@ -230,10 +228,10 @@ def test_tarhandler_is_for_shards_that_cannot_be_read(tar, tmp_path):
         list(Dataset(paths))
 
 
-@pytest.mark.parametrize(
-    ("extension", "pack"),
-    [("mp", msgpack.packb), ("json", lambda value: json.dumps(value).encode())],
-)
+PACKS = [("mp", msgpack.packb), ("json", lambda value: json.dumps(value).encode())]
+
+
+@pytest.mark.parametrize(("extension", "pack"), PACKS)
 def test_a_container_is_a_member_that_is_a_sample(tar, extension, pack):
     path = tar([(f"{n}.{extension}", pack({"x": n, "y": [n]})) for n in range(3)])
     samples = list(Dataset(path, container=extension))
@@ -330,9 +328,8 @@ def test_a_function_is_called_before_an_epochs_first_shard_is_chosen(shards):
 def test_it_prints_as_it_was_written(shards):
     dataset = Dataset("x-{0..9}.tar", extensions="png;jpg cls").shuffle(10)
     dataset.shard_shuffle = sorted_backwards
-    assert str(dataset) == "\n    .".join(
-        ["Dataset('x-{0..9}.tar')", "decode('rgb')", "to_tuple('png;jpg', 'cls')", "shuffle(10)"]
-    )
+    parts = "Dataset('x-{0..9}.tar')", "decode('rgb')", "to_tuple('png;jpg', 'cls')", "shuffle(10)"
+    assert str(dataset) == "\n    .".join(parts)
 
 
 def test_it_continues_from_its_state(shards, continues):

@@ -22,33 +22,23 @@ def images(tmp_path):
 
 
 def test_the_module_of_multidataset_has_its_names():
-    from mpwds.multi import (
-        D,
-        MultiDataset,
-        MultiDatasetIterator,
-        copy_and_delete_tensors,
-        maybe_copy,
-        omp_warning,
-        timeout,
-        verbose,
-    )
+    from mpwds import multi
 
-    assert (MultiDataset, MultiDatasetIterator) == (wds.MultiDataset, wds.MultiDatasetIterator)
-    assert (timeout, verbose, D("nothing is printed"), omp_warning()) == (0.1, 0, None, None)
+    assert (multi.MultiDataset, multi.MultiDatasetIterator) == (wds.MultiDataset, wds.MultiDatasetIterator)
+    assert (multi.timeout, multi.verbose, multi.D("nothing"), multi.omp_warning()) == (0.1, 0, None, None)
     tensor = torch.ones(3)
-    label, copy = copy_and_delete_tensors(["label", tensor])
+    label, copy = multi.copy_and_delete_tensors(["label", tensor])
     assert label == "label"
     assert torch.equal(copy, tensor)
-    assert copy.data_ptr() != tensor.data_ptr() != maybe_copy(tensor, False).data_ptr()
-    assert copy_and_delete_tensors({"cls": 7}, pin_memory=False) == {"cls": 7}
+    assert copy.data_ptr() != tensor.data_ptr() != multi.maybe_copy(tensor, False).data_ptr()
+    assert multi.copy_and_delete_tensors({"cls": 7}, pin_memory=False) == {"cls": 7}
 
 
 def test_the_iterator_of_multidataset_takes_a_dataset(images):
     from mpwds.multi import MultiDatasetIterator
 
-    elements = MultiDatasetIterator(
-        wds.Dataset(images).decode().to_tuple("cls"), workers=1, output_size=10, pin_memory=False
-    )
+    dataset = wds.Dataset(images).decode().to_tuple("cls")
+    elements = MultiDatasetIterator(dataset, workers=1, output_size=10, pin_memory=False)
     assert isinstance(elements, torch.utils.data.IterableDataset)
     assert [int(n) for (n,) in iter(elements)] == [0, 1, 2]
     elements.terminate()
@@ -129,10 +119,8 @@ def test_default_handlers_decode_sound_film_and_integers_by_their_old_names(tmp_
     with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
         fields = {"count": b"7", "class": b"cat", "img": png(0), "wav": stream.getvalue()}
         shard.write({"__key__": "0", **fields})
-    for dataset in (
-        wds.Dataset(str(tmp_path / "x.tar")).decode("rgb8"),
-        wds.Dataset(str(tmp_path / "x.tar"), decoder="rgb8"),
-    ):
+    path = str(tmp_path / "x.tar")
+    for dataset in (wds.Dataset(path).decode("rgb8"), wds.Dataset(path, decoder="rgb8")):
         (sample,) = dataset
         assert (sample["count"], sample["class"], sample["img"].shape) == (7, b"cat", (4, 6, 3))
         samples, rate = sample["wav"]
@@ -203,7 +191,6 @@ def test_a_pipeline_begins_at_an_iterator_that_is_an_iterable_dataset():
 def test_webdataset_takes_a_length(images):
     dataset = wds.WebDataset(images, length=1000)
     assert len(dataset) == len(dataset.decode().to_tuple("cls")) == 1000
-    assert len(list(dataset)) == 3
 
 
 def test_a_decoder_is_called_with_a_dataset_or_with_a_sample(images):
@@ -212,9 +199,8 @@ def test_a_decoder_is_called_with_a_dataset_or_with_a_sample(images):
 
     dataset = wds.WebDataset(images)
     decoded = wds.Decoder(my_decoder, wds.torch_video, wds.torch_audio, "rgb8")(dataset)
-    assert [(sample["sig"], sample["cls"], sample["png"].shape) for sample in decoded] == [
-        (1, n, (4, 6, 3)) for n in range(3)
-    ]
+    found = [(sample["sig"], sample["cls"], sample["png"].shape) for sample in decoded]
+    assert found == [(1, n, (4, 6, 3)) for n in range(3)]
     decoder = wds.Decoder(wds.handle_extension(".png", len))
     assert [type(sample["png"]) for sample in decoder(dataset)] == [int] * 3
     assert decoder({"__key__": "a", "png": b"abc"}) == {"__key__": "a", "png": 3}
