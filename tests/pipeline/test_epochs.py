@@ -262,9 +262,8 @@ def test_repeatedly_ends_by_epochs_batches_or_samples():
 
 def test_the_epochs_of_a_resized_dataset_in_a_loader_read_no_element_twice():
     taken = []
-    dataset = ResizedDataset(
-        DataPipeline(range(1000)).map(lambda number: taken.append(number) or number), 100
-    )
+    numbers = DataPipeline(range(1000)).map(lambda number: taken.append(number) or number)
+    dataset = ResizedDataset(numbers, 100)
     with MultiLoader(dataset, workers=0) as loader:
         epochs = [list(loader) for _ in range(4)]
     assert taken == [number for epoch in epochs for number in epoch] == list(range(400))

@@ -89,7 +89,5 @@ def test_an_error_that_is_raised_again_tells_only_the_place_where_it_is_now():
         return True
 
     assert list(Map(fail, note)("ab")) == []
-    stage = "in map(fail, handler=note), on element"
-    assert places == [
-        (f"{stage} {n} of a plain iterator", f"element {n} of a plain iterator") for n in (0, 1)
-    ]
+    elements = [f"element {n} of a plain iterator" for n in (0, 1)]
+    assert places == [(f"in map(fail, handler=note), on {element}", element) for element in elements]

@@ -85,16 +85,10 @@ REFUSED = {
         (lambda: ToTuple((" ",)), "to_tuple: "),
         (lambda: rename(image="png jpg"), None),
         (lambda: rename(image=""), None),
-        (
-            lambda: collect(extract_keys("*.gif;gif"), PNGS),
-            r"no field matches '\*.gif' or 'gif'; the sample has",
-        ),
+        (lambda: collect(extract_keys("*.gif;gif"), PNGS), r"no field matches '\*.gif' or 'gif'; the s"),
         (lambda: collect(extract_keys("*.png"), PNGS), r"extract_keys: '\*.png' matches a.png and b.png"),
         (lambda: collect(rename_keys(image="*.gif"), PNGS), r"rename_keys: no field matches '\*.gif'; the s"),
-        (
-            lambda: collect(rename_keys(image="*"), PNGS),
-            "two fields get the name 'image'; the sample has a.png",
-        ),
+        (lambda: collect(rename_keys(image="*"), PNGS), "two fields get the name 'image'; the sample has"),
         (lambda: MapDict({}), "map_dict: "),
         (lambda: collect(MapTuple((int, int, int)), [("7", "8")]), "3 functions for a sample of 2 fields"),
         (lambda: collect(associate({}), [{"cls": 7}]), "no field '__key__'; the sample has cls"),
@@ -133,17 +127,11 @@ REFUSED = {
         (lambda: next(iter(mpwds.ResampledShards([], empty_check=False))), "no shards to draw from"),
         (lambda: WebDataset({"datasets": [{"shards": SEVERAL}]}, resampled=True), "cannot be combined with"),
         (lambda: WebDataset(mpwds.SimpleShardList(SEVERAL), resampled=True), "needs the names of shards"),
-        (
-            lambda: MultiShardSample({"datasets": [{"shards": "a", "weight": 2}]}),
-            "samples are mixed, not shards",
-        ),
+        (partial(MultiShardSample, {"datasets": [{"shards": "a", "weight": 2}]}), "samples are mixed, not"),
         (lambda: mpwds.Dataset("x.tar", errors="ignore"), "errors must be True, False or 'warn'"),
         (lambda: mpwds.padded(multiple_of=0), None),
         (lambda: AudioDecoder(output="list"), "AudioDecoder: output must be"),
-        (
-            lambda: AudioDecoder(dtype="uint8"),
-            "AudioDecoder: dtype must be one of 'float32', .*, got 'uint8'",
-        ),
+        (lambda: AudioDecoder(dtype="uint8"), "dtype must be one of 'float32', .*, got 'uint8'"),
         (lambda: AudioDecoder(start=-1), "AudioDecoder: start must be at least 0"),
         (lambda: AudioDecoder(duration=0), "AudioDecoder: duration must be more than 0"),
         (lambda: VideoDecoder("list"), "VideoDecoder: output must be"),
@@ -174,15 +162,7 @@ REFUSED = {
         (lambda: IndexedDataset(range(3), True), "shuffle must be one of 'global'"),
         (lambda: IndexedDataset(range(3), "chunked", chunksize=0), "chunksize must be at least 1, got"),
         (lambda: IndexedDataset(range(3), threads=0), "threads must be at least 1, got 0"),
-        *refused(
-            check_shuffling,
-            ("Global",),
-            (True,),
-            (None,),
-            (0,),
-            (100,),
-            why="shuffle must be one of 'global', ",
-        ),
+        *refused(check_shuffling, ("Global",), (True,), (None,), (0,), (100,), why="shuffle must be one of"),
         (lambda: ChunkedSampler(range(3), chunksize=0), "chunksize must be at least 1, got 0"),
         (lambda: DistributedChunkedSampler(range(3), num_replicas=2, rank=2), "rank must be from 0 to 1"),
         (lambda: DistributedChunkedSampler(range(3), num_replicas=2, rank=-1), "rank must be from 0 to 1"),
@@ -204,17 +184,12 @@ REFUSED = {
         (lambda: rename(image=3), None),
         (lambda: collect(Rename({"a": "b"}), [(1, 2)]), "rename needs dict samples, got a tuple"),
         *(
-            (
-                lambda made=made: collect(flatmap(lambda element: made), [1]),
-                "must return an iterable of elements",
-            )
+            (lambda made=made: collect(flatmap(lambda _: made), [1]), "must return an iterable of elements")
             for made in ("abc", b"abc", {"a": 1}, 3)
         ),
         (lambda: flatmap(3), "flatmap: expected a function, got 3"),
         (lambda: extract_keys(3), "expected a field name"),
-        *refused(
-            rename_keys, ("ab",), (("a", 3),), (("a", "b", "c"),), why="rename_keys: expected a pair of a new"
-        ),
+        *refused(rename_keys, ("ab",), (("a", 3),), (("a", "b", "c"),), why="rename_keys: expected a pair"),
         (lambda: Map(3), "map: expected a function, got 3"),
         (lambda: collect(MapDict({"png": len}), [(1, 2)]), "map_dict needs dict samples, got a tuple"),
         (lambda: MapDict({"cls": 3}), "map_dict: "),
@@ -223,12 +198,8 @@ REFUSED = {
         (lambda: associate(3), "associate: expected a dict or a function of the key, got 3"),
         (lambda: Select(None), "select: expected a function, got None"),
         *refused(slice, ("a",), (None, 1.5), (), (1, 2, 3, 4), why="slice"),
-        *refused(
-            DataPipeline(()).shuffle, ("1000",), (2.5,), why="shuffle: size must be a whole number, got "
-        ),
-        *refused(
-            DataPipeline(()).shuffle, (9, "1"), (9, None), (9, 2.5), why="initial must be a whole number"
-        ),
+        *refused(DataPipeline(()).shuffle, ("1000",), (2.5,), why="size must be a whole number, got "),
+        *refused(DataPipeline(()).shuffle, (9, "1"), (9, None), (9, 2.5), why="initial must be a whole"),
         (lambda: DataPipeline(range(3)).shuffle(None), r"shuffle\(\) needs size, the elements"),
         (lambda: mpwds.shuffle(total="many"), "total must be a whole number"),
         (lambda: Rebatched(2.5), "rebatched: batchsize must be a whole number, got 2.5"),
@@ -258,40 +229,29 @@ REFUSED = {
         (lambda: mpwds.Processor([1, 2], "x"), "a stage or a generator function of an iterator, got 'x'"),
         (lambda: mpwds.padded(multiple_of=1.5), None),
         (lambda: mpwds.padded(axes="a"), None),
-        (
-            lambda: mpwds.padded({"x": 0})([{"x": [1]}, {"x": [1]}]),
-            "arrays or tensors in field 'x', got a list",
-        ),
+        (lambda: mpwds.padded({"x": 0})([{"x": [1]}] * 2), "arrays or tensors in field 'x', got a list"),
+        *refused(Decoder, (7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg",),), why=NO_HANDLER),
         *refused(
-            Decoder, (7,), ("rgb8", None), (["rgb8"], "rgb8"), (("jpg",),), (("jpg", 7),), why=NO_HANDLER
+            Decoder, (("jpg", 7),), ((len, "jpg"),), (("jpg", len, len),), (("jpg", "txt"),), why=NO_HANDLER
         ),
-        *refused(Decoder, ((len, "jpg"),), (("jpg", len, len),), (("jpg", "txt"),), why=NO_HANDLER),
-        *refused(
-            DataPipeline("").with_epoch, (1.5,), ("3",), (None,), why="with_epoch: nsamples must be a whole"
-        ),
-        (
-            lambda: DataPipeline("").with_epoch(nbatches=1.5),
-            "with_epoch: nbatches must be a whole number, got 1.5",
-        ),
+        *refused(DataPipeline("").with_epoch, (1.5,), ("3",), (None,), why="with_epoch: nsamples must be"),
+        (lambda: DataPipeline("").with_epoch(nbatches=1.5), "nbatches must be a whole number, got 1.5"),
         (lambda: DataPipeline("").repeat("3"), "repeat: nepochs must be a whole number, got '3'"),
         (lambda: DataPipeline("").with_length(None), "with_length: n must be a whole number, got None"),
         *(
-            (
-                lambda limit=limit: DataPipeline([]).decode(max_decompressed_bytes=limit),
-                "must be a whole number",
-            )
+            (partial(DataPipeline([]).decode, max_decompressed_bytes=limit), "must be a whole number")
             for limit in (None, 1e9, "1GB")
         ),
         (lambda: ResizedDataset(DataPipeline("abc")), None),
         (lambda: RoundRobin([3]), "a pipeline begins at"),
         (
-            lambda: ShardListDataset([{"url": "x", "nsamples": 1}], transformations="pil"),
-            r'"numpy" or .*, got \'pil',
+            partial(ShardListDataset, [{"url": "x", "nsamples": 1}], transformations="pil"),
+            r'"numpy" or .*pil',
         ),
         *refused(IndexedDataset(range(4)).__getitem__, ("3",), (1.0,), (None,), ([1, 2],), why=NO_INDEX),
         (
-            lambda: IndexedDataset(WebDataset(SEVERAL).shuffle(100)),
-            r"shuffle\(100\) does not make one .*=\"global",
+            lambda: IndexedDataset(WebDataset(SEVERAL).shuffle(9)),
+            r"shuffle\(9\) does not make one .*=\"global",
         ),
         (lambda: IndexedDataset(WebDataset(SEVERAL, select_files=str.isascii)), "without select_files and"),
         (lambda: IndexedDataset(WebDataset(SEVERAL, resampled=True)), "of ResampledShards.* have no numbers"),

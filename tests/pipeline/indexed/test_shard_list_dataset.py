@@ -171,9 +171,7 @@ def test_a_pickle_needs_permission(tmp_path, field):
         lambda: default_decoder(streams[0]),
         lambda: ShardListDataset(shards, transformations=()).add_transform("PIL")[0],
     ):
-        with pytest.raises(
-            DecodeError, match=rf'field "\.{field}" of sample "a" in .*x\.tar.*allow_pickle=Tr'
-        ):
+        with pytest.raises(DecodeError, match=rf'"\.{field}" of sample "a" in .*x\.tar.*allow_pickle=True'):
             read()
     assert ShardListDataset(shards, allow_pickle=True)[0][f".{field}"] == Fraction(1, 2)
 

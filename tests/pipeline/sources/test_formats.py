@@ -53,9 +53,8 @@ def test_an_installed_package_brings_a_format_of_its_own(tmp_path):
         "main(['convert', 'x.lines', 'x.tar']); print([s['txt'] for s in mpwds.WebDataset('x.tar')])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[0] == "b'two'", done.stderr
     assert done.stdout.splitlines()[-1] == "[b'one', b'two']", done.stderr
 

@@ -102,9 +102,8 @@ def test_each_sample_comes_with_its_offset_and_that_of_the_next(shard):
 
 def test_an_extension_twice_in_a_sample_is_an_error_that_names_file_and_shard(shard):
     path = shard("a.txt", "a.TXT")
-    with pytest.raises(
-        ShardError, match=r"a\.TXT at offset 1024 of .*x\.tar: sample 'a' has a member 'txt'"
-    ) as caught:
+    expected = r"a\.TXT at offset 1024 of .*x\.tar: sample 'a' has a member 'txt'"
+    with pytest.raises(ShardError, match=expected) as caught:
         samples(path)
     assert caught.value.member == "a.TXT"
 

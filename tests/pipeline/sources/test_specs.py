@@ -59,15 +59,11 @@ def test_the_readmes_specification_is_read(yaml_file):
 
 def test_webdatasets_test_specification_is_read(monkeypatch):
     monkeypatch.setenv("PLACE", "web")
-    spec = load_spec(
-        {
-            "prefix": "pipe:curl -s -L http://storage.googleapis.com/",
-            "buckets": "ocropus4-$PLACE",
-            "datasets": [{"shards": "ia1/{0..1}.tar"}, {"shards": "gsub/0.tar", "buckets": ["other/"]}],
-        }
-    )
-    assert spec.sources[0].urls[1] == "pipe:curl -s -L http://storage.googleapis.com/ocropus4-web/ia1/1.tar"
-    assert spec.sources[1].urls == ("pipe:curl -s -L http://storage.googleapis.com/other/gsub/0.tar",)
+    sources = [{"shards": "ia1/{0..1}.tar"}, {"shards": "gsub/0.tar", "buckets": ["other/"]}]
+    prefix = "pipe:curl -s -L http://storage.googleapis.com/"
+    spec = load_spec({"prefix": prefix, "buckets": "ocropus4-$PLACE", "datasets": sources})
+    assert spec.sources[0].urls[1] == f"{prefix}ocropus4-web/ia1/1.tar"
+    assert spec.sources[1].urls == (f"{prefix}other/gsub/0.tar",)
 
 
 def test_shards_may_be_joined_and_named_by_the_environment_as_in_code(monkeypatch):
@@ -137,11 +133,8 @@ def test_extensions_choose_and_rename_members_and_other_options_ride_along(shard
 
 def test_extensions_come_behind_the_users_own_choice(shards):
     spec = {"datasets": [{"shards": shards, "extensions": "label"}]}
-    dataset = WebDataset(
-        spec,
-        rename_files=lambda name: name.replace(".cls", ".label"),
-        select_files=lambda name: name.startswith("0007"),
-    )
+    chosen = {"select_files": lambda name: name.startswith("0007")}
+    dataset = WebDataset(spec, rename_files=lambda name: name.replace(".cls", ".label"), **chosen)
     assert [(sample["__key__"], sample["label"]) for sample in dataset] == [("0007", b"7")]
 
 

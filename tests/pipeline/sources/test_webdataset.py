@@ -79,11 +79,8 @@ def test_nothing_is_warned_of(shards):
 
 
 def test_members_are_renamed_and_selected(shards):
-    dataset = WebDataset(
-        shards,
-        rename_files=lambda name: name.replace(".cls", ".label"),
-        select_files=lambda name: not name.endswith(".txt"),
-    )
+    chosen = {"select_files": lambda name: not name.endswith(".txt")}
+    dataset = WebDataset(shards, rename_files=lambda name: name.replace(".cls", ".label"), **chosen)
     assert {tuple(sample) for sample in dataset} == {("__key__", "__url__", "__local_path__", "label")}
     stream = dataset.stream()
     assert all(stream.fetch(address) == sample for address, sample in dataset.stream())
