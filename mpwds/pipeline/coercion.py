@@ -85,8 +85,8 @@ def as_stages(stages: list[Any]) -> tuple[Filter, ...]:
 class _Own(Part):
     """Gives a user's object the usual answers to what it does not answer itself.
 
-    Its ``stream`` may be a generator function, which yields pairs of an address and an element. A generator
-    can neither fetch an element nor tell a state, so its elements count as those without addresses.
+    Its ``stream`` may be a generator function, which yields pairs of an address and an element, but can
+    neither fetch an element nor tell a state: its elements count as those without addresses.
     """
 
     _answers: ClassVar[tuple[str, ...]] = ("addressable", "in_any_order", "reads_shards")
@@ -100,7 +100,7 @@ class _Own(Part):
                 setattr(self, name, getattr(given, name))
 
     def made(self, stream: Any, context: Context) -> Stream[Any]:
-        """The stream that the user's object returned, or one over what it returned in its place."""
+        """What the user's object returned, or a stream over it."""
         if hasattr(stream, "fetch") or hasattr(stream, "state_dict"):
             return stream  # type: ignore[no-any-return]  # as the user says
         return UnseekableStream(lambda: self._elements(stream), self, context)
@@ -153,10 +153,7 @@ class OwnStage(_Own, Filter):
 
 
 def stage_of(f: Any, *args: Any, **keywords: Any) -> Filter:
-    """The stage that ``.pipe(f, *args, **keywords)`` adds.
-
-    ``f`` is a stage; a function or class that makes one, as its annotations tell; or a generator function.
-    """
+    """The stage that ``.pipe(f, ...)`` adds: ``f``, what it makes as its annotations say, or a generator."""
     if isinstance(f, Stage) and not isinstance(f, type):
         if args or keywords:
             raise TypeError(f"pipe: {f} is a stage already: it takes no arguments here")

@@ -89,7 +89,6 @@ class DataPipeline(Fluent, IterableSource, Closes):
 
     @property
     def samples_in(self) -> Callable[[Any], int]:
-        """Counts the samples in an element, as the last part that has such a function does."""
         return next((part.samples_in for part in reversed(self.parts) if part.samples_in), rows_in)
 
     def count_in(self, context: Context, exact: bool = True) -> Count:
@@ -163,7 +162,6 @@ class DataPipeline(Fluent, IterableSource, Closes):
         return start() if unaddressed is None else Replayed(start, unaddressed)
 
     def _starter(self, context: Context) -> Callable[[], Stream[Any]]:
-        """A function that makes the stream of one epoch."""
         source, *stages = self.parts
         stages = self._run_as(stages)
         seeded = self._seeded(context)
@@ -285,11 +283,9 @@ class DataPipeline(Fluent, IterableSource, Closes):
         """
         check_whole("with_length", "n", n, least=0)
         if not silent:
-            warn(
-                f"with_length({n}) sets only what len() returns: with_epoch(n) sets the number of elements "
-                "in an epoch (with_length(n, silent=True) omits this warning)",
-                UserWarning,
-            )
+            advice = "with_epoch(n) sets the number of elements in an epoch"
+            note = f"{advice} (with_length(n, silent=True) omits this warning)"
+            warn(f"with_length({n}) sets only what len() returns: {note}", UserWarning)
         self.given_length = int(n)
         return self
 
@@ -305,15 +301,10 @@ def _is_plain(source: Any) -> bool:
 
 
 def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]:
-    """The stream that runs a pipeline once.
-
-    Stages before a cache (a stage with ``pins_epoch``) always run as in epoch 0: the cache holds that epoch's
-    elements, and resumes an epoch that ended early.
-    """
-    caches = [position for position, stage in enumerate(stages, 1) if stage.pins_epoch]
-    pinned = max(caches, default=0)
-    # All ranks or workers must see the same elements in the same order where they divide them, so earlier
-    # stages shuffle alike.
+    """The stream that runs a pipeline once."""
+    # A cache holds the elements of epoch 0, and resumes an epoch that ended early.
+    pinned = max((position for position, stage in enumerate(stages, 1) if stage.pins_epoch), default=0)
+    # Where ranks or workers divide elements, all must see the same order, so earlier stages shuffle alike.
     last_divider = {"ranks": 0, "workers": 0}
     for position, stage in enumerate(stages, 1):
         last_divider.update(dict.fromkeys(stage.divides_among, position))

@@ -19,11 +19,11 @@ _FIRST = 1 << 62  # numbers of repetitions begin here; the user numbers the epoc
 
 @dataclass(frozen=True)
 class Epochs:
-    """The number of runs of a pipeline in one epoch, and the number of elements after which the epoch ends.
+    """The number of runs of a pipeline in one epoch, and of elements after which it ends; ``None``: no limit.
 
-    ``None`` means no limit. To the stages each repetition is another epoch. An element's address is
-    (repetition, address in it). An empty repetition ends the epoch; if ``limit`` is not reached, that is a
-    ``RuntimeWarning`` and not an error, because a worker may have no shards.
+    To the stages each repetition is another epoch. An element's address is (repetition, address in it). An
+    empty repetition ends the epoch; if ``limit`` is not reached, that is a ``RuntimeWarning`` and not an
+    error, because a worker may have no shards.
     """
 
     repetitions: int | None = 1

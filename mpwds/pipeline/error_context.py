@@ -59,8 +59,7 @@ def explain(
 ) -> None:
     """Adds ``in map(crop), on sample "0017" of x-000003.tar`` to ``error``, and an :class:`Incident`.
 
-    ``source`` describes ``address``. A ``StopIteration``, which would end the stream silently, becomes a
-    ``RuntimeError``.
+    ``source`` describes ``address``. A ``StopIteration`` becomes a ``RuntimeError`` (``not_an_end``).
     """
     place = source.describe(address, element)
     note = f"in {stage}, on {place}"

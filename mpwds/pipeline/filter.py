@@ -77,10 +77,7 @@ class Filter(Part, ABC):
         """The stream of the elements that the stage makes of ``source``."""
 
     def count_of(self, incoming: Count) -> Count:
-        """Counts the elements that it makes of ``incoming``, or raises ``LengthUnknown``: the default.
-
-        ``len()`` of a loader and epochs of equal length on all ranks need it.
-        """
+        """Counts the elements that it makes of ``incoming``, or raises ``LengthUnknown``: the default."""
         raise LengthUnknown(f"{self} may drop or add elements")
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -237,7 +234,6 @@ class Retrying(ErrorHandlingStream):
         return {**super().state_dict(), "held": held, "unused": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues with the elements that the state names as held, and then with the source's."""
         super().load_state_dict(state)
         self._failed, self._again = [], fetch_held(self._source, state["held"])
         if self._again and not self._stopped:

@@ -116,12 +116,7 @@ class Count:
         return Count(self.elements * number, None if self.rows is None else self.rows * number)
 
     def batched(self, batchsize: int, partial: bool) -> Count:
-        """The count of batches of these elements; ``partial`` tells whether the last one may be smaller.
-
-        Example:
-            >>> Count(10).batched(4, partial=True), Count(10).batched(4, partial=False)
-            (Count(elements=3, rows=10), Count(elements=2, rows=8))
-        """
+        """The count of batches of these elements; ``partial`` tells whether the last one may be smaller."""
         batches = -(-self.elements // batchsize) if partial else self.elements // batchsize
         return Count(batches, min(self.elements, batches * batchsize))
 
@@ -210,7 +205,6 @@ class Part:
 
     @property
     def takes_any_order(self) -> bool:
-        """True if it, or a part of it, is ``in_any_order``."""
         return self.in_any_order or any(part.takes_any_order for part in self.parts)
 
     def capacity(self, context: Context) -> int:
@@ -240,13 +234,9 @@ class Origin(Part, ABC):
 
 
 class BaseStream(Stream[T], ABC):
-    """Base of streams. The state consists of the attributes named by ``_counters``.
+    """Base of streams. The state consists of the attributes named by ``_counters``."""
 
-    Attributes:
-        skip: Leaves out the next n elements without making them; ``None`` if the stream must make them.
-    """
-
-    skip: Callable[[int], object] | None = None
+    skip: Callable[[int], object] | None = None  # leaves out the next n elements without making them
     _counters: ClassVar[tuple[str, ...]] = ()
 
     def __iter__(self) -> BaseStream[T]:
@@ -289,10 +279,7 @@ class WrappedStream(BaseStream[T]):
 
 
 class EveryNth(WrappedStream[T]):
-    """Every ``step``-th element of a source, from number ``start`` on and before ``stop``.
-
-    Elements in between are skipped without being made, if the source can do that.
-    """
+    """Every ``step``-th element of a source, from number ``start`` on and before ``stop``."""
 
     _counters = ("_position", "_wanted")
 

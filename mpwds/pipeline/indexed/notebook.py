@@ -38,12 +38,9 @@ def html_of(title: str, read: Callable[[int], Any], length: int) -> str:
             break
     shown = pictures(_columns(samples), _SAMPLES) if samples else None
     figures = "".join(map(_figure, shown.samples)) if shown else ""
-    parts = [f"<pre>{_escaped(title, keep_lines=True)}</pre>"]
-    if figures:
-        parts.append(f'<div style="{_ROW}">{figures}</div>')
-    if problem:
-        parts.append(f"<p>{_escaped(problem)}</p>")
-    return "".join(parts)
+    row = f'<div style="{_ROW}">{figures}</div>' if figures else ""
+    note = f"<p>{_escaped(problem)}</p>" if problem else ""
+    return f"<pre>{_escaped(title, keep_lines=True)}</pre>{row}{note}"
 
 
 def _readable(sample: Any) -> Any:

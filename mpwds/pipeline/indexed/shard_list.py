@@ -162,11 +162,7 @@ class ShardListDataset:
 
     @cached_property
     def cum_lengths(self) -> list[int]:
-        return self._firsts[1:]
-
-    @cached_property
-    def _firsts(self) -> list[int]:
-        return list(accumulate(self.lengths, initial=0))
+        return list(accumulate(self.lengths))
 
     @cached_property
     def _samples(self) -> TarShards:
@@ -212,13 +208,13 @@ class ShardListDataset:
     def _place(self, index: int) -> tuple[int, int]:
         try:
             number = self._numbers[index]
-            shard = bisect_right(self._firsts, number) - 1
+            shard = bisect_right(self.cum_lengths, number)
         except IndexError:
             total = self.total_length
             raise IndexError(f"the dataset has {total} samples, there is no sample {index}") from None
         except TypeError:
             raise TypeError(f"a sample's index is a whole number, got {index!r}") from None
-        return shard, number - self._firsts[shard]
+        return shard, number - self.cum_lengths[shard] + self.lengths[shard]
 
     def get_stats(self) -> tuple[int, int]:
         """The number of samples read, and for how many of them a shard had to be opened."""

@@ -42,11 +42,6 @@ class IndexedSamples(Origin):
     Ranks and workers divide the samples of an epoch: see ``worker_positions``. Seed and epoch determine the
     order. A sample's address is its number in the shards, counted through all of them. Arguments are those of
     ``IndexedDataset``; ``chosen`` are the numbers of the samples that there are, in order, all by default.
-
-    Example:
-        >>> source = IndexedSamples(ElementsAsShard("abcde"), "global")
-        >>> list(source.stream())
-        [(4, 'e'), (1, 'b'), (2, 'c'), (0, 'a'), (3, 'd')]
     """
 
     shards: IndexedShards
@@ -111,7 +106,6 @@ class IndexedSamples(Origin):
         return _IndexedStream(self, context)
 
     def places(self, context: Context) -> range:
-        """The places of an epoch whose samples a worker reads."""
         return worker_positions(self.shuffle, len(self), context)
 
     def count_in(self, context: Context, exact: bool = True) -> Count:

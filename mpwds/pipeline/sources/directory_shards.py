@@ -243,20 +243,15 @@ def _unclaimed(path: str) -> str:
 
 
 class _Lock:
-    """An attempt to lock a shard's file, which ``close`` unlocks again.
-
-    Attributes:
-        path: The file's name, which a claim changes.
-        is_held: The lock was free, and the file still has its name.
-        domain: Identifies the kernel and the mounted file system; ``_NO_LOCKS`` if it has no locks.
-        tells_all: No other kernel uses the file system, so a reader that still runs holds its lock.
-    """
+    """An attempt to lock a shard's file, which ``close`` unlocks again."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.is_held = False
-        self.domain = _NO_LOCKS
-        self.tells_all = False
+        self.path = path  # a claim changes it
+        self.is_held = False  # the lock was free, and the file still has its name
+        self.domain = _NO_LOCKS  # identifies the kernel and the mounted file system, if that has locks
+        self.tells_all = (
+            False  # no other kernel uses the file system: a reader that still runs holds its lock
+        )
         self._pid = os.getpid()
         self._descriptor: int | None = None
         for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing

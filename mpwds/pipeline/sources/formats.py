@@ -278,10 +278,6 @@ def find_format(source: str) -> tuple[Format, str] | None:
     """The format of a dataset to read, by its name and what is there, and the dataset as the format takes it.
 
     Returns ``None`` if nothing tells the format.
-
-    Example:
-        >>> [find_format(name)[0].name for name in ("x-{000..009}.tar.gz", "x.cbor", "s3://bucket/x/")]
-        ['tar', 'cbor', 'mds']
     """
     candidates: list[Callable[[], Mapping[str, Format]]] = [lambda: FORMATS, _installed]
     for formats in candidates:  # installed ones take a while to find

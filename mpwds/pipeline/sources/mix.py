@@ -48,8 +48,7 @@ class RandomMix(DataPipeline):
             dataset, divided among them as it would be by itself.
         probs: Weight of each dataset: ``[3, 1]`` is the same as ``[0.75, 0.25]``. Equal by default. A dataset
             of weight 0 gives nothing.
-        longest: See above.
-        stop: When to stop, as above.
+        longest, stop: When to stop, as above.
         exact: Whether elements come in a fixed order instead of at random: of the first n elements, a dataset
             of share p gives more than n*p - 1 and fewer than n*p + 1.
         seed: Determines the draws, with epoch, rank and worker; the pipeline's seed by default.

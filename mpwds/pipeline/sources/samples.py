@@ -91,9 +91,8 @@ class TarSamples(ShardReader):
         check_handler("tarfile_to_samples", self.handler)
         for name, function in (("select_files", self.select_files), ("rename_files", self.rename_files)):
             if function is not None and not callable(function):
-                raise TypeError(
-                    f"tarfile_to_samples: {name} must be a function of a name, got {shown(function)}"
-                )
+                expected = f"{name} must be a function of a name"
+                raise TypeError(f"tarfile_to_samples: {expected}, got {shown(function)}")
 
     def __str__(self) -> str:
         given = changed(self, "handler", "select_files", "rename_files")

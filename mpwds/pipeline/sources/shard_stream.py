@@ -326,7 +326,6 @@ class _OpenedAhead:
         self._pid = os.getpid()
 
     def begin(self, url: str) -> None:
-        """Begins to open a URL."""
         if self._threads is None or self._pid != os.getpid():  # a fork has no threads
             from mpwds.storage.streams.ahead import Threads
 
@@ -340,7 +339,6 @@ class _OpenedAhead:
         return self._open(url, offset) if begun is None else begun.result()
 
     def clear(self) -> None:
-        """Drops what was opened and not read."""
         self._begun.clear()
 
 
@@ -378,8 +376,7 @@ def file_of(url: str) -> str | None:
 
 def _explain_missing(error: Exception, shard: Description) -> None:
     """Adds a note to the error about a local shard that does not exist, or is a folder."""
-    path = None if shard.url is None else file_of(shard.url)
-    if path is None:
+    if shard.url is None or (path := file_of(shard.url)) is None:
         return
     if os.path.isdir(path):
         add_note(error, f"it is a folder; to read the shards in it, add a slash to its name: {path + '/'!r}")

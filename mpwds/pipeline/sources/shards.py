@@ -107,11 +107,7 @@ non_empty: Final = NonEmpty()
 
 
 class _GivenShards(IterableSource):
-    """Base of the sources that are given the names of all shards.
-
-    Attributes:
-        urls: The names of all shards, in the order given; those of a pattern are computed.
-    """
+    """Base of the sources that are given the names of all shards; ``urls`` are these, in the order given."""
 
     def __init__(self, urls: Urls) -> None:
         self.urls = shard_names(urls)
@@ -223,11 +219,9 @@ class SimpleShardList(_GivenShards):
 
 
 class Shards(OrderedStream[dict[str, Any]]):
-    """A stream of shards in a given order.
+    """A stream of shards in the order of their addresses: numbers of shards, or tuples that begin with one.
 
-    Args:
-        order: The addresses to yield: numbers of shards, or tuples that begin with one.
-        options: What a specification says of each shard (``SpecSource.options``).
+    ``options`` is what a specification says of each shard (``SpecSource.options``).
     """
 
     def __init__(
@@ -346,8 +340,6 @@ ResampledShardList = ResampledShards
 
 
 class _DrawnShards(Sequence[Address]):
-    """The addresses of the shards drawn."""
-
     def __init__(self, shards: ResampledShards, draws: Draws, context: Context) -> None:
         self._nshards = shards.nshards
         self._shards = len(shards.urls)

@@ -54,9 +54,8 @@ class WebDataset(DataPipeline):
             - a dataset specification: a ``.yaml`` file, a dict, or the result of ``mpwds.load_spec``;
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
         handler: Called when a shard cannot be read; the default raises. See ``mpwds.warn_and_continue``.
-        mode: ``"resampled"`` is the same as ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
-            ``"unlink"`` takes its shards as they appear, each for one worker
-            (:class:`mpwds.DirectoryShardList`).
+        mode: ``"resampled"`` means ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
+            ``"unlink"`` takes its shards as they appear, each for one worker (``mpwds.DirectoryShardList``).
         resampled: Whether to draw shards at random with replacement, without end, in each worker by itself
             (:class:`mpwds.ResampledShards`). For ``with_epoch(n)``.
         repeat: How often an epoch reads the shards; without end if ``True``. Stages see one long epoch.
@@ -210,7 +209,6 @@ class WebDataset(DataPipeline):
 
 
 def _of_spec(given: SpecLike, reader: TarSamples, splitters: list[Stage | None]) -> list[Any]:
-    """The parts of the dataset of a specification."""
     from mpwds.pipeline.sources.mix import RandomMix
     from mpwds.pipeline.sources.specs import MultiShardSample, load_spec
 
@@ -244,7 +242,6 @@ def construct_dataset(fname: SpecLike, **given: Any) -> WebDataset:
 
 
 def _of_source(source: SpecSource, reader: TarSamples, splitters: list[Stage | None]) -> DataPipeline:
-    """The samples of one source of a specification."""
     from mpwds.pipeline.sources.specs import DatasetSpec, MultiShardSample
 
     shards = MultiShardSample(DatasetSpec((source.of_shards(),)))
@@ -272,9 +269,8 @@ def _cache(
     try:
         os.makedirs(directory, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise NotADirectoryError(
-            f"WebDataset: cache_dir {directory!r} must be a directory, not a file"
-        ) from None
+        refusal = f"WebDataset: cache_dir {directory!r} must be a directory, not a file"
+        raise NotADirectoryError(refusal) from None
     from mpwds.storage.caches.shard_cache import ShardCache
 
     verbose = verbose or os.environ.get("WDS_VERBOSE_CACHE", "0") not in ("", "0")
