@@ -21,17 +21,7 @@ from mpwds.pipeline.error_context import (
 from mpwds.pipeline.handlers import CountingHandler, Handler, check_handler, reraise_exception
 from mpwds.pipeline.iterable_sources import IteratorStream, iter_elements
 from mpwds.pipeline.randomness import Call, seeded, unseeded
-from mpwds.pipeline.stream import (
-    Address,
-    Count,
-    LengthUnknown,
-    Part,
-    RowStep,
-    Stream,
-    WrappedStream,
-    fetch_held,
-    reached_end,
-)
+from mpwds.pipeline.stream import Count, LengthUnknown, Part, RowStep, Stream, WrappedStream, fetch_held
 from mpwds.trees import parts
 
 
@@ -221,8 +211,8 @@ class Retrying(ErrorHandlingStream):
 
     def __init__(self, source: Stream[Any], stage: object, handler: Handler = reraise_exception) -> None:
         super().__init__(source, stage, handler)
-        self._failed: list[Address] = []
-        self._again: list[tuple[Address, Any]] = []  # those that failed before the state was loaded
+        self._failed: list[Any] = []
+        self._again: list[tuple[Any, Any]] = []  # those that failed before the state was loaded
 
     def _handle(self, error: Exception, address: Any, element: object) -> None:
         self._failed.append(address)
@@ -237,7 +227,7 @@ class Retrying(ErrorHandlingStream):
         super().load_state_dict(state)
         self._failed, self._again = [], fetch_held(self._source, state["held"])
         if self._again and not self._stopped:
-            self._next = chain(_taken(self._again), iter(self._next, reached_end)).__next__
+            self._next = chain(_taken(self._again), iter(self._next, None)).__next__
 
 
 def _taken(items: list[Any]) -> Iterator[Any]:
@@ -260,7 +250,7 @@ class MapStream(Retrying):
         self._takes = stage.takes
         self._keeps_key = stage.keeps_key
 
-    def __next__(self) -> tuple[Address, Any]:
+    def __next__(self) -> tuple[Any, Any]:
         while True:
             address, element = self._next()
             try:

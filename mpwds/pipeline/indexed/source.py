@@ -14,16 +14,7 @@ import numpy.typing as npt
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import check_whole, explain
 from mpwds.pipeline.randomness import Permutation
-from mpwds.pipeline.stream import (
-    Address,
-    BaseStream,
-    Count,
-    Description,
-    Origin,
-    Stream,
-    number_of,
-    one_sample,
-)
+from mpwds.pipeline.stream import BaseStream, Count, Description, Origin, Stream, number_of, one_sample
 from mpwds.storage.indexed.shards import IndexedShards, Lengths
 
 Numbers = npt.NDArray[np.int64]
@@ -185,7 +176,7 @@ class _IndexedStream(BaseStream[Any]):
             ahead = work_ahead(lambda sample: read(*sample[1:]), self._samples, source.threads)
             self._samples = ((number, shard, future) for (number, shard, _), future in ahead)
 
-    def __next__(self) -> tuple[Address, Any]:
+    def __next__(self) -> tuple[int, Any]:
         item = next(self._samples, None)
         if item is None:
             self._failed = -1
