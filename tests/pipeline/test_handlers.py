@@ -59,14 +59,6 @@ def test_a_handler_skips_an_element_for_which_a_function_raises_stop_iteration()
     assert seen == [(RuntimeError, StopIteration)] * 3
 
 
-def test_a_handler_may_raise_another_error():
-    def handler(error):
-        raise RuntimeError("enough") from error
-
-    with pytest.raises(RuntimeError, match="enough"):
-        list(DataPipeline(["x"], map(int, handler)))
-
-
 def test_an_error_raised_by_one_stages_handler_is_not_the_next_ones_to_handle():
     stages = map(int), select(bool, handlers.ignore_and_continue)
     with pytest.raises(ValueError, match="invalid literal"):

@@ -150,14 +150,6 @@ def test_what_is_no_state_of_its_iterator_is_an_error(state):
         iter(mpwds.IndexedDataset(range(3))).load_state_dict(state)
 
 
-def test_epochs_are_in_different_orders_and_repeat_with_the_seed():
-    dataset, same = (mpwds.IndexedDataset(range(100), "global", seed=3) for _ in range(2))
-    epochs = [list(dataset) for _ in range(3)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(100))
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert [list(same) for _ in range(3)] == epochs
-
-
 def test_without_an_order_of_its_own_torch_takes_it_as_map_style():
     assert not isinstance(mpwds.IndexedDataset(range(4)), torch.utils.data.IterableDataset)
     assert isinstance(mpwds.IndexedDataset(range(4), "global"), torch.utils.data.IterableDataset)

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from itertools import islice
 from operator import itemgetter
 
 import pytest
@@ -79,25 +78,6 @@ def test_a_stream_continues_exactly_where_it_was(make, stop):
     second = pickle.loads(pickle.dumps(ds)).stream(Context(epoch=3))
     second.load_state_dict(first.state_dict())
     assert seen + [sample for _, sample in second] == whole
-
-
-def test_a_loader_resumes_exactly(make, nothing_left):
-    def multi_loader():
-        return mpwds.MultiLoader(make().batched(4), workers=2, start_method="fork")
-
-    def batches(loader):
-        return [batch.tolist() for batch in loader]
-
-    with multi_loader() as loader:
-        whole = batches(loader)
-        assert sorted(number for batch in whole for number in batch) == list(range(COUNT))
-    with multi_loader() as loader:
-        begun = iter(loader)
-        seen = batches(islice(begun, 7))
-        state = loader.state_dict()
-    with multi_loader() as loader:
-        loader.load_state_dict(state)
-        assert seen + batches(loader) == whole
 
 
 def test_the_samples_of_composers_dataset_are_those_of_its_decoders(old_folder):

@@ -14,7 +14,6 @@ import torch
 
 from mpwds.errors import DecodeError
 from mpwds.loader.dataloader.data_loader import DataLoader
-from mpwds.loader.multi_loader import MultiLoader
 from mpwds.pipeline.indexed.samplers import ChunkedSampler
 from mpwds.pipeline.indexed.shard_list import LazyBytesIO, ShardListDataset, default_decoder
 from mpwds.storage.writing.tar_writer import TarWriter
@@ -272,21 +271,6 @@ class TestLoaders:
         with DataLoader(pairs, batch_size=None, num_workers=2, multiprocessing_context="fork") as loader:
             assert sorted(map(tuple, loader)) == sorted(self.KEYS)
         pairs.close()
-
-    def test_multi_loader_resumes_exactly(self, pairs):
-        def multi_loader():
-            return MultiLoader(pairs, workers=2, output="numpy", start_method="fork")
-
-        with multi_loader() as loader:
-            whole = [tuple(element) for element in loader]
-            assert sorted(whole) == sorted(self.KEYS)
-        with multi_loader() as loader:
-            elements = iter(loader)
-            begun = [tuple(next(elements)) for _ in range(5)]
-            state = loader.state_dict()
-        with multi_loader() as loader:
-            loader.load_state_dict(state)
-            assert begun + [tuple(element) for element in loader] == whole
 
 
 DATA = b"one\ntwo\nthree"

@@ -143,9 +143,7 @@ def test_a_function_may_deal_with_what_was_read(folder):
     assert names(folder) == []
 
 
-@pytest.mark.parametrize(
-    "container", [(), pytest.param(UNSHARE, marks=NEEDS_NAMESPACES)], ids=["here", "there"]
-)
+@pytest.mark.parametrize("container", [(), pytest.param(UNSHARE, marks=NEEDS_NAMESPACES)])
 def test_a_shard_is_left_to_its_reader_until_that_is_killed(folder, container):
     create(folder, range(1))
     with reader(folder, container) as (process, claimed):
@@ -338,11 +336,10 @@ def test_a_shard_whose_reading_is_left_off_gets_its_name_back(filled, mode, end)
     with pytest.raises(ArithmeticError) if end == "error" else contextlib.nullcontext():
         next(source)
     assert names(filled) != before or end == "error"
+    ring = [source]
     if end == "cycle":
-        ring = [source]
         ring.append(ring)
-        del ring
-    del source
+    del source, ring
     gc.collect()
     assert names(filled) == before
 

@@ -59,23 +59,17 @@ def test_an_installed_package_brings_a_format_of_its_own(tmp_path):
     assert done.stdout.splitlines()[-1] == "[b'one', b'two']", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("x-{000..009}.tar.gz", "tar"),
-        ("x.tgz", "tar"),
-        ("-", "tar"),
-        ("pipe:cat x", "tar"),
-        ("s3://bucket/x.json?version=1", "tar"),
-        ("s3://bucket/x", "mds"),
-        ("s3://bucket/x/", "mds"),
-        ("https://host/x/index.mds.gz", "mds1"),
-        ("x.msg", "msgpack"),
-        ("X.CBOR", "cbor"),
-        ("x.parquet", None),
-        ("x", None),
-    ],
-)
+NAMES = {
+    "tar": ["x-{000..009}.tar.gz", "x.tgz", "-", "pipe:cat x", "s3://bucket/x.json?version=1"],
+    "mds": ["s3://bucket/x", "s3://bucket/x/"],
+    "mds1": ["https://host/x/index.mds.gz"],
+    "msgpack": ["x.msg"],
+    "cbor": ["X.CBOR"],
+    None: ["x.parquet", "x"],
+}
+
+
+@pytest.mark.parametrize(("source", "name"), [(source, name) for name in NAMES for source in NAMES[name]])
 def test_a_name_tells_the_format(source, name):
     found = find_format(source)
     assert (found and found[0].name) == name

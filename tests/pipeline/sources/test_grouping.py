@@ -7,14 +7,12 @@ import tarfile
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from webdataset.tariterators import base_plus_ext, group_by_keys
+from webdataset.tariterators import group_by_keys
 
 from mpwds.errors import ShardError
 from mpwds.pipeline.sources.samples import read_samples
-from mpwds.storage.tar.names import group, split_name
+from mpwds.storage.tar.names import group
 from tests.pipeline.conftest import add
-
-names = st.text("a./_B", max_size=10)
 
 
 @pytest.fixture
@@ -71,16 +69,6 @@ def test_any_members_are_grouped_as_webdataset_groups_them(members):
     named = group(zip(members, members, strict=True))
     grouped = [(key, [each for each in dict(found) if each is not None]) for key, found in named if key]
     assert grouped == [(sample["__key__"], list(sample)[2:]) for sample in read]
-
-
-@settings(max_examples=300, deadline=None)
-@given(names)
-def test_names_split_as_webdataset_splits_them(name):
-    key, suffix = base_plus_ext(name)
-    if key is None or is_meta(name):
-        assert split_name(name) == ("", "")
-    else:
-        assert split_name(name) == (key, suffix.lower())
 
 
 def test_members_of_no_sample_go_with_the_sample_after_them_or_the_last():

@@ -157,20 +157,15 @@ def test_a_part_that_gives_nothing_when_it_is_repeated_drops_out(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_state_stays_as_it_is_while_the_mix_goes_on(kind, rule):
     datasets = [range(3), "ab", []]
-
-    def make():
-        if kind is None:
-            return RoundRobin(datasets, longest=rule == "all_exhausted").stream()
-        return RandomMix(datasets, stop=rule, **kind).stream()
-
-    stream = make()
+    mix = RandomMix(datasets, stop=rule, **kind) if kind else RoundRobin(datasets, rule == "all_exhausted")
+    stream = mix.stream()
     states = [stream.state_dict()]
     copies = copy.deepcopy(states)
     for _ in islice(stream, 12):
         states.append(stream.state_dict())
         copies.append(copy.deepcopy(states[-1]))
     assert states == copies
-    other = make()
+    other = mix.stream()
     other.load_state_dict(states[1 % len(states)])
     list(islice(other, 12))
     assert states == copies

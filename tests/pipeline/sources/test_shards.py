@@ -132,20 +132,6 @@ def test_without_splitters_every_worker_reads_all():
     assert urls(ShardList(NAMES[:4], nodesplitter=None, splitter=None), **place) == NAMES[:4]
 
 
-@settings(max_examples=30, deadline=None)
-@given(stop=st.integers(0, 20), shuffled=st.booleans())
-def test_a_users_splitter_keeps_the_shards_addresses(continues, stop, shuffled):
-    def odd_positions(shards):
-        for position, shard in enumerate(shards):
-            if position % 2:
-                yield shard
-
-    shards = ShardList(NAMES, shuffled, nodesplitter=odd_positions)
-    continues(lambda: shards.stream(Context(epoch=1)), stop)
-    for address, shard in shards.stream(Context(epoch=1)):
-        assert NAMES[address] == shard["url"]
-
-
 @pytest.mark.parametrize("seed", [None, 0, 17])
 def test_a_simple_list_has_webdatasets_order(seed):
     assert list(SimpleShardList(NAMES, seed)) == list(webdataset.SimpleShardList(NAMES, seed))

@@ -197,15 +197,6 @@ def test_a_source_has_its_own_error_handler(shards, tmp_path):
     assert load_spec({"datasets": [bad]}).sources[0].handler is warn_and_continue
 
 
-def test_a_missing_package_is_no_matter_for_the_handler_of_a_source(shards):
-    def select(name):
-        raise ModuleNotFoundError("no module named 'names'")
-
-    source = {"shards": shards, "handler": "ignore_and_continue"}
-    with pytest.raises(ModuleNotFoundError, match="names"):
-        list(WebDataset({"datasets": [source]}, select_files=select))
-
-
 def test_a_yaml_file_is_a_dataset_and_a_list_of_shards(yaml_file, shards):
     path = yaml_file(f"datasets:\n  - shards: {shards}\n")
     assert len(list(WebDataset(path))) == 20

@@ -235,18 +235,6 @@ def test_fetching_ahead_keeps_the_state_exact(server, tmp_path_factory, continue
     continues(lambda: dataset.stream(Context(epoch=1, worker=0, workers=workers)), stop)
 
 
-def test_an_error_of_the_source_met_while_fetching_ahead_comes_in_its_turn(server, tmp_path):
-    def failing():
-        yield {"url": server.url("/x-000.tar")}
-        raise OSError("list of shards is gone")
-
-    seen = []
-    with pytest.raises(OSError, match="list of shards is gone"):
-        for sample in WebDataset(DataPipeline(failing), cache_dir=tmp_path):
-            seen.append(int(sample["cls"]))
-    assert seen == [0, 1, 2, 3, 4]
-
-
 def test_a_resumed_stream_meets_the_error_of_the_source_that_was_met_while_fetching_ahead(server, tmp_path):
     def failing(name):
         if name == "gone":
