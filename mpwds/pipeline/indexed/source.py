@@ -44,7 +44,9 @@ class IndexedSamples(Origin):
     samples_in = staticmethod(one_sample)
 
     def __post_init__(self) -> None:
-        check_shuffling(self.shuffle)
+        kinds = get_args(Shuffling)
+        if self.shuffle not in kinds or (self.shuffle == 0 and self.shuffle is not False):
+            raise ValueError(f"shuffle must be one of {', '.join(map(repr, kinds))}, got {self.shuffle!r}")
         check_whole("IndexedDataset", "chunksize", self.chunksize, least=1)
         check_whole("IndexedDataset", "threads", self.threads, least=1)
 
@@ -240,13 +242,6 @@ def order_of(
     if shuffle == "shards":
         return _Pieces(shard_starts(), samples, False, facts).of
     return lambda places: places
-
-
-def check_shuffling(shuffle: Shuffling) -> None:
-    """Raises ``ValueError`` if ``shuffle`` is not one of those that there are."""
-    if shuffle not in get_args(Shuffling) or (shuffle == 0 and shuffle is not False):
-        kinds = ", ".join(map(repr, get_args(Shuffling)))
-        raise ValueError(f"shuffle must be one of {kinds}, got {shuffle!r}")
 
 
 def worker_positions(shuffle: Shuffling, samples: int, context: Context) -> range:

@@ -93,9 +93,7 @@ class ShardStream(ErrorHandlingStream):
     def __init__(self, stage: ShardReader, source: Stream[Any], context: Context) -> None:
         super().__init__(source, stage, stage.handler)
         cache, open, read_ahead = stage.cache, stage.open_at, stage.read_ahead
-        self._read = stage.read
-        self._place = stage.place
-        self._usual_handler = stage.handler
+        self._reader = stage
         self._context = context
         self._cache = cache
         self._read_ahead = read_ahead if open is None else 0
@@ -191,15 +189,14 @@ class ShardStream(ErrorHandlingStream):
         self._shard, self._offset, self._has_shard = address, offset, True
         if self._context.on_shard is not None:
             self._context.on_shard(url_of(shard))
-        weak = weakref.ref(self)  # a cycle would keep the file open after the stream is dropped
+        weak = weakref.WeakMethod(self._at_element)  # a cycle would keep a dropped stream's file open
 
         def on_error(error: Exception) -> None:
-            stream = weak()
-            if stream is not None:
-                stream._at_element(error)
+            if (handle := weak()) is not None:
+                handle(error)
 
-        self._elements = self._read(shard, offset, on_error, self._open)
-        self._handler = options_of(shard).get("handler", self._usual_handler)
+        self._elements = self._reader.read(shard, offset, on_error, self._open)
+        self._handler = options_of(shard).get("handler", self._reader.handler)
         for _, following in self._ahead:
             self._prefetch(_url(following))
 
@@ -249,7 +246,7 @@ class ShardStream(ErrorHandlingStream):
             elements = self._fetching[2]
         else:
             skip = ignore_and_continue  # an element that the first reading skipped
-            elements = self._read(self._source.fetch(shard), offset, skip, self._open_for_few)
+            elements = self._reader.read(self._source.fetch(shard), offset, skip, self._open_for_few)
         self._fetching = None
         found, following, element = next(elements, (None, None, None))
         if found != offset:
@@ -284,7 +281,7 @@ class ShardStream(ErrorHandlingStream):
         url = url_of(self._source.fetch(as_address(shard)))
         if isinstance(element, dict) and "__key__" in element:
             return Description.of_sample(element, Description("", url, offset=offset))
-        return self._place(url, offset)
+        return self._reader.place(url, offset)
 
     def state_dict(self) -> dict[str, Any]:
         shard, offset = self._failed or (self._shard, self._offset)
