@@ -100,7 +100,7 @@ class _Own(Part):
                 setattr(self, name, getattr(given, name))
 
     def made(self, stream: Any, context: Context) -> Stream[Any]:
-        """What the user's object returned, or a stream over it."""
+        """Returns the user's stream, or one over the pairs that it gives."""
         if hasattr(stream, "fetch") or hasattr(stream, "state_dict"):
             return stream  # type: ignore[no-any-return]  # as the user says
         return UnseekableStream(lambda: self._elements(stream), self, context)
@@ -216,8 +216,7 @@ class Splitter(Filter):
     For functions such as webdataset's ``split_by_node``, which yield some of the dicts ``{"url": ...}`` that
     they get, or return a list of them. The stage finds a shard's address by its dict, or by its URL if the
     function makes a new dict. A URL that was not among the shards is its own address. A restored stream runs
-    the function again, and expects the same shards. With ``as_list`` the function gets a list, which it may
-    slice, instead of an iterator.
+    the function again, and expects the same shards. With ``as_list`` the function gets a list to slice.
     """
 
     function: Callable[..., Iterable[Any]]

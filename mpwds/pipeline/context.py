@@ -26,9 +26,8 @@ class Context:
     Args:
         seed: The loader's seed; ``None`` means the dataset's seed.
         owns_process: The process runs nothing but this pipeline, so random generators need not be restored.
-        deferred: The stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, so that the transport
-            writes their data straight into shared memory: it is the last, or those behind it pass the values
-            on to one that stacks them.
+        deferred: The stage may yield ``mpwds.tenbin.Deferred`` in place of arrays, whose data the transport
+            writes straight into shared memory: it is the last, or later ones pass values on to be stacked.
         on_shard: Called with a shard's URL when the worker begins to read it.
         on_idle: Called when the worker has nothing to read, though worker 0 may; the default warns.
         watch: Called as ``watch(part, stream, context)`` for the stream of each part; returns one to use.

@@ -44,8 +44,7 @@ class DataPipeline(Fluent, IterableSource, Closes):
             - an object with a method ``stream(context)``, such as ``mpwds.SimpleShardList``;
             - another pipeline, to which this one adds stages.
 
-            A stage is an object with a method ``stream(source, context)`` or a generator function of an
-            iterator.
+            A stage has a method ``stream(source, context)``, or is a generator function of an iterator.
         seed: Determines all random choices, with the epoch; 0 by default. A loader's seed overrides it.
 
     Raises:
@@ -283,9 +282,11 @@ class DataPipeline(Fluent, IterableSource, Closes):
         """
         check_whole("with_length", "n", n, least=0)
         if not silent:
-            advice = "with_epoch(n) sets the number of elements in an epoch"
-            note = f"{advice} (with_length(n, silent=True) omits this warning)"
-            warn(f"with_length({n}) sets only what len() returns: {note}", UserWarning)
+            warn(
+                f"with_length({n}) sets only what len() returns: with_epoch(n) sets the number of elements "
+                "in an epoch (with_length(n, silent=True) omits this warning)",
+                UserWarning,
+            )
         self.given_length = int(n)
         return self
 

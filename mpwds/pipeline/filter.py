@@ -33,12 +33,10 @@ class Filter(Part, ABC):
     Attributes:
         divides_among: ``"ranks"``, ``"workers"``, or both, if it divides the elements among these.
         pins_epoch: Whether it and what comes before always run as in epoch 0: a cache holds those elements.
-        passes_values: Whether it leaves the values of a sample's fields as they are, and does not look at
-            them.
+        passes_values: Whether it passes the values of a sample's fields on, and does not look at them.
         stacks_values: Whether it stacks them in batches, and does nothing else with them.
         runs_ahead: Whether a thread runs what comes before it.
-        row_step: What it does to rows. Loaders run three stages that unbatch, shuffle and batch as one, for
-            whole batches at a time.
+        row_step: What it does to rows. Loaders run stages that unbatch, shuffle and batch as one.
 
     Example:
         >>> from mpwds.pipeline.stages.unbatched import Flatmap

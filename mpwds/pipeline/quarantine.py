@@ -27,8 +27,7 @@ class Quarantine:
     A record is a line of JSON: ``url``, ``member``, ``key`` and ``offset`` of the sample if known, the
     ``stage`` that failed and the ``place`` in words, ``type``, ``message`` and ``traceback`` of the error,
     ``time`` (seconds since 1970), ``rank``, ``worker`` and ``pid``. A sample that fails again in the same
-    stage is not recorded again. You may delete or empty the file; the bad samples recorded before still count
-    towards the budget.
+    stage is not recorded again. You may delete or empty the file; what was recorded before still counts.
 
     Args:
         path: The file; its directory must exist. Existing records stay and do not count.

@@ -152,8 +152,7 @@ CHECKED, FORBIDDEN = "checked", "forbidden"
 class _PutAside(threading.local):
     """The states of the program's generators when the current element was requested.
 
-    In a thread that runs stages beside the program, ``draws`` is ``CHECKED`` while the program waits, and
-    ``FORBIDDEN`` while it may draw.
+    In a thread that runs stages, ``draws`` is ``CHECKED`` while the program waits, else ``FORBIDDEN``.
     """
 
     states: States | None = None  # None outside a request; empty until a generator is first seeded for it

@@ -161,8 +161,7 @@ class PipelineSource(Protocol):
 class Part:
     """Base of sources and stages: what pipelines and loaders ask of them, and the usual answers.
 
-    A user's object needs none of this but a method ``stream``: ``as_source`` and ``as_stage`` wrap it, with
-    the answers that it has.
+    A user's object needs no more than a method ``stream``: ``as_source`` and ``as_stage`` wrap it.
 
     Attributes:
         addressable: ``False`` if the stream cannot fetch an element again by its address.
@@ -170,8 +169,7 @@ class Part:
         reads_shards: ``True`` if it reads storage.
         divides_itself: ``True`` if a user's code divides the elements, by what it knows of ranks and workers.
         alike_before_split: Whether it runs alike on all workers or ranks before a stage that divides.
-        samples_in: Returns the number of samples in an element, for statistics; ``None`` if an element holds
-            as many as before this part.
+        samples_in: Returns the number of samples in an element, for statistics; ``None``: as many as before.
         parts: The parts that it consists of, if any; they answer for it.
     """
 
@@ -369,8 +367,7 @@ def number_of(address: Any) -> int:
 def fetch_held(stream: Stream[T], addresses: Sequence[Any]) -> list[tuple[Address, T]]:
     """Pairs of address and element for each of ``addresses``, in their order.
 
-    ``stream`` fetches them in ascending order, so that a source reads forward. Addresses from JSON become
-    tuples again (``as_address``).
+    ``stream`` fetches them in ascending order, so that a source reads forward. They may come from JSON.
 
     Example:
         >>> fetch_held(Source("abc"), [2, 0])

@@ -57,8 +57,7 @@ class IndexedDataset(DataPipeline):
             chunks of consecutive samples in random order, and shuffles each. ``"shards"`` reads shards in
             random order. ``False`` keeps the order of the samples.
         chunksize: Samples in a chunk.
-        seed: Determines the order and all other random choices, with the epoch; 0 by default. A loader's
-            seed overrides it.
+        seed: Determines all random choices, with the epoch; 0 by default. A loader's seed overrides it.
         cache_dir: Folder for copies of shards that are not local; all processes of a machine share it.
         cache_size: The most bytes that it may hold; no limit if negative.
         remote: Whether to read just the samples asked for from tar shards that are not local, by ranges; then
@@ -284,8 +283,7 @@ class ResumableIterator(Iterator[Any]):
         The dataset's next ``iter()`` is the epoch after that.
 
         Raises:
-            ValueError: The dataset has another number of samples, order or seed than it had then, or
-                ``state`` is of something else.
+            ValueError: The dataset has other samples, order or seed than then, or ``state`` is no such state.
         """
         if not isinstance(state, Mapping) or not {"epoch", "run", "stream"} <= state.keys():
             raise ValueError(f"an iterator's state is the dict that its state_dict() gave, got {state!r}")

@@ -287,8 +287,7 @@ class SharedEpochCounter:
 
     torch's DataLoader tells its new workers nothing but a random number, which is the same for epochs before
     which the user sets torch's seed. So a worker of an epoch that has such a worker already begins the next.
-    The list is a nameless file in memory, which forks and pickles share by its path; a new one is made if it
-    is gone.
+    The list is a nameless file in memory: forks and pickles share its path, and make a new one if it is gone.
     """
 
     def __init__(self, path: str = "") -> None:

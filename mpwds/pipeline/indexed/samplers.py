@@ -141,8 +141,7 @@ def DistributedChunkedSampler(
 
     Args:
         dataset: A map-style dataset.
-        num_replicas: The number of ranks; by default that of ``torch.distributed``, or of ``WORLD_SIZE`` in
-            the environment.
+        num_replicas: The number of ranks; by default that of ``torch.distributed``, or ``WORLD_SIZE``.
         num_samples: How many of the dataset's samples to divide; all by default.
         rank: This process, from 0; by default as ``num_replicas``.
         drop_last: Has no effect.

@@ -258,8 +258,7 @@ class SamplesOfShard:
 class LazyBytesIO(BytesIO):
     """A stream of bytes that lie in a mapped file: they are copied when the stream is first used.
 
-    So a program that looks at the labels alone does not wait for the pictures. A pickled stream becomes a
-    ``BytesIO``.
+    So a program that looks at the labels alone does not wait for the pictures. Pickled, it is a ``BytesIO``.
     """
 
     def __init__(self, view: memoryview) -> None:

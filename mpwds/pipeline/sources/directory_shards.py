@@ -2,8 +2,7 @@
 
 A reader claims a shard in three steps: it locks the file (``flock``), checks that the file still has its
 name, and renames it. It holds the lock until it has removed the file or renamed it again. The kernel releases
-the lock when the process ends, for whatever reason. So a claimed shard that can be locked has lost its
-reader.
+the lock when the process ends, so a claimed shard that can be locked has lost its reader.
 
 A local file system has one kernel, whose locks tell of every claim. On a network file system, a lock may be
 known only to the machine that holds it, so a claim's name identifies kernel and file system (``_domain``).

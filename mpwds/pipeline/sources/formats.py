@@ -116,8 +116,7 @@ class Format:
 
         Args:
             source: The dataset.
-            copies_bytes: How much may be fetched or uncompressed to a temporary folder at a time. Nothing is
-                written beside the dataset.
+            copies_bytes: Bytes that a temporary folder may hold; nothing is written beside the dataset.
         """
         raise ValueError(f"samples of {source} ({self.name}) cannot be read in order")
 

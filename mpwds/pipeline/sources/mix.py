@@ -46,8 +46,7 @@ class RandomMix(DataPipeline):
     Args:
         datasets: Pipelines, or anything else that can be the source of a pipeline. All workers read each
             dataset, divided among them as it would be by itself.
-        probs: Weight of each dataset: ``[3, 1]`` is the same as ``[0.75, 0.25]``. Equal by default. A dataset
-            of weight 0 gives nothing.
+        probs: Weights of the datasets, equal by default; ``[3, 1]`` is ``[0.75, 0.25]``, and 0 gives nothing.
         longest, stop: When to stop, as above.
         exact: Whether elements come in a fixed order instead of at random: of the first n elements, a dataset
             of share p gives more than n*p - 1 and fewer than n*p + 1.

@@ -48,12 +48,10 @@ def tarfile_to_samples(
         handler: What to do about a shard that cannot be read; raises by default. To continue skips the rest
             of the shard, or only the second of two members of the same name in a sample.
         select_files: A function of a member's name: whether to read it. Others are skipped.
-        rename_files: A function from a member's name to the name to use instead; it is called before
-            ``select_files``.
+        rename_files: A function from a member's name to the name to use, also for ``select_files``.
 
     Raises:
-        TypeError: An argument cannot be called; or, while iterating, the source yields anything other than
-            ``{"url": ...}``.
+        TypeError: An argument cannot be called; or, while iterating, an element is not ``{"url": ...}``.
         ShardError: While iterating, a shard is damaged, or a sample has a name twice.
 
     Source:

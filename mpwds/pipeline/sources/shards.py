@@ -268,8 +268,7 @@ class ResampledShards(IterableSource):
 
     Every worker draws its own, so shards need not be divided among nodes and workers. In a pipeline,
     the draws depend only on its seed, the epoch, the rank and the worker: a run can be repeated. An address
-    is (shard's number, rank, worker, number of the draw), so that random augmentation differs each time a
-    shard is drawn.
+    is (shard's number, rank, worker, number of the draw), so random augmentation differs in each draw.
 
     Args:
         urls: Shards, as for ``mpwds.ShardList``.
@@ -282,8 +281,7 @@ class ResampledShards(IterableSource):
         empty_check: Raise ``ValueError`` at once if there are no shards; otherwise, when a shard is drawn.
 
     Source:
-        ``webdataset.shardlists.ResampledShards``, which draws again in a pipeline too unless
-        ``deterministic``.
+        ``webdataset.ResampledShards``, which draws again in a pipeline too unless ``deterministic``.
 
     Example:
         >>> shards = ResampledShards("x-{0..9}.tar", nshards=3, deterministic=True)

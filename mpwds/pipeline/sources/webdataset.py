@@ -80,8 +80,7 @@ class WebDataset(DataPipeline):
             variable ``WDS_SEED``, or 0. A loader's seed overrides it.
         prefetch_shards: With a cache, the number of shards to fetch ahead.
         read_ahead: The number of ranges of 8 MB that each worker fetches ahead while it reads a shard from a
-            server; it also opens the next shard then. By default 8 for cloud storage and 0 for web servers
-            and others.
+            server; it also opens the next shard then. By default 8 for cloud storage, 0 for other servers.
         length: The value that ``len()`` returns, as by ``with_length``.
         max_decompressed_bytes: The most bytes that a member of a compressed shard may have (512 MiB).
 
