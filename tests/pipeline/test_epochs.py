@@ -30,16 +30,11 @@ def test_an_epoch_has_the_number_of_elements_asked_for(n, limit):
 
 @settings(max_examples=50, deadline=None)
 @given(
-    limit=st.integers(1, 50),
-    stop=st.integers(0, 51),
-    worker=st.integers(0, 1),
-    repetitions=st.sampled_from([None, 2]),
+    limit=st.integers(1, 50), stop=st.integers(0, 51), worker=st.integers(0, 1), runs=st.none() | st.just(2)
 )
-def test_a_repeated_epoch_continues_from_its_state_exactly(
-    shards, continues, limit, stop, worker, repetitions
-):
+def test_a_repeated_epoch_continues_from_its_state_exactly(shards, continues, limit, stop, worker, runs):
     dataset = WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("__key__ cls").batched(2)
-    dataset.given_epochs = Epochs(repetitions, limit)
+    dataset.given_epochs = Epochs(runs, limit)
     continues(lambda: dataset.stream(Context(epoch=3, worker=worker, workers=2)), stop)
 
 
@@ -223,9 +218,7 @@ def test_the_epochs_of_a_resized_dataset_in_workers_make_up_the_dataset(shards):
 @settings(max_examples=50, deadline=None)
 @given(length=st.integers(1, 30), stop=st.integers(0, 31), epoch=st.integers(0, 3), worker=st.integers(0, 1))
 @pytest.mark.filterwarnings("ignore:ResizedDataset. epoch:RuntimeWarning")
-def test_an_epoch_of_a_resized_dataset_continues_from_its_state_exactly(
-    shards, continues, length, stop, epoch, worker
-):
+def test_an_epoch_of_a_resized_dataset_continues_exactly(shards, continues, length, stop, epoch, worker):
     dataset = ResizedDataset(WebDataset(shards, shardshuffle=True, seed=1).shuffle(4).to_tuple("cls"), length)
     continues(lambda: dataset.stream(Context(epoch=epoch, worker=worker, workers=2)), stop)
 

@@ -228,9 +228,7 @@ class TestCopies:
         assert dataset[10][".cls"] == 10
         assert [*tmp_path.glob("named/*/*.tar")] == [tmp_path / "named/2/x.tar"]
 
-    def test_a_small_cache_holds_one_shard_at_a_time_unless_it_is_to_keep_them(
-        self, served, shards, tmp_path
-    ):
+    def test_a_small_cache_holds_a_shard_at_a_time_unless_it_is_to_keep_them(self, served, shards, tmp_path):
         sizes = [Path(shard["url"]).stat().st_size for shard in shards]
         sized = [{**shard, "filesize": size} for shard, size in zip(served[0], sizes, strict=True)]
         dataset = ShardListDataset(sized, cache_size=1, transformations=[])

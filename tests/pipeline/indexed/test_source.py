@@ -14,6 +14,7 @@ from tests.pipeline.indexed.letters import Letters
 
 kinds = st.sampled_from(["global", "chunked", "shards", False])
 lengths = st.lists(st.integers(0, 9), max_size=6)
+few = st.integers(1, 3)
 
 
 def keys(stream):
@@ -21,9 +22,7 @@ def keys(stream):
 
 
 @settings(max_examples=100)
-@given(
-    kind=kinds, lengths=lengths, ranks=st.integers(1, 3), workers=st.integers(1, 3), epoch=st.integers(0, 2)
-)
+@given(kind=kinds, lengths=lengths, ranks=few, workers=few, epoch=st.integers(0, 2))
 def test_each_sample_is_read_by_one_worker_and_counts_are_known(kind, lengths, ranks, workers, epoch):
     source = IndexedSamples(Letters(*lengths), kind, chunksize=4)
     read = []

@@ -42,11 +42,10 @@ FORMAT = Lines()
 
 def test_an_installed_package_brings_a_format_of_its_own(tmp_path):
     (tmp_path / "lines.py").write_text(OWN)
-    (tmp_path / "lines-1.dist-info").mkdir()
-    (tmp_path / "lines-1.dist-info" / "METADATA").write_text("Name: lines\nVersion: 1\n")
-    (tmp_path / "lines-1.dist-info" / "entry_points.txt").write_text(
-        "[mpwds.formats]\nlines = lines:FORMAT\n"
-    )
+    installed = tmp_path / "lines-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: lines\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[mpwds.formats]\nlines = lines:FORMAT\n")
     (tmp_path / "x.lines").write_text("one\ntwo\n")
     program = (
         "import mpwds; from mpwds.cli.main import main; print(mpwds.IndexedDataset('x.lines')[1]); "

@@ -248,9 +248,7 @@ def test_a_specification_on_a_web_server_is_read_from_there(web_file, shards):
         "buckets: ~/data\ndatasets: [{shards: x.tar}]",
     ],
 )
-def test_what_comes_over_the_network_runs_no_command_and_learns_nothing_of_the_environment(
-    web_file, monkeypatch, text
-):
+def test_what_comes_over_the_network_runs_no_command_and_learns_no_variable(web_file, monkeypatch, text):
     monkeypatch.setenv("SECRET", "4711")
     url = web_file(text)
     with pytest.raises(SecurityError, match=r"load_spec\('http.*spec.yaml', trusted=True\)"):
