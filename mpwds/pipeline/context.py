@@ -13,10 +13,8 @@ from mpwds.warn import warn
 
 def warn_of_idle(readers: str = "workers") -> None:
     """Warns that workers, or streams, have nothing to read."""
-    warn(
-        f"there are fewer shards than {readers}, so {readers} without a shard are idle: use fewer {readers}, "
-        "or more and smaller shards (mpwds split)"
-    )
+    advice = f"use fewer {readers}, or more and smaller shards (mpwds split)"
+    warn(f"there are fewer shards than {readers}, so {readers} without a shard are idle: {advice}")
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,7 @@ def not_an_end(error: Exception, who: str = "a function") -> Exception:
     return refusal
 
 
-def explain(
-    error: Exception, stage: object, source: Stream[Any], address: Any, element: object = None
-) -> None:
+def explain(error: Exception, stage: object, source: Stream[Any], address: Any, element: Any = None) -> None:
     """Adds ``in map(crop), on sample "0017" of x-000003.tar`` to ``error``, and an :class:`Incident`.
 
     ``source`` describes ``address``. A ``StopIteration`` becomes a ``RuntimeError`` (``not_an_end``).

@@ -279,9 +279,8 @@ class MapStream(Retrying):
 
     def _wrong_type(self, element: object) -> TypeError:
         stage: Any = self._stage
-        return TypeError(
-            f"{stage.called} needs {self._takes.__name__} samples, got a {type(element).__name__}"
-        )
+        needed, got = self._takes.__name__, type(element).__name__
+        return TypeError(f"{stage.called} needs {needed} samples, got a {got}")
 
 
 def key_of(element: Any) -> Any:

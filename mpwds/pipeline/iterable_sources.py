@@ -188,9 +188,8 @@ def is_torch_iterable(dataset: Any) -> bool:
 
 @functools.cache
 def _both(kind: type, base: type) -> type:
-    return type(
-        kind.__name__, (kind, base), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    )
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind, base), names)
 
 
 def _rebuilt(kind: type, attributes: dict[str, Any]) -> Any:
@@ -270,9 +269,8 @@ class UnseekableStream(_IteratedStream):
 
     def describe(self, address: Any, element: object = None) -> Description:
         rank, worker, count = address
-        return Description.of_sample(
-            element, Description(f"element {count} of {self._origin} in worker {worker} of rank {rank}")
-        )
+        text = f"element {count} of {self._origin} in worker {worker} of rank {rank}"
+        return Description.of_sample(element, Description(text))
 
     def _started(self, _: None) -> Iterator[Any]:
         try:

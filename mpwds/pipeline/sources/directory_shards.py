@@ -248,9 +248,7 @@ class _Lock:
         self.path = path  # a claim changes it
         self.is_held = False  # the lock was free, and the file still has its name
         self.domain = _NO_LOCKS  # identifies the kernel and the mounted file system, if that has locks
-        self.tells_all = (
-            False  # no other kernel uses the file system: a reader that still runs holds its lock
-        )
+        self.tells_all = False  # no other kernel uses the file system: a reader that runs holds its lock
         self._pid = os.getpid()
         self._descriptor: int | None = None
         for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing

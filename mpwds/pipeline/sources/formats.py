@@ -231,9 +231,8 @@ class _MDS1(Format):
             raise ValueError("--hashes are for MDS of version 2 alone")
         if options.force:
             raise ValueError("--force does not replace MDS datasets of version 1: remove the folder first")
-        return StreamingDatasetWriter(
-            where, list(columns), options.maxsize or 1 << 24, options.compression or None
-        )
+        size_limit = options.maxsize or 1 << 24
+        return StreamingDatasetWriter(where, list(columns), size_limit, options.compression or None)
 
 
 class _RecordFiles(Format):
@@ -267,9 +266,8 @@ def format_named(name: str) -> Format:
     """The format of a name: one of ``FORMATS``, or of an installed package. Raises ``ValueError``."""
     found = FORMATS.get(name) or _installed().get(name)
     if found is None:
-        raise ValueError(
-            f"there is no format {name!r}: expected one of {', '.join([*FORMATS, *_installed()])}"
-        )
+        known = ", ".join([*FORMATS, *_installed()])
+        raise ValueError(f"there is no format {name!r}: expected one of {known}")
     return found
 
 

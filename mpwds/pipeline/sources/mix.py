@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 from mpwds.closing import close_all
 from mpwds.pipeline.coercion import as_source
@@ -23,9 +23,7 @@ from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Origin, PipelineSource, Stream
 from mpwds.suggestions import shown
 
-StopRule: TypeAlias = Literal[
-    "first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"
-]
+StopRule = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
 
 
 class RandomMix(DataPipeline):

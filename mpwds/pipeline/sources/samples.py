@@ -13,7 +13,7 @@ from mpwds.pipeline.coercion import url_of
 from mpwds.pipeline.error_context import add_note, arguments, changed
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import Handler, check_handler, reraise_exception
-from mpwds.pipeline.sources.shard_stream import Read, ShardReader, file_of, options_of
+from mpwds.pipeline.sources.shard_stream import OnError, Read, ShardReader, file_of, options_of
 from mpwds.pipeline.stream import Count, Description
 from mpwds.storage.record_reader import RECORD_LIMIT_BYTES, read_cbor_records, read_msgpack_records
 from mpwds.storage.streams.gopen import open_at
@@ -101,9 +101,7 @@ class TarSamples(ShardReader):
             return super().count_of(incoming)
         return Count(incoming.rows)
 
-    def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
-    ) -> Iterator[Read]:
+    def read(self, shard: Any, offset: int, on_error: OnError, open: OpenAt) -> Iterator[Read]:
         url, options = url_of(shard), options_of(shard)
         select, rename = self.select_files, self.rename_files
         if "extensions" in options:
@@ -112,10 +110,8 @@ class TarSamples(ShardReader):
         if self.cache is not None:
             local_path = self.cache.path(url)
         raises = self.handler is reraise_exception and "handler" not in options
-        most = self.max_decompressed_bytes
-        samples = read_samples(
-            url, offset, open, select, rename, None if raises else on_error, local_path, most
-        )
+        report, most = None if raises else on_error, self.max_decompressed_bytes
+        samples = read_samples(url, offset, open, select, rename, report, local_path, most)
         return _with_fields(samples, options["meta"]) if "meta" in options else samples
 
     def place(self, url: str, offset: int) -> Description:
@@ -180,7 +176,7 @@ def read_samples(
     open: OpenAt = open_at,
     select: Callable[[str], object] | None = None,
     rename: Callable[[str], str] | None = None,
-    on_error: Callable[[Exception], object] | None = None,
+    on_error: OnError | None = None,
     local_path: str | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[Read]:
@@ -250,7 +246,7 @@ def _chooser(
     url: str,
     select: Callable[[str], object] | None,
     rename: Callable[[str], str] | None,
-    on_error: Callable[[Exception], object] | None,
+    on_error: OnError | None,
 ) -> Callable[[str], str | None]:
     def choose(name: str) -> str | None:
         if is_meta(name):
@@ -268,7 +264,7 @@ def _chooser(
     return choose
 
 
-def _report(error: Exception, member: str, on_error: Callable[[Exception], object] | None) -> None:
+def _report(error: Exception, member: str, on_error: OnError | None) -> None:
     error.member = member  # type: ignore[attr-defined]  # error handlers read it
     if on_error is None:
         raise error
@@ -331,9 +327,7 @@ class RecordSamples(ShardReader):
     def __str__(self) -> str:
         return f"{self.format}s_to_samples({arguments(**changed(self, 'handler', 'max_record_bytes'))})"
 
-    def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
-    ) -> Iterator[Read]:
+    def read(self, shard: Any, offset: int, on_error: OnError, open: OpenAt) -> Iterator[Read]:
         reader = read_cbor_records if self.format == "cbor" else read_msgpack_records
         url = url_of(shard)
         with open(url, offset) as stream:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Read: TypeAlias = "tuple[int, int | None, Any]"
 """An element's offset in its shard, the offset of the next one (``None`` after the last), and the element."""
 
+OnError: TypeAlias = Callable[[Exception], object]
+
 
 _MOST_FILES = 100_000  # of a folder that are looked at
 _MOST_SHARDS = 10_000  # of which are looked for in it
@@ -72,9 +74,7 @@ class ShardReader(Filter):
         return ShardStream(self, source, context)
 
     @abstractmethod
-    def read(
-        self, shard: Any, offset: int, on_error: Callable[[Exception], object], open: OpenAt
-    ) -> Iterator[Read]:
+    def read(self, shard: Any, offset: int, on_error: OnError, open: OpenAt) -> Iterator[Read]:
         """The elements of a shard from an offset on: 0, or an offset that was yielded.
 
         ``open(url, offset)`` opens the shard. ``on_error`` is called with an error that concerns one element.
@@ -251,9 +251,7 @@ class ShardStream(ErrorHandlingStream):
         found, following, element = next(elements, (None, None, None))
         if found != offset:
             url = url_of(self._source.fetch(shard))
-            raise ShardError(
-                f"no element begins at offset {offset} of {url}: the shard has changed since then"
-            )
+            raise ShardError(f"no element begins at offset {offset} of {url}: the shard has changed since")
         if following is not None:
             self._fetching = shard, following, elements
         return element
@@ -264,9 +262,7 @@ class ShardStream(ErrorHandlingStream):
         if place.url is not None and place.url not in str(error):
             add_note(error, f"in {self._stage}, on {place}")
         if address == self._restored:
-            add_note(
-                error, "the loaded state goes on here: if the shard was written again since, load no state"
-            )
+            add_note(error, "the loaded state goes on here: if the shard was written since, load no state")
         if isinstance(error, (FileNotFoundError, IsADirectoryError)) and self._handler is reraise_exception:
             _explain_missing(error, self._source.describe(as_address(address[0])))
         if self._cache is not None and isinstance(error, ShardError) and place.url is not None:

@@ -91,12 +91,10 @@ class _NonEmpty(WrappedStream[Any]):
         return item
 
 
-split_by_node: Final = SplitStage("split_by_node", lambda place: (place.rank, place.world_size), ("ranks",))
+split_by_node: Final = SplitStage("split_by_node", lambda at: (at.rank, at.world_size), ("ranks",))
 """Stage that keeps every n-th of its source's elements, n being the number of nodes: processes that train."""
 
-split_by_worker: Final = SplitStage(
-    "split_by_worker", lambda place: (place.worker, place.workers), ("workers",)
-)
+split_by_worker: Final = SplitStage("split_by_worker", lambda at: (at.worker, at.workers), ("workers",))
 """Stage that keeps every n-th element, n being the node's number of workers."""
 
 single_node_only: Final = SplitStage("single_node_only", _everything)

@@ -313,12 +313,11 @@ class _ChosenShards(Sequence[Address]):
     def __init__(self, sources: Sequence[SpecSource], *facts: object) -> None:
         self._sources = sources
         self._draws = [Draws("sources", number, *facts) for number in range(len(sources))]
-        self._orders = [
-            Permutation(len(source.urls), "sources", number, *facts) for number, source in enumerate(sources)
-        ]
+        sizes = [len(source.urls) for source in sources]
+        self._orders = [Permutation(size, "sources", number, *facts) for number, size in enumerate(sizes)]
         counts = [source.resample or source.choose or len(source.urls) for source in sources]
         self._places = [0, *accumulate(counts)]
-        self._numbers = [0, *accumulate(len(source.urls) for source in sources)]
+        self._numbers = [0, *accumulate(sizes)]
         self._order = Permutation(self._places[-1], "shards", *facts)
 
     def __len__(self) -> int:
@@ -442,9 +441,7 @@ def read_spec(spec: str | os.PathLike[str] | Mapping[str, Any]) -> SpecValue:
     if isinstance(spec, Mapping):
         return SpecValue(dict(spec))
     file = os.fspath(spec)
-    yaml = require(
-        "yaml", f"reading the dataset specification {file} needs PyYAML: pip install 'mpwds[yaml]'"
-    )
+    yaml = require("yaml", f"reading the specification {file} needs PyYAML: pip install 'mpwds[yaml]'")
     with open_at(file) as stream:
         content = stream.read()
     file = without_credentials(file)
