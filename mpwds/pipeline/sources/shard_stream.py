@@ -189,23 +189,19 @@ class ShardStream(ErrorHandlingStream):
         self._shard, self._offset, self._has_shard = address, offset, True
         if self._context.on_shard is not None:
             self._context.on_shard(url_of(shard))
-        weak = weakref.WeakMethod(self._at_element)  # a cycle would keep a dropped stream's file open
+        weak = weakref.ref(self)  # a cycle would keep a dropped stream's file open
 
         def on_error(error: Exception) -> None:
-            if (handle := weak()) is not None:
-                handle(error)
+            if (stream := weak()) is not None:
+                try:
+                    stream._handle(error, (stream._shard, stream._offset), None)
+                except StopIteration:
+                    raise _Stopped from None
 
         self._elements = self._reader.read(shard, offset, on_error, self._open)
         self._handler = options_of(shard).get("handler", self._reader.handler)
         for _, following in self._ahead:
             self._prefetch(_url(following))
-
-    def _at_element(self, error: Exception) -> None:
-        """Handles an error in one element; called while its shard is read."""
-        try:
-            self._handle(error, (self._shard, self._offset), None)
-        except StopIteration:
-            raise _Stopped from None
 
     def _stop(self) -> None:
         super()._stop()
