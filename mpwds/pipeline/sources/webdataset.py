@@ -55,7 +55,7 @@ class WebDataset(DataPipeline):
             - a source of a pipeline that yields ``{"url": ...}``, such as ``mpwds.ResampledShards(...)``.
         handler: Called when a shard cannot be read; the default raises. See ``mpwds.warn_and_continue``.
         mode: ``"resampled"`` means ``resampled=True``. For a directory ``"resample"``, ``"keep"`` or
-            ``"unlink"`` takes its shards as they appear, each for one worker (``mpwds.DirectoryShardList``).
+            ``"unlink"`` takes shards as they appear, each for one worker (:class:`mpwds.DirectoryShardList`).
         resampled: Whether to draw shards at random with replacement, without end, in each worker by itself
             (:class:`mpwds.ResampledShards`). For ``with_epoch(n)``.
         repeat: How often an epoch reads the shards; without end if ``True``. Stages see one long epoch.
