@@ -129,10 +129,7 @@ class RepeatedStream(BaseStream[Any]):
 
 
 class Repetitions:
-    """The runs of a source within one epoch: the current one, ``number`` from 0, has the stream ``stream``.
-
-    Each run after the first has another epoch number than all epochs.
-    """
+    """The runs of a source within an epoch: the current one, ``number`` from 0, has the stream ``stream``."""
 
     def __init__(self, start: Start, context: Context) -> None:
         self._start = start

@@ -84,10 +84,7 @@ class SingletonStage(Filter):
 
 
 class DataclassStage(Filter):
-    """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``.
-
-    Fields ``handler`` and ``function``, if there are such, must be callable, and ``threads`` at least 1.
-    """
+    """Base of stages that are dataclasses. They print as the call that makes them: ``map(crop)``."""
 
     called: ClassVar[str]
 
@@ -234,10 +231,7 @@ def _taken(items: list[Any]) -> Iterator[Any]:
 
 
 class MapStream(Retrying):
-    """The stream of ``function(element)``, called by ``call`` if given, at the same addresses.
-
-    ``None`` drops an element.
-    """
+    """The stream of ``function(element)``, called by ``call`` if given; ``None`` drops an element."""
 
     def __init__(
         self, source: Stream[Any], stage: MapStage, function: Callable[[Any], Any], call: Call | None

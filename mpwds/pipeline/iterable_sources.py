@@ -286,10 +286,7 @@ class UnseekableStream(_IteratedStream):
 
 
 class IteratorStream(_IteratedStream):
-    """A stream over an iterator that runs once. An element's address is its number.
-
-    ``which`` follows "element 7" in error messages: where the elements come from.
-    """
+    """A stream over an iterator that runs once. Errors tell an element's address: "element 7" ``which``."""
 
     def __init__(self, elements: Iterable[Any], which: str = "of a plain iterator") -> None:
         super().__init__("a plain iterator")

@@ -75,14 +75,12 @@ class Stream(Protocol[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Cursors, generator states and addresses, never data. Survives JSON and msgpack.
 
-        It does not change while the stream goes on: a loader may save it later.
-
-        Loaders rely on two keys. ``"source"`` is the state of the source stream. ``"held"`` lists the
-        addresses (lists may be nested) of that stream's elements that :meth:`load_state_dict` fetches. If a
-        stream after a loader fetches an element that is not listed there, the epoch runs again from its
-        start. A third key says that a stream takes any number of elements as held, in its first state, as if
-        they came from its source: ``"unused"``, which is ``None`` or lists what is left of each. So other
-        ranks may go on with them after a loader with ``streams``.
+        It does not change while the stream goes on. Loaders rely on two keys. ``"source"`` is the state of
+        the source stream. ``"held"`` lists the addresses (lists may be nested) of that stream's elements that
+        :meth:`load_state_dict` fetches. If a stream after a loader fetches an element that is not listed
+        there, the epoch runs again from its start. A third key, ``"unused"``, says that a stream takes any
+        number of elements as held, in its first state, as if they came from its source. It is ``None`` or
+        lists what is left of each: other ranks may go on with them after a loader with ``streams``.
         """
         ...
 
@@ -214,13 +212,9 @@ class Part:
 
 
 class Origin(Part, ABC):
-    """Base of sources.
+    """Base of sources."""
 
-    Attributes:
-        never_empty: ``True`` if every worker gets at least one element.
-    """
-
-    never_empty: bool = False
+    never_empty: bool = False  # every worker gets at least one element
 
     @abstractmethod
     def stream(self, context: Context = ALONE) -> Stream[Any]:

@@ -272,10 +272,7 @@ def format_named(name: str) -> Format:
 
 
 def find_format(source: str) -> tuple[Format, str] | None:
-    """The format of a dataset to read, by its name and what is there, and the dataset as the format takes it.
-
-    Returns ``None`` if nothing tells the format.
-    """
+    """The format of a dataset to read, and the dataset as the format takes it; ``None`` if it is unknown."""
     candidates: list[Callable[[], Mapping[str, Format]]] = [lambda: FORMATS, _installed]
     for formats in candidates:  # installed ones take a while to find
         for each in formats().values():
