@@ -199,7 +199,8 @@ class PartitionedDataset(IndexedDataset):
 
     @property
     def source(self) -> PartitionedSamples:
-        return self.pipeline[0]  # type: ignore[no-any-return]
+        source: PartitionedSamples = self.pipeline[0]
+        return source
 
     @property
     def map_style(self) -> bool:
