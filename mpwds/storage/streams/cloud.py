@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import functools
 import json
 import os
@@ -18,7 +19,7 @@ from mpwds.errors import StreamError, StreamNotFound
 from mpwds.imports import require
 from mpwds.storage.streams.base import Version, stream_version
 from mpwds.storage.streams.pipes import open_command
-from mpwds.storage.streams.ranges import READ_AHEAD, RangesAhead
+from mpwds.storage.streams.ranges import READ_AHEAD, open_resource
 from mpwds.storage.streams.resuming import (
     Attempts,
     Body,
@@ -28,7 +29,6 @@ from mpwds.storage.streams.resuming import (
     Retries,
     changed,
     is_passing,
-    open_resource,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 
@@ -103,10 +103,8 @@ def open_cloud(
             shown,
         )
     retries = retries or Retries()
-    source: Resource = _CloudObject(url, shown, config, min(timeout_s, retries.within_s))
-    if read_ahead and stop is None and mode[0] == "r":
-        source = RangesAhead(source, read_ahead)
-    return open_resource(source, mode, bufsize, offset, stop, retries)
+    source = _CloudObject(url, shown, config, min(timeout_s, retries.within_s))
+    return open_resource(source, mode, bufsize, offset, stop, retries, read_ahead)
 
 
 def object_version(url: str) -> Version:
@@ -118,10 +116,8 @@ def object_version(url: str) -> Version:
 
     def ask() -> Version:
         store, path = _store(url, None, 60.0)
-        try:
+        with _translating(shown, "found"):
             return _version(_obstore().head(store, path))
-        except _obstore_errors() as error:
-            raise _translated(error, shown, "found", None) from error
 
     return Attempts(shown, Retries()).run(ask, "when it was looked for")
 
@@ -148,33 +144,25 @@ class _CloudObject(Resource):
         if version is not None and version.etag is not None:
             options["if_match"] = version.etag
         try:
-            result = _obstore().get(store, path, options=options)
-            stop = result.range[1] if "range" in options else None
-            return _CloudBody(result, position, stop, _version(result.meta))
-        except _obstore_errors() as error:
-            translated = _translated(error, self.name, "read", position)
-            if position and isinstance(translated, NoRanges):
-                at_end = self._version_that_ends_at(position, store, path)
-                if at_end is not None:
-                    return _CloudBody(None, position, position, at_end)
-            raise translated from error
+            with _translating(self.name, "read", position):
+                result = _obstore().get(store, path, options=options)
+                stop = result.range[1] if "range" in options else None
+                return _CloudBody(result, position, stop, _version(result.meta))
+        except NoRanges:  # perhaps because the rest that it asked for is empty
+            if not position:
+                raise
+            with _translating(self.name, "read", position):
+                at_end = _version(_obstore().head(store, path))
+            if at_end.size is not None and at_end.size < position:
+                raise too_short(self.name, at_end.size, position) from None
+            if at_end.size != position:
+                raise
+            return _CloudBody(None, position, position, at_end)
 
     def put(self, file: BinaryIO, size: int) -> None:
         store, path = _store(self.url, self.config, self.timeout_s)
-        try:
+        with _translating(self.name, "written"):
             _obstore().put(store, path, file)
-        except _obstore_errors() as error:
-            raise _translated(error, self.name, "written", None) from error
-
-    def _version_that_ends_at(self, position: int, store: object, path: str) -> Version | None:
-        """The object's version, if a request failed only because it asked for an empty rest."""
-        try:
-            version = _version(_obstore().head(store, path))
-        except _obstore_errors() as error:
-            raise _translated(error, self.name, "read", position) from error
-        if version.size is not None and version.size < position:
-            raise too_short(self.name, version.size, position)
-        return version if version.size == position else None
 
 
 class _CloudBody(Body):
@@ -360,6 +348,15 @@ def _version(meta: Mapping[str, Any]) -> Version:
     return Version(
         etag if etag and not etag.startswith("W/") else None, str(meta["last_modified"]), meta["size"]
     )
+
+
+@contextlib.contextmanager
+def _translating(name: str, done: str, position: int | None = None) -> Iterator[None]:
+    """Raises the library's errors as this package's: what could not be ``done``, and where."""
+    try:
+        yield
+    except _obstore_errors() as error:
+        raise _translated(error, name, done, position) from error
 
 
 def _translated(error: Exception, name: str, done: str, position: int | None) -> Exception:

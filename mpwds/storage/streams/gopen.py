@@ -166,9 +166,8 @@ class _BuiltIn:
     takes: tuple[str, ...] = ("offset", "stop", "retries", "read_ahead")
 
     def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
-        opener = getattr(importlib.import_module(self.module), self.function)
-        opened: BinaryIO = opener(url, mode, bufsize, **options)
-        return opened
+        opener: Opener = getattr(importlib.import_module(self.module), self.function)
+        return opener(url, mode, bufsize, **options)
 
 
 def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:
@@ -181,13 +180,11 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
 _AIS = _BuiltIn("mpwds.storage.streams.http", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
 _CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ("offset",))
-_HTTP = _BuiltIn("mpwds.storage.streams.http", "open_http")
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
     "pipe": _BuiltIn("mpwds.storage.streams.pipes", "open_pipe", ()),
-    "http": _HTTP,
-    "https": _HTTP,
+    **dict.fromkeys(("http", "https"), _BuiltIn("mpwds.storage.streams.http", "open_http")),
     "hf": _BuiltIn("mpwds.storage.streams.http", "open_hf"),
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),

@@ -22,7 +22,7 @@ from urllib3.util import Url, parse_url
 
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams.base import Version
-from mpwds.storage.streams.ranges import RangesAhead
+from mpwds.storage.streams.ranges import open_resource
 from mpwds.storage.streams.resuming import (
     Attempts,
     Body,
@@ -31,7 +31,6 @@ from mpwds.storage.streams.resuming import (
     Resource,
     Retries,
     is_passing,
-    open_resource,
 )
 from mpwds.storage.streams.urls import too_short, without_credentials
 from mpwds.suggestions import shown
@@ -112,10 +111,8 @@ def open_http(
     timeout = connect_timeout_s, timeout_s
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
     shown = name or without_credentials(url)
-    resource: Resource = _Resource(url, shown, headers, timeout, Attempts(shown, retries).left_s)
-    if read_ahead and stop is None and mode[0] == "r":
-        resource = RangesAhead(resource, read_ahead)
-    return open_resource(resource, mode, bufsize, offset, stop, retries)
+    resource = _Resource(url, shown, headers, timeout, Attempts(shown, retries).left_s)
+    return open_resource(resource, mode, bufsize, offset, stop, retries, read_ahead)
 
 
 def open_hf(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> BinaryIO:

@@ -93,7 +93,11 @@ def _names(pattern: str) -> Names:
     """The names that a pattern stands for, with globs as they are."""
     parts = [_substitute_variables(part) for part in pattern.split("::")]
     for part in parts:
-        _check_range(part)
+        if (wrong := _NO_RANGE.search(part)) and url_scheme(part) != "pipe":
+            raise ValueError(
+                f"{wrong[0]} in {shown(without_credentials(part))} is no range: "
+                f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
+            )
     return Names(*parts)
 
 
@@ -123,19 +127,16 @@ def check_url(url: str, trusted: bool, where: str) -> None:
     """
     if trusted:
         return
-    for candidate in _readings(url):
+    try:
+        readings: Iterable[str] = chain([url], _names(url))
+    except ValueError:  # an invalid pattern: the caller that expands it raises
+        readings = [url, *url.split("::")]
+    for candidate in readings:
         if why := _danger(candidate):
             raise SecurityError(
                 f"{where}: the URL {without_credentials(candidate)!r} {why}; if you wrote that file "
                 "yourself, write the URL in your code, or load a specification with trusted=True"
             )
-
-
-def _readings(url: str) -> Iterable[str]:
-    try:
-        return chain([url], _names(url))
-    except ValueError:  # an invalid pattern: the caller that expands it raises
-        return [url, *url.split("::")]
 
 
 def _danger(url: str) -> str:
@@ -156,15 +157,6 @@ def _danger(url: str) -> str:
             f"{rewritten.variable} in your environment makes of it"
         )
     return ""
-
-
-def _check_range(pattern: str) -> None:
-    wrong = _NO_RANGE.search(pattern)
-    if wrong and url_scheme(pattern) != "pipe":
-        raise ValueError(
-            f"{wrong[0]} in {shown(without_credentials(pattern))} is no range: "
-            f"did you mean {{{wrong[1]}..{wrong[2]}}}?"
-        )
 
 
 def _matching(name: str) -> list[str]:

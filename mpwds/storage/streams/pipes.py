@@ -389,14 +389,9 @@ class _PipeWriter(DiscardsOnError, io.BufferedWriter):
 
 
 def _described(status: int) -> str:
-    if status <= 128:
-        return f"exit status {status}"
-    try:
-        name = signal.Signals(status - 128).name
-    except ValueError:
-        return f"exit status {status}"
+    name = next((each.name for each in signal.Signals if each == status - 128), "")
     hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"exit status {status} ({name}{hint})"
+    return f"exit status {status}" + (f" ({name}{hint})" if name else "")
 
 
 def _abandon_in_child() -> None:

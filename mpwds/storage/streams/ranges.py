@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -9,17 +10,44 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from mpwds.storage.streams.ahead import Threads
 from mpwds.storage.streams.base import Version
-from mpwds.storage.streams.resuming import Body, FetchedBody, Interrupted, NoRanges, Resource
+from mpwds.storage.streams.resuming import (
+    Body,
+    FetchedBody,
+    Interrupted,
+    NoRanges,
+    Resource,
+    ResumingReader,
+    Retries,
+    SpooledUpload,
+)
 
 READ_AHEAD = 8
 """The number of ranges ahead, where reading ahead is the default."""
 
 RANGE_BYTES = 8 * 1024 * 1024
 _MOST_RANGES = 32  # ahead, of all streams of a process
+_BUFFER_BYTES = 256 * 1024
+
+
+def open_resource(
+    resource: Resource,
+    mode: str,
+    bufsize: int,
+    offset: int,
+    stop: int | None,
+    retries: Retries,
+    read_ahead: int,
+) -> BinaryIO:
+    """A stream of a resource's bytes, ``read_ahead`` if that is not 0 and no ``stop`` is given; or to it."""
+    if mode[0] == "w":
+        return cast(BinaryIO, SpooledUpload(resource, retries))
+    if read_ahead and stop is None:
+        resource = RangesAhead(resource, read_ahead)
+    return io.BufferedReader(ResumingReader(resource, offset, retries, stop), max(bufsize, _BUFFER_BYTES))
 
 
 class RangesAhead(Resource):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import math
@@ -23,7 +22,6 @@ from mpwds.storage.streams.urls import too_short
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-_BUFFER_BYTES = 256 * 1024
 _IN_MEMORY_BYTES = 16 * 1024 * 1024  # of an upload
 _PROGRESS_BYTES = 64 * 1024  # a connection that brought this much was worth its try
 _UNREACHED_TRIES = 5
@@ -238,22 +236,15 @@ class Resource(ABC):
         """Ends what the resource does ahead of its reader."""
 
 
-def open_resource(
-    resource: Resource, mode: str, bufsize: int, offset: int, stop: int | None, retries: Retries
-) -> BinaryIO:
-    """A stream of a resource's bytes, which connects again when the connection breaks; or one to write to.
+class ResumingReader(PieceStream):
+    """A stream of a resource's bytes, which connects again when the connection breaks.
 
     Reading continues at the byte where it broke, and only with the same version of the resource, by entity
     tag or date. Where the server gives neither, a stream that has delivered bytes cannot continue. A fork of
     the process that opened the stream makes a connection of its own. Tries count again after 64 KiB of
     progress. The stream ends before the byte ``stop``, if it is given.
     """
-    if mode[0] == "w":
-        return cast(BinaryIO, _SpooledUpload(resource, retries))
-    return io.BufferedReader(_ResumingReader(resource, offset, retries, stop), max(bufsize, _BUFFER_BYTES))
 
-
-class _ResumingReader(PieceStream):
     def __init__(self, resource: Resource, offset: int, retries: Retries, stop: int | None) -> None:
         self.name = resource.name
         self._resource = resource
@@ -401,7 +392,7 @@ class _ResumingReader(PieceStream):
             body.close()
 
 
-class _SpooledUpload(DiscardsOnError):
+class SpooledUpload(DiscardsOnError):
     """A stream to write to, whose content is sent when it is closed.
 
     So a server gets all of it or nothing, knows its size, and gets it again after a failure. Up to 16 MiB are
@@ -432,7 +423,8 @@ class _SpooledUpload(DiscardsOnError):
             return
         try:
             if self._pid == os.getpid():
-                self._send_all()
+                size = self._spool.seek(0, os.SEEK_END)
+                self._attempts.run(self._send, f"while {size} bytes were sent, and nothing was written")
         finally:
             self.discard()
 
@@ -440,12 +432,7 @@ class _SpooledUpload(DiscardsOnError):
         self._spool.close()
         super().close()
 
-    def _send_all(self) -> None:
-        file = cast(BinaryIO, self._spool)
-        size = file.seek(0, os.SEEK_END)
-
-        def send() -> None:
-            file.seek(0)
-            self._resource.put(file, size)
-
-        self._attempts.run(send, f"while {size} bytes were sent, and nothing was written")
+    def _send(self) -> None:
+        size = self._spool.seek(0, os.SEEK_END)
+        self._spool.seek(0)
+        self._resource.put(cast(BinaryIO, self._spool), size)
