@@ -331,8 +331,8 @@ def wait_for_other(url: str, entry: CacheEntry, most_s: float | None = None) -> 
         file = io.BufferedReader(PerhapsCut(entry.partial), BUFFER_BYTES)
     except FileNotFoundError:
         return None
-    refused = False
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(file)
         written_ns, since = 0, time.monotonic()
         while same_file(file.fileno(), entry.partial) and not lock_open(file.fileno(), shared=True):
             last_ns = os.fstat(file.fileno()).st_mtime_ns
@@ -341,13 +341,11 @@ def wait_for_other(url: str, entry: CacheEntry, most_s: float | None = None) -> 
             elif time.monotonic() - since > most_s:
                 raise TimeoutError(f"the process that fetches it has written nothing for {most_s:.0f} s")
             time.sleep(_POLL_S)
-        refused = stat.S_IMODE(os.fstat(file.fileno()).st_mode) == _REFUSED_MODE
-    finally:
-        if not refused:
-            file.close()
-    if refused:
-        warn_not_kept(entry, url, ShardError(REFUSED))
-    return file if refused else None
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) != _REFUSED_MODE:
+            return None
+        stack.pop_all()  # the caller closes it
+    warn_not_kept(entry, url, ShardError(REFUSED))
+    return file
 
 
 def warn_not_kept(entry: CacheEntry, url: str, why: Exception) -> None:

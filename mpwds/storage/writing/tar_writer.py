@@ -134,20 +134,14 @@ class TarWriter(ClosesOrDiscards):
         """
         if self._closed:
             raise ValueError("the archive is closed: no more samples can be written to it")
-        key, files = self._files(sample)
+        key, blocks, size = self._encoded(sample)
         try:
-            self.write_blocks(
-                b"".join(
-                    part
-                    for header, data in files
-                    for part in (header, data, bytes(-len(data) % tarfile.BLOCKSIZE))
-                )
-            )
+            self.write_blocks(b"".join(blocks))
         except BaseException:
             self.discard()  # a torn archive must not be published
             raise
         self._last_key = key
-        return sum(len(data) for _, data in files)
+        return size
 
     def dwrite(self, key: str | None = None, **fields: Any) -> int:
         """Write a sample given as keyword arguments; otherwise like ``write``.
@@ -219,8 +213,8 @@ class TarWriter(ClosesOrDiscards):
                 self._bytes_in_archive += count
         return start
 
-    def _files(self, sample: Sample) -> tuple[str, list[tuple[bytes, bytes]]]:
-        """The sample's key, and header and data of each of its files."""
+    def _encoded(self, sample: Sample) -> tuple[str, list[bytes], int]:
+        """The sample's key, the headers, data and padding of its files, and the bytes of data."""
         if "__key__" not in sample:
             has = f"with fields {', '.join(map(str, sample))}" if sample else "without fields"
             raise ValueError(f"sample {has} has no __key__")
@@ -244,7 +238,7 @@ class TarWriter(ClosesOrDiscards):
                 f"sample {key!r} has fields that differ in case alone, which readers ignore: {fields}"
             )
         now = int(time.time() if self.mtime is None else self.mtime)
-        files = []
+        blocks, size = [], 0
         for field in sorted(fields):
             data = field_bytes(key, field, encoded[field])
             name = file_name(key, field)
@@ -252,8 +246,9 @@ class TarWriter(ClosesOrDiscards):
                 header = file_header(name, len(data), now, self.mode, self.user, self.group, self._format)
             except ValueError as error:
                 raise ValueError(f"sample {key!r}: no tar header for {name!r}: {error}") from error
-            files.append((header, data))
-        return key, files
+            blocks += [header, data, bytes(-len(data) % tarfile.BLOCKSIZE)]
+            size += len(data)
+        return key, blocks, size
 
 
 class ShardWriter(ClosesOrDiscards):

@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.cache import pipe_cleaner
-from mpwds.storage.caches.directory import (
-    cache_name,
-    distinct_name,
-    source_digest,
-    url_to_cache_name,
-)
+from mpwds.storage.caches.directory import cache_name, distinct_name, source_digest, url_to_cache_name
 
 SCHEMES = ["", "file", "http", "https", "ftp", "gs", "s3", "ais", "hf", "pipe"]
 paths = st.text("abc0/._- %:?&=+", min_size=1, max_size=150)
