@@ -203,6 +203,14 @@ def web():
 
 
 @pytest.fixture
+def s3(web, monkeypatch):
+    """The server as a public store of S3."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url(""))
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    return web
+
+
+@pytest.fixture
 def make_web():
     """Makes further servers."""
     with contextlib.ExitStack() as stack:

@@ -1,31 +1,28 @@
 """Objects in cloud storage, at a local server that speaks as much of S3 as is needed."""
 
-import random
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from mpwds.cli.outputs import which_exist
 from mpwds.errors import StreamError, StreamNotFound
 from mpwds.storage.streams import cloud
 from mpwds.storage.streams.cloud import profile_settings
 from mpwds.storage.streams.gopen import exists, gopen, open_at, open_range, version_at
 from mpwds.storage.streams.resuming import Retries
 from tests.forks import raised_in_fork
-
-CONTENT = random.Random(0).randbytes(300_000)
-OTHER = random.Random(1).randbytes(300_000)
+from tests.storage.streams.served import CONTENT, OTHER
 
 
 @pytest.fixture(autouse=True)
-def storage(web, monkeypatch, tmp_path):
+def storage(s3, monkeypatch, tmp_path):
     for variable in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_REGION", "R2_ACCOUNT_ID"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    web.files["/bucket/a/x.tar"] = CONTENT
+    s3.files["/bucket/a/x.tar"] = CONTENT
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "r2", "S3"])
@@ -244,3 +241,23 @@ def test_a_fork_asks_as_often_and_as_long_as_it_is_told(web):
             gopen("s3://bucket/a/x.tar", retries=Retries(2, first_s=0)).read()
 
     assert raised_in_fork(read_in_fork) == ""
+
+
+def test_whether_an_object_exists_is_a_head(web):
+    assert exists("s3://bucket/a/x.tar")
+    assert not exists("s3://bucket/no.tar")
+    assert [method for method, *_ in web.requests] == ["HEAD", "HEAD"]
+
+
+def test_a_busy_store_is_asked_again_whether_an_object_exists(web, pauses):
+    web.plan = [{"status": 503}]
+    assert exists("s3://bucket/a/x.tar")
+    methods = [method for method, *_ in web.requests]
+    assert set(methods) == {"HEAD"}
+    assert len(methods) >= 2  # the client may send one again whose connection was closed
+
+
+def test_many_objects_are_looked_for_at_a_time(web):
+    names = ["s3://bucket/a/x.tar", *(f"s3://bucket/no-{number}.tar" for number in range(24))]
+    web.plan = [{"meets": threading.Barrier(len(names), timeout=600)}] * len(names)
+    assert list(which_exist(names)) == names[:1]

@@ -17,19 +17,12 @@ from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.http import open_http
 from mpwds.storage.streams.resuming import Retries
-
-CONTENT = random.Random(0).randbytes(300_000)
-OTHER = random.Random(1).randbytes(300_000)
+from tests.storage.streams.served import CONTENT, OTHER, read
 
 
 @pytest.fixture(autouse=True)
 def shard(web):
     web.files["/x.tar"] = CONTENT
-
-
-def read(web, **options):
-    with open_http(web.url(), **options) as stream:
-        return stream.read()
 
 
 def test_reads_in_pieces_of_any_size(web):

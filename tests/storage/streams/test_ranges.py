@@ -3,12 +3,10 @@
 import concurrent.futures
 import contextlib
 import multiprocessing
-import random
 import re
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,20 +18,17 @@ from mpwds.storage.streams import ranges
 from mpwds.storage.streams.base import stream_version
 from mpwds.storage.streams.gopen import gopen, open_at, open_range, shards_ahead
 from mpwds.storage.streams.resuming import Interrupted, Retries
+from tests.storage.streams.served import CONTENT, OTHER, wait_until
 
-SIZE = 300_000
+SIZE = len(CONTENT)
 RANGE = 20_000
-CONTENT = random.Random(0).randbytes(SIZE)
-OTHER = random.Random(1).randbytes(SIZE)
 SCHEMES = pytest.mark.parametrize("scheme", ["http", "s3"])
 
 
 @pytest.fixture(autouse=True)
-def storage(web, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+def storage(s3, monkeypatch):
     monkeypatch.setattr(ranges, "RANGE_BYTES", RANGE)
-    web.files["/bucket/x.tar"] = CONTENT
+    s3.files["/bucket/x.tar"] = CONTENT
     ranges._allowance.__init__()
     yield
     wait_until(lambda: ranges._allowance.held == 0)
@@ -58,13 +53,6 @@ def ahead(stream):
 def wait_for_ranges(stream):
     """Waits until threads have done what was requested."""
     concurrent.futures.wait([future for _, future in ahead(stream)])
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @SCHEMES

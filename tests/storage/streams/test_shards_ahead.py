@@ -6,13 +6,13 @@ import os
 import signal
 import tarfile
 import threading
-import time
 
 import pytest
 
 import mpwds
 from mpwds.errors import StreamError
 from mpwds.storage.streams import ranges
+from tests.storage.streams.served import wait_until
 
 SHARDS = 5
 SAMPLES = 40
@@ -30,12 +30,10 @@ def shard(number, mode="w"):
 
 
 @pytest.fixture(autouse=True)
-def storage(web, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", web.url("/").rstrip("/"))
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+def storage(s3, monkeypatch):
     monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
     for number in range(SHARDS):
-        web.files[f"/bucket/{number}.tar"] = shard(number)
+        s3.files[f"/bucket/{number}.tar"] = shard(number)
     ranges._allowance.__init__()
     before = ahead_threads()
     yield
@@ -58,13 +56,6 @@ EXPECTED = [f"{number}-{sample:03}" for number in range(SHARDS) for sample in ra
 
 def requested(web):
     return {path for _, path, _ in list(web.requests)}
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.001)
 
 
 def test_the_next_shards_are_opened_before_this_one_ends(web):
