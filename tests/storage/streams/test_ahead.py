@@ -4,6 +4,7 @@ import contextlib
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -95,31 +96,23 @@ def test_an_idle_thread_takes_the_next_item_before_another_is_started():
     threads.close()
 
 
-class Step:
-    def __init__(self, *errors):
-        self.errors = list(errors)
-        self.calls = 0
-
-    def __call__(self):
-        self.calls += 1
-        if self.errors:
-            raise self.errors.pop(0)
-        return "done"
+def step(*results):
+    return mock.Mock(side_effect=results)
 
 
 def test_a_step_is_tried_again_after_pauses_that_grow(pauses):
-    step = Step(OSError("one"), ConnectionError("two"), StreamError("three", "x"))
-    assert retrying(step, Retries(tries=4, first_s=1.0, longest_s=2.0)) == "done"
-    assert step.calls == 4
+    fails = step(OSError("one"), ConnectionError("two"), StreamError("three", "x"), "done")
+    assert retrying(fails, Retries(tries=4, first_s=1.0, longest_s=2.0)) == "done"
+    assert fails.call_count == 4
     assert all(low <= pause <= 2 * low for pause, low in zip(pauses, (0.5, 1, 1), strict=True))
 
 
 @pytest.mark.parametrize("tries", [1, 3])
 def test_the_last_error_is_raised(pauses, tries):
-    step = Step(*(OSError(str(n)) for n in range(9)))
+    fails = step(*(OSError(str(n)) for n in range(9)))
     with pytest.raises(OSError, match=f"^{tries - 1}$"):
-        retrying(step, Retries(tries=tries))
-    assert (step.calls, len(pauses)) == (tries, tries - 1)
+        retrying(fails, Retries(tries=tries))
+    assert (fails.call_count, len(pauses)) == (tries, tries - 1)
 
 
 def interrupted():
@@ -130,14 +123,14 @@ def interrupted():
 
 @pytest.mark.parametrize("error", [FileNotFoundError("x"), ValueError("x"), interrupted()])
 def test_an_error_that_another_try_would_not_mend_is_raised_at_once(pauses, error):
-    step = Step(error)
+    fails = step(error)
     with pytest.raises(type(error)):
-        retrying(step, Retries())
-    assert (step.calls, pauses) == (1, [])
+        retrying(fails, Retries())
+    assert (fails.call_count, pauses) == (1, [])
 
 
 def test_no_try_is_begun_when_the_time_is_over(pauses):
-    step = Step(*[OSError("x")] * 9)
+    fails = step(*[OSError("x")] * 9)
     with pytest.raises(OSError, match="x"):
-        retrying(step, Retries(tries=9, first_s=10.0, within_s=4.0))
-    assert (step.calls, pauses) == (1, [])
+        retrying(fails, Retries(tries=9, first_s=10.0, within_s=4.0))
+    assert (fails.call_count, pauses) == (1, [])

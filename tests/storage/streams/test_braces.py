@@ -15,22 +15,9 @@ from mpwds.storage.streams.patterns import expand_urls
 from mpwds.storage.writing.tar_writer import TarWriter
 from tests.memory import allocating_below
 
+WORDS = ["x", "", "a.tar", r"\{", r"\,", "{1..3}", "{9..0..-4}", "{-2..2..2}", "{007..011}", "{a..c}", "{a}"]
 NAMES = st.recursive(
-    st.sampled_from(
-        [
-            "x",
-            "",
-            "a.tar",
-            r"\{",
-            r"\,",
-            "{1..3}",
-            "{9..0..-4}",
-            "{-2..2..2}",
-            "{007..011}",
-            "{a..c}",
-            "{a}",
-        ]
-    ),
+    st.sampled_from(WORDS),
     lambda inner: (
         st.lists(inner, min_size=2, max_size=3).map("".join)
         | st.lists(inner, min_size=2, max_size=3).map(lambda parts: "{" + ",".join(parts) + "}")

@@ -35,14 +35,11 @@ def test_a_local_file_is_written_and_read(tmp_path, form):
         assert stream.read() == CONTENT
 
 
-def test_a_local_file_is_a_plain_file_object(path):
+def test_a_local_file_is_a_plain_file_object_whose_buffer_the_environment_sets(path, monkeypatch):
     with open_at(path, 5) as stream:
         assert isinstance(stream, io.BufferedReader)
         assert isinstance(stream.raw, io.FileIO)
         assert stream.tell() == 5
-
-
-def test_the_environment_sets_the_buffer_of_local_files(path, monkeypatch):
     monkeypatch.setenv("GOPEN_BUFFER", "0")
     with gopen(path) as stream:
         assert isinstance(stream, io.FileIO)

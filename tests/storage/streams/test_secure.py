@@ -43,18 +43,13 @@ def test_a_module_offers_it_as_an_attribute(monkeypatch):
 
 
 @pytest.mark.parametrize("opens", [gopen, open_at])
-@pytest.mark.parametrize("url", ["{}/x.tar", "file:{}/x.tar", "file://{}/x.tar"])
-def test_local_files_are_refused(secure, tmp_path, url, opens):
-    (tmp_path / "x.tar").touch()
-    with pytest.raises(ValueError, match="local files may not be opened .* in secure mode"):
-        opens(url.format(tmp_path))
-
-
-def test_a_file_whose_name_looks_like_a_url_is_refused(secure, tmp_path, monkeypatch):
+@pytest.mark.parametrize("url", ["{}/x.tar", "file:{}/x.tar", "file://{}/x.tar", "ab:c.tar"])
+def test_local_files_are_refused(secure, tmp_path, monkeypatch, url, opens):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ab:c.tar").touch()
-    with pytest.raises(SecurityError, match="local files"):
-        gopen("ab:c.tar")
+    for name in ("x.tar", "ab:c.tar"):  # which looks like a URL
+        (tmp_path / name).touch()
+    with pytest.raises(SecurityError, match="local files may not be opened .* in secure mode"):
+        opens(url.format(tmp_path))
 
 
 @pytest.mark.parametrize("mode", ["rb", "wb"])
@@ -101,11 +96,8 @@ def test_a_command_in_a_file_is_refused_however_it_is_spelt(monkeypatch, url):
 
 
 @pytest.mark.parametrize("url", ["http://host/{0..9}.tar", "s3://pipe:x/a", "data/pipe:x.tar", "x.tar", "{x"])
-def test_other_urls_in_a_file_are_not_refused(url):
+def test_other_urls_in_a_file_and_commands_in_a_trusted_one_are_not_refused(url):
     check_url(url, trusted=False, where="train.yaml")
-
-
-def test_a_command_in_a_trusted_file_is_not_refused():
     check_url("pipe:cat x.tar", trusted=True, where="train.yaml")
 
 
@@ -116,18 +108,9 @@ def test_the_users_environment_may_turn_a_checked_url_into_a_command(monkeypatch
         assert stream.read() == b"bucket\n"
 
 
-PLAIN = "gs://b/train-000.tar"
 NOT_PLAIN = [
-    *("gs://b/x.tar;touch done", "gs://b/$(touch done)", "gs://b/`id`", "gs://b/x|sh", "gs://b/a b"),
-    *(
-        "gs://b/x?.tar",
-        "gs://b/*.tar",
-        "gs://b/[ab].tar",
-        "gs://b/a\nb",
-        "gs://b/a\n",
-        "gs://b/~x",
-        "gs://b/a'b",
-    ),
+    *("x.tar;touch done", "$(touch done)", "`id`", "x|sh", "a b", "x?.tar", "*.tar", "[ab].tar"),
+    *("a\nb", "a\n", "~x", "a'b"),
 ]
 OPTIONS = [
     *("--config=http:evil/x.tar", "-oProxyCommand=x", "%2d-config=x", "%2D-config=x"),
@@ -135,15 +118,16 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("url", NOT_PLAIN)
+@pytest.mark.parametrize("rest", NOT_PLAIN)
 @pytest.mark.parametrize("rule", ["gs://=pipe:echo ", "gs://b/=pipe:echo ", r"gs://b/(.*)=pipe:echo \1 end"])
 def test_a_url_in_a_file_adds_no_words_to_the_command_that_the_environment_makes_of_it(
-    monkeypatch, url, rule
+    monkeypatch, rest, rule
 ):
+    url = f"gs://b/{rest}"
     check_url(url, trusted=False, where="train.yaml")
     monkeypatch.setenv("WDS_REWRITE", rule)
     check_url(url, trusted=True, where="train.yaml")
-    check_url(PLAIN, trusted=False, where="train.yaml")
+    check_url("gs://b/train-000.tar", trusted=False, where="train.yaml")
     with pytest.raises(SecurityError, match="^train.yaml: the URL .* for the shell.*WDS_REWRITE"):
         check_url(url, trusted=False, where="train.yaml")
 
