@@ -232,7 +232,8 @@ class StatsCollector:
         own_s = consumer.cpu_s + sum(
             worker.cpu_s for worker in workers if not (self.in_process or worker.server)
         )
-        times = {name: vars(consumer)[name] for name in _TIMES}
+        spent = ("waited_s", "received_s", "elsewhere_s", "stages_s")
+        times = {name: vars(consumer)[name] for name in spent}
         later = rates_of(
             consumer.batches - consumer.first_batches,
             consumer.samples - consumer.first_samples,
@@ -255,6 +256,3 @@ class StatsCollector:
             others_cpu_s=max(0.0, consumer.busy_s - own_s),
             buffered=self._count_buffered() if self._epochs else 0,
         )
-
-
-_TIMES = ("waited_s", "received_s", "elsewhere_s", "stages_s")

@@ -122,19 +122,11 @@ class _Source(io.RawIOBase):
             self._may_take -= size
             if self._may_take < 0:
                 raise _TooLarge(f"it has more than {self._limit} bytes")
-        end = self._start + size
-        piece = self._bytes[self._start : end]
-        if len(piece) == size:
-            self._start = end
-            self.taken += size
-            return piece
-        pieces = [piece]
-        self._start = len(self._bytes)
-        missing = size - len(piece)
-        while missing and not self.at_end():
-            piece = self._bytes[:missing]
-            self._start = len(piece)
-            missing -= len(piece)
+        pieces = []
+        while size and not self.at_end():
+            piece = self._bytes[self._start : self._start + size]
+            self._start += len(piece)
+            size -= len(piece)
             pieces.append(piece)
         data = b"".join(pieces)
         self.taken += len(data)

@@ -177,6 +177,10 @@ WHOLE = {
         "no answer from tcp://cpu0:7880 for 12 s, from tcp://cpu1:7880 for 1 min 15 s: their workers make "
         "nothing until they are back",
     ),
+    "one server that does not answer": (
+        stats(of_server(0), of_server(1, 75.0)),
+        "no answer from tcp://cpu1:7880 for 1 min 15 s: its workers make nothing until it is back",
+    ),
     "a slow worker of one of several servers": (
         stats(of_server(0), of_server(1), of_server(2, batches=100), in_order=False),
         f"{WAITS}{CROP}; worker 2 of tcp://cpu2:7880 (pid 102) takes 100 ms a batch, the others 10: see what "
@@ -263,17 +267,6 @@ def test_processors_that_other_processes_hold():
     alone = stats(*[worker(index, queued_s=4.0) for index in range(8)], others_cpu_s=7.0)
     assert "other processes" not in alone.verdict + str(alone)
     assert "other processes take 100% of the 8 processors" in str(stats(others_cpu_s=999.0))
-
-
-def test_servers_that_do_not_answer():
-    away = replace(worker(1), server="tcp://cpu2:7880", lost_s=75.0)
-    here = replace(worker(0), server="tcp://cpu1:7880", shard="s3://data/train-3.tar")
-    lost = stats(here, away)
-    assert lost.verdict == (
-        "no answer from tcp://cpu2:7880 for 1 min 15 s: its workers make nothing until it is back"
-    )
-    assert "tcp://cpu2:7880 (no answer for 1 min 15 s)" in str(lost)
-    assert "train-3.tar" in str(lost)
 
 
 def test_a_slow_worker_that_waits_itself_holds_nobody_up():

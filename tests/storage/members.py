@@ -78,6 +78,12 @@ def archive_of(members, archive_format=tarfile.PAX_FORMAT, linkname="target/" * 
     return stream.getvalue()
 
 
+def write_all(writer, samples):
+    with writer as sink:
+        for sample in samples:
+            sink.write(sample)
+
+
 def with_checksum(header):
     header = bytearray(header)
     header[148:156] = b" " * 8

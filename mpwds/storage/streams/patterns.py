@@ -107,16 +107,11 @@ def check_url(url: str, trusted: bool, where: str) -> None:
     Call it for every URL that was read from a file or fetched. The user's environment may later turn such a
     URL into a command (``WDS_REWRITE``). Then the part of the URL that ends up in the command must be a plain
     word: no option (a leading ``-``), nothing that the shell would expand or split. Whatever it is rewritten
-    to, it must not lead to a parent folder (``..``).
+    to, it must not lead to a parent folder (``..``). All that a pattern expands to is checked, too, because
+    ``{pipe,}:rm`` and ``${X}rm`` may hide a command.
 
-    Args:
-        url: A URL, or a pattern for :func:`mpwds.expand_urls`. All that it expands to is checked too, because
-            ``{pipe,}:rm`` and ``${X}rm`` may hide a command.
-        trusted: Whether the caller trusts the place that the URL comes from.
-        where: That place, for the message: ``"train.yaml, line 7"``.
-
-    Raises:
-        SecurityError: The place is not trusted, and the URL is ``pipe:`` or breaks one of these rules.
+    ``where`` names the place that the URL comes from, which the caller may have ``trusted``. Raises
+    ``SecurityError`` if it is not trusted, and the URL is ``pipe:`` or breaks one of these rules.
 
     Example:
         >>> check_url("https://host/{00..99}.tar", trusted=False, where="train.yaml")

@@ -297,13 +297,6 @@ def test_what_is_no_whole_shard_is_streamed_and_not_kept(make, remote, is_page):
     assert read(cache, "a") == whole
 
 
-def test_without_validator_anything_is_kept(make, remote):
-    remote.shards["a"] = b"any bytes"
-    cache = make(validator=None)
-    fetch(cache, "a")
-    assert kept(cache) == ["a.tar"]
-
-
 def test_a_directory_that_cannot_be_made_is_warned_of_once_and_shards_are_streamed(tmp_path, make, remote):
     (tmp_path / "cache").write_text("a file")
     cache = make()

@@ -14,15 +14,10 @@ import zstandard
 
 from mpwds.storage.tar.compression import compression_for
 from mpwds.storage.writing.tar_writer import TarWriter
+from tests.storage.members import write_all
 
 SAMPLES = [{"__key__": f"{index:06d}", "cls": index, "txt": "text" * index} for index in range(5)]
 NAMES = [f"{index:06d}.{field}" for index in range(5) for field in ("cls", "txt")]
-
-
-def write_all(writer):
-    with writer as sink:
-        for sample in SAMPLES:
-            sink.write(sample)
 
 
 def decompressed(path, compression):
@@ -47,23 +42,23 @@ def decompressed(path, compression):
     ],
 )
 def test_an_archive_is_compressed_as_its_name_or_the_caller_says(tmp_path, name, compress, compression):
-    write_all(TarWriter(tmp_path / name, compress=compress, mtime=1))
-    write_all(TarWriter(tmp_path / "plain", mtime=1))
+    write_all(TarWriter(tmp_path / name, compress=compress, mtime=1), SAMPLES)
+    write_all(TarWriter(tmp_path / "plain", mtime=1), SAMPLES)
     assert decompressed(tmp_path / name, compression) == (tmp_path / "plain").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "compress"), [("x.tar", None), ("x.tar", False), ("x.tar.gz", False)])
 def test_other_archives_are_not_compressed(tmp_path, name, compress):
-    write_all(TarWriter(tmp_path / name, compress=compress))
+    write_all(TarWriter(tmp_path / name, compress=compress), SAMPLES)
     with tarfile.open(tmp_path / name, "r:") as archive:
         assert archive.getnames() == NAMES
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.bz2", "x.tar.xz", "x.tar.zst"])
 def test_a_fixed_time_gives_the_same_bytes_at_any_time_under_any_name(tmp_path, monkeypatch, name):
-    write_all(TarWriter(tmp_path / name, mtime=5))
+    write_all(TarWriter(tmp_path / name, mtime=5), SAMPLES)
     monkeypatch.setattr(time, "time", lambda: 2e9)
-    write_all(TarWriter(tmp_path / f"other-{name}", mtime=5))
+    write_all(TarWriter(tmp_path / f"other-{name}", mtime=5), SAMPLES)
     assert (tmp_path / name).read_bytes() == (tmp_path / f"other-{name}").read_bytes()
 
 
@@ -80,7 +75,7 @@ def test_a_name_that_is_a_suffix_has_none():
 
 def test_a_stream_can_be_compressed_as_well():
     stream = io.BytesIO()
-    write_all(TarWriter(stream, compress="gz"))
+    write_all(TarWriter(stream, compress="gz"), SAMPLES)
     with tarfile.open(fileobj=io.BytesIO(stream.getvalue()), mode="r:gz") as archive:
         assert archive.getnames() == NAMES
 

@@ -12,14 +12,12 @@ import pytest
 from mpwds.errors import SecurityError, StreamError
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
+from tests.storage.members import write_all
+
+SMALL, LARGE = {"__key__": "a", "txt": "hello"}, {"__key__": "b", "bin": bytes(1_000_000)}
+SAMPLES = [SMALL, LARGE]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def write_all(writer):
-    with writer as sink:
-        sink.write({"__key__": "a", "txt": "hello"})
-        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
 
 
 def names_in(path):
@@ -28,18 +26,18 @@ def names_in(path):
 
 
 def test_a_command_gets_the_archive(tmp_path):
-    write_all(TarWriter(f"pipe:cat > {tmp_path}/x.tar"))
+    write_all(TarWriter(f"pipe:cat > {tmp_path}/x.tar"), SAMPLES)
     assert names_in(tmp_path / "x.tar") == ["a.txt", "b.bin"]
 
 
 def test_a_commands_failure_is_the_writers():
     with pytest.raises(StreamError, match="no room"):
-        write_all(TarWriter("pipe:cat > /dev/null; echo no room >&2; exit 3"))
+        write_all(TarWriter("pipe:cat > /dev/null; echo no room >&2; exit 3"), SAMPLES)
 
 
 def give_up(sink):
     with pytest.raises(KeyboardInterrupt), sink:
-        sink.write({"__key__": "b", "bin": bytes(1_000_000)})
+        sink.write(LARGE)
         raise KeyboardInterrupt
 
 
@@ -79,11 +77,8 @@ def test_a_stream_of_an_opener_in_gopen_schemes_is_not_completed_when_its_shard_
 
 def test_shards_may_go_to_commands(tmp_path):
     pattern = f"pipe:gzip > {tmp_path}/x-%d.tar.gz"
-    with ShardWriter(pattern, maxcount=2, verbose=0, compress=False) as sink:
-        for index in range(3):
-            sink.write({"__key__": str(index), "cls": index})
-    assert names_in(tmp_path / "x-0.tar.gz") == ["0.cls", "1.cls"]
-    assert names_in(tmp_path / "x-1.tar.gz") == ["2.cls"]
+    write_all(ShardWriter(pattern, maxcount=1, verbose=0, compress=False), SAMPLES)
+    assert [names_in(tmp_path / f"x-{shard}.tar.gz") for shard in range(2)] == [["a.txt"], ["b.bin"]]
 
 
 def test_standard_output_stays_open(tmp_path):
@@ -107,7 +102,7 @@ def test_openers_of_ones_own_are_used(monkeypatch):
 
     archives = []
     monkeypatch.setitem(gopen_schemes, "mine", lambda url, mode, bufsize, retries=1: retries and Kept())
-    write_all(TarWriter("mine://x.tar"))
+    write_all(TarWriter("mine://x.tar"), SAMPLES)
     with tarfile.open(fileobj=io.BytesIO(archives[0])) as archive:
         assert archive.getnames() == ["a.txt", "b.bin"]
 
@@ -115,7 +110,7 @@ def test_openers_of_ones_own_are_used(monkeypatch):
 def test_a_url_may_be_rewritten_to_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("WDS_REWRITE", f"gs://bucket={tmp_path}")
     sink = TarWriter("gs://bucket/x.tar")
-    sink.write({"__key__": "a", "txt": "hello"})
+    sink.write(SMALL)
     assert not (tmp_path / "x.tar").exists()
     sink.close()
     assert os.listdir(tmp_path) == ["x.tar"]
@@ -131,11 +126,9 @@ def test_the_secure_mode_writes_neither_files_nor_to_commands(tmp_path, monkeypa
 
 
 def test_what_is_no_file_is_written_to_as_it_is(tmp_path):
-    with TarWriter("/dev/null") as sink:
-        sink.write({"__key__": "a", "cls": 1})
+    write_all(TarWriter("/dev/null"), [SMALL])
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     os.mkfifo(tmp_path / "fifo")
     with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
-        with TarWriter(tmp_path / "fifo") as sink:
-            sink.write({"__key__": "a", "cls": 1})
+        write_all(TarWriter(tmp_path / "fifo"), [SMALL])
         assert len(reader.stdout.read()) == 10_240

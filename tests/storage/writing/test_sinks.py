@@ -7,15 +7,13 @@ import pytest
 
 from mpwds.storage.record_reader import read_cbor_records, read_msgpack_records
 from mpwds.storage.writing.sinks import WriteOptions, record_sink, tar_sink
-from tests.storage.members import contents_of
+from tests.storage.members import contents_of, write_all
 
 SAMPLES = [{"__key__": f"{index}", "txt.gz": b"raw" * 100} for index in range(5)]
 
 
 def write(sink, samples=SAMPLES):
-    with sink:
-        for sample in samples:
-            sink.write(sample)
+    write_all(sink, samples)
     return sink.shards
 
 

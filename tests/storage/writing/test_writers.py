@@ -18,7 +18,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from mpwds.storage.streams.gopen import gopen_schemes
 from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
-from tests.storage.members import read_members
+from tests.storage.members import contents_of, write_all
 
 SAMPLES = [
     {"__key__": f"train/{index:06d}", "cls": index, "json": {"n": index}, "txt": "été", "png": np.eye(4)}
@@ -40,20 +40,10 @@ fields = st.dictionaries(
 )
 
 
-def write_all(writer, samples):
-    with writer as sink:
-        for sample in samples:
-            sink.write(sample)
-
-
 def webdataset_samples(path):
     with open(path, "rb") as stream:
         files = [{**file, "__url__": str(path)} for file in tar_file_iterator(stream)]
     return [{name: sample[name] for name in sample if name != "__url__"} for sample in group_by_keys(files)]
-
-
-def files_of(path):
-    return [(member.name, member.data) for member in read_members(str(path))]
 
 
 class Opened(list):
@@ -100,8 +90,8 @@ def test_metadata_is_written_only_on_request(tmp_path):
     sample = {"__key__": "a", "__url__": "x.tar", "_note": "n", "txt": "1"}
     write_all(TarWriter(tmp_path / "without.tar"), [sample])
     write_all(TarWriter(tmp_path / "with.tar", keep_meta=True), [sample])
-    assert files_of(tmp_path / "without.tar") == [("a.txt", b"1")]
-    assert files_of(tmp_path / "with.tar") == [
+    assert contents_of(tmp_path / "without.tar") == [("a.txt", b"1")]
+    assert contents_of(tmp_path / "with.tar") == [
         ("a.__url__", b"x.tar"),
         ("a._note", b"n"),
         ("a.txt", b"1"),
@@ -113,7 +103,7 @@ def test_metadata_is_written_only_on_request(tmp_path):
 )
 def test_names_that_ustar_cannot_hold_are_written_as_pax(tmp_path, name):
     write_all(TarWriter(tmp_path / "x.tar"), [{"__key__": name, "txt": "1"}])
-    assert files_of(tmp_path / "x.tar") == [(name + ".txt", b"1")]
+    assert contents_of(tmp_path / "x.tar") == [(name + ".txt", b"1")]
 
 
 def test_other_names_need_no_extension_header(tmp_path):
@@ -134,7 +124,7 @@ def test_owner_mode_and_time_are_in_the_archive(tmp_path):
 )
 def test_a_format_may_be_asked_for(tmp_path, archive_format):
     write_all(TarWriter(tmp_path / "x.tar", format=archive_format), SAMPLES)
-    assert len(files_of(tmp_path / "x.tar")) == 20
+    assert len(contents_of(tmp_path / "x.tar")) == 20
 
 
 def test_a_stream_is_written_to_and_stays_open():
@@ -174,7 +164,7 @@ def test_a_bad_sample_is_an_error_and_leaves_the_archive_valid(tmp_path, sample,
         with pytest.raises(ValueError, match=message):
             sink.write(sample)
         sink.write({"__key__": "next", "txt": "2"})
-    assert files_of(tmp_path / "x.tar") == [("last.txt", b"1"), ("next.txt", b"2")]
+    assert contents_of(tmp_path / "x.tar") == [("last.txt", b"1"), ("next.txt", b"2")]
 
 
 def test_a_name_that_the_asked_format_cannot_hold_leaves_the_archive_valid(tmp_path):
@@ -182,13 +172,13 @@ def test_a_name_that_the_asked_format_cannot_hold_leaves_the_archive_valid(tmp_p
         with pytest.raises(ValueError, match="sample 'a': no tar header for 'a.yyy.*too long"):
             sink.write({"__key__": "a", "x": b"1", "y" * 200: b"2"})
         sink.write({"__key__": "b", "x": b"1"})
-    assert files_of(tmp_path / "x.tar") == [("b.x", b"1")]
+    assert contents_of(tmp_path / "x.tar") == [("b.x", b"1")]
 
 
 def test_fields_may_be_given_by_name_with_underscores_for_dots(tmp_path):
     with TarWriter(tmp_path / "x.tar", keep_meta=True) as sink:
         sink.dwrite("a", cls=7, mask_txt="m", __url__="u")
-    assert files_of(tmp_path / "x.tar") == [("a.__url__", b"u"), ("a.cls", b"7"), ("a.mask.txt", b"m")]
+    assert contents_of(tmp_path / "x.tar") == [("a.__url__", b"u"), ("a.cls", b"7"), ("a.mask.txt", b"m")]
 
 
 # ----------------------------------------------------------------------------------- whole or absent
@@ -228,7 +218,7 @@ def test_a_writer_that_is_killed_leaves_no_file_that_looks_whole(tmp_path):
         assert writer.stdout.readline() == b"ready\n"
         writer.kill()
     complete, torn = sorted(os.listdir(tmp_path), reverse=True)
-    assert (complete, len(files_of(tmp_path / complete))) == ("x-0.tar", 2)
+    assert (complete, len(contents_of(tmp_path / complete))) == ("x-0.tar", 2)
     assert re.fullmatch(r"\.x-1\.tar\.[0-9a-f]{8}\.partial", torn)
 
 
@@ -274,14 +264,14 @@ def test_shards_hold_at_most_maxcount_samples_and_post_is_called_when_they_are_t
     pattern = str(tmp_path / "x-%03d.tar")
     write_all(ShardWriter(pattern, maxcount=2, verbose=0, post=post, start_shard=7), SAMPLES)
     assert complete == [pattern % 7, pattern % 8, pattern % 9]
-    names = [[name for name, _ in files_of(path)][::4] for path in complete]
+    names = [[name for name, _ in contents_of(path)][::4] for path in complete]
     assert names == [[f"train/{n:06d}.cls" for n in shard] for shard in ((0, 1), (2, 3), (4,))]
 
 
 def test_a_shard_ends_with_the_sample_that_reaches_maxsize(tmp_path):
     samples = [{"__key__": f"{index}", "bin": bytes(40)} for index in range(5)]
     write_all(ShardWriter(tmp_path / "x-%d.tar", maxsize=80, verbose=0), samples)
-    assert [len(files_of(tmp_path / f"x-{shard}.tar")) for shard in range(3)] == [2, 2, 1]
+    assert [len(contents_of(tmp_path / f"x-{shard}.tar")) for shard in range(3)] == [2, 2, 1]
 
 
 def test_shards_and_figures_are_those_of_webdataset(tmp_path):
@@ -325,7 +315,7 @@ def test_an_opener_gives_the_streams_and_they_are_closed(tmp_path):
     opened = Opened(partial(open, mode="wb"))
     write_all(ShardWriter(tmp_path / "x-%d.tar", maxcount=2, verbose=0, opener=opened), SAMPLES)
     assert [stream.closed for stream in opened] == [True, True, True]
-    assert [len(files_of(stream.name)) // 4 for stream in opened] == [2, 2, 1]
+    assert [len(contents_of(stream.name)) // 4 for stream in opened] == [2, 2, 1]
 
 
 class Upload(io.RawIOBase):
