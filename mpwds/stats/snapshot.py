@@ -93,10 +93,6 @@ def plain_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a dataclass's numbers, flags and texts, which came from outside, as these types.
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` if one is missing, or of another type.
-
-    Example:
-        >>> plain_values(StageSnapshot, {"time_ns": 5, "elements": 2.0, "storage": 0, "nbytes": 0, "x": 1})
-        {'time_ns': 5, 'elements': 2, 'storage': False, 'nbytes': 0}
     """
     types = {each.name: _PLAIN[str(each.type)] for each in fields(kind) if each.type in _PLAIN}
     return {name: convert(values[name]) for name, convert in types.items()}

@@ -28,11 +28,6 @@ def read_msgpack_records(
 
     Source:
         https://github.com/msgpack/msgpack/blob/master/spec.md
-
-    Example:
-        >>> import io, msgpack
-        >>> list(read_msgpack_records(io.BytesIO(msgpack.packb("a") + msgpack.packb([1, 2])), "x"))
-        [(0, 2, 'a'), (2, None, [1, 2])]
     """
     import msgpack
 

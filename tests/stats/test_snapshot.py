@@ -37,7 +37,9 @@ def test_a_server_that_answers_again_is_no_longer_lost():
 
 
 @pytest.mark.parametrize("values", [{}, {"time_ns": "x", "elements": 1, "storage": 1, "nbytes": 1}])
-def test_values_that_lack_something_or_are_no_numbers_are_refused(values):
+def test_values_become_those_of_their_fields_and_what_lacks_some_or_is_no_number_is_refused(values):
+    given = {"time_ns": 5, "elements": 2.0, "storage": 0, "nbytes": 0, "x": 1}
+    assert str(plain_values(StageSnapshot, given)) == str(vars(StageSnapshot(5, 2)))
     with pytest.raises((KeyError, ValueError)):
         plain_values(StageSnapshot, values)
 

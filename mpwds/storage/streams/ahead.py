@@ -30,12 +30,7 @@ _THREAD = "mpwds ahead"
 def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Generator[tuple[Item, Future[Result]], None, None]:
-    """Yields each item with the future of ``work(item)``; up to twice as many as ``threads`` are begun.
-
-    Example:
-        >>> [(item, future.result()) for item, future in work_ahead(abs, [-1, -2], threads=2)]
-        [(-1, 1), (-2, 2)]
-    """
+    """Yields each item with the future of ``work(item)``; up to twice as many as ``threads`` are begun."""
     pool = Threads(work, threads)
     pending: deque[tuple[Item, Future[Result]]] = deque()
     try:

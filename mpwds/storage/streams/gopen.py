@@ -88,11 +88,6 @@ def open_at(url: str | os.PathLike[str], offset: int = 0, **options: Any) -> Bin
     Files seek, and servers send only the rest. Other streams are read and dropped up to that byte. Raises
     ``StreamError`` if such a stream ends before it; a local file reads as empty. ``options`` are those of
     :func:`gopen`.
-
-    Example:
-        >>> with open_at("pipe:echo hello", 2) as stream:
-        ...     stream.read()
-        b'llo\\n'
     """
     if offset < 0:
         raise ValueError(f"offset in a stream must not be negative, got {offset}")

@@ -182,14 +182,7 @@ def schemes_for_aistore() -> frozenset[str]:
 
 
 def ais_location(url: str) -> str:
-    """The web address of an object in AIStore.
-
-    Example:
-        >>> os.environ["AIS_ENDPOINT"] = "http://cache:51080"
-        >>> ais_location("gs://bucket/train/x 0.tar")
-        'http://cache:51080/v1/objects/bucket/train/x%200.tar?provider=gcp'
-        >>> del os.environ["AIS_ENDPOINT"]
-    """
+    """The web address of an object in AIStore: ``http://host:51080/v1/objects/BUCKET/NAME?provider=gcp``."""
     match = _AIS_URL.fullmatch(url)
     provider = _AIS_PROVIDERS.get(match["scheme"].lower()) if match else None
     if match is None or provider is None:

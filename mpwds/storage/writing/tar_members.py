@@ -56,12 +56,6 @@ def ustar_header(name: str, size: int, mtime: int, mode: int, user: str, group: 
 
     They hold names of up to 100 ASCII characters, and less than 8 GiB of data. Raises ``ValueError`` if
     another field does not fit.
-
-    Example:
-        >>> info = tarfile.TarInfo("a.txt")
-        >>> info.size, info.mtime, info.mode = 5, 9, 0o444
-        >>> ustar_header("a.txt", 5, 9, 0o444, "", "") == info.tobuf(tarfile.USTAR_FORMAT)
-        True
     """
     if not name.isascii() or len(name) > tarfile.LENGTH_NAME or not 0 <= size < _SIZE_LIMIT:
         return None
