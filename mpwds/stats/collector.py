@@ -229,9 +229,8 @@ class StatsCollector:
             worker_stats(index, now - before[index] if index in before else now)
             for index, now in self._read_workers().items()
         ]
-        own_s = consumer.cpu_s + sum(
-            worker.cpu_s for worker in workers if not (self.in_process or worker.server)
-        )
+        beside = [worker.cpu_s for worker in workers if not (self.in_process or worker.server)]
+        own_s = consumer.cpu_s + sum(beside)
         spent = ("waited_s", "received_s", "elsewhere_s", "stages_s")
         times = {name: vars(consumer)[name] for name in spent}
         later = rates_of(

@@ -241,9 +241,7 @@ def locked_usage(directory: str) -> Iterator[Usage]:
     path = os.path.join(directory, PRIVATE, "lock")
     descriptor = lock(path, create=True, timeout_s=_LOCK_TIMEOUT_S)
     if descriptor is None:
-        raise TimeoutError(
-            errno.ETIMEDOUT, f"other processes hold the lock for {_LOCK_TIMEOUT_S:.0f} s", path
-        )
+        raise TimeoutError(errno.ETIMEDOUT, f"others have held the lock for {_LOCK_TIMEOUT_S:.0f} s", path)
     try:
         try:
             total, counted_s = json.loads(os.pread(descriptor, 1000, 0))

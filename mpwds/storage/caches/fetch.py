@@ -313,10 +313,8 @@ def join(
 
 def unread(directory: str) -> list[Fetch]:
     """This process's unfinished fetches into a cache directory that have no reader."""
-    fetches = list(_running.values())
-    return [
-        each for each in fetches if each.entry.directory == directory and not each.readers + each.complete
-    ]
+    fetches = [fetch for fetch in list(_running.values()) if fetch.entry.directory == directory]
+    return [fetch for fetch in fetches if not fetch.readers and not fetch.complete]
 
 
 def wait_for_other(url: str, entry: CacheEntry, most_s: float | None = None) -> BinaryIO | None:

@@ -186,9 +186,8 @@ class ShardCache:
 
     def _not_kept(self, url: str, why: Exception) -> UncacheableShard:
         shown = without_credentials(url)
-        return UncacheableShard(
-            f"{shown} is needed whole, and the cache {self.directory} cannot keep it: {why}", shown
-        )
+        message = f"{shown} is needed whole, and the cache {self.directory} cannot keep it: {why}"
+        return UncacheableShard(message, shown)
 
     def _open_kept(self, url: str, entry: CacheEntry, offset: int, keep: bool) -> BinaryIO | None:
         """Opens the shard's file, or the stream of its fetch; ``None`` if it must be streamed."""

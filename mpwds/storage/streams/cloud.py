@@ -261,10 +261,8 @@ def _store(url: str, config: Mapping[str, Any] | None, timeout_s: float) -> tupl
         bucket = "s3" + bucket[2:]
     _used_by_pid = os.getpid()
     # The environment is part of the key, as it may change while the process runs.
-    environment = json.dumps(
-        sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
-    )
-    return _make_store(bucket, json.dumps(settings), timeout_s, environment), path
+    known = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    return _make_store(bucket, json.dumps(settings), timeout_s, json.dumps(known)), path
 
 
 @functools.lru_cache(maxsize=32)
@@ -345,9 +343,8 @@ def _section(variable: str, default: str, name: str) -> dict[str, str]:
 
 def _version(meta: Mapping[str, Any]) -> Version:
     etag = meta["e_tag"]
-    return Version(
-        etag if etag and not etag.startswith("W/") else None, str(meta["last_modified"]), meta["size"]
-    )
+    etag = None if not etag or etag.startswith("W/") else etag
+    return Version(etag, str(meta["last_modified"]), meta["size"])
 
 
 @contextlib.contextmanager
@@ -373,9 +370,8 @@ def _translated(error: Exception, name: str, done: str, position: int | None) ->
     if (status is None and "HTTP error" in reason) or (status is not None and is_passing(int(status[1]))):
         return Interrupted(reason)
     hint = ""
-    if isinstance(
-        error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-    ):
+    denials = PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
+    if isinstance(error, denials):
         hint = "; check the credentials and what they allow, and the bucket's region"
     return StreamError(f"{name}: it could not be {done}: {reason}{hint}", name, position)
 

@@ -229,9 +229,7 @@ def _open_local(url: str, mode: str, offset: int) -> BinaryIO:
     try:
         buffer_bytes = int(given)
     except ValueError:
-        raise ValueError(
-            f"GOPEN_BUFFER in the environment is {given!r}, expected a number of bytes"
-        ) from None
+        raise ValueError(f"GOPEN_BUFFER in the environment is {given!r}, not a number of bytes") from None
     stream = cast(BinaryIO, open(local_path(url), mode, buffering=buffer_bytes))  # noqa: SIM115
     if offset and stream.seekable():
         stream.seek(offset)

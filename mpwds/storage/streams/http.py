@@ -151,9 +151,8 @@ def _hf_token() -> str:
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := os.environ.get(variable, "").strip():
             return token
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
     try:
         return Path(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")).read_text().strip()
     except OSError:
@@ -287,9 +286,7 @@ class _Resource(Resource):
                 f"{without_credentials(str(error))}; name the host in no_proxy to go without"
             ) from None
 
-    def _body(
-        self, response: urllib3.BaseHTTPResponse, position: int, asked_for: Version | None
-    ) -> _HttpBody:
+    def _body(self, response: urllib3.BaseHTTPResponse, position: int, asked: Version | None) -> _HttpBody:
         etag = response.headers.get("ETag")
         etag = None if not etag or etag.startswith("W/") else etag
         modified = response.headers.get("Last-Modified")
@@ -300,8 +297,8 @@ class _Resource(Resource):
         said = response.headers.get("Content-Range", "no Content-Range")
         span = _CONTENT_RANGE.match(said)
         total = int(span[3]) if span and span[3] != "*" else None
-        if asked_for is not None and etag is modified is None:
-            etag, modified, _ = asked_for  # a part, and not the whole, means that it is of this version
+        if asked is not None and etag is modified is None:
+            etag, modified, _ = asked  # a part, and not the whole, means that it is of this version
         if response.status == 416 and (position or total is not None):
             if total != position:
                 raise too_short(self.name, total, position)
@@ -334,9 +331,7 @@ class _Resource(Resource):
         if is_passing(status):
             return Interrupted(f"the server answers {reason}{said}", wish_s)
         if status in (404, 410):
-            return StreamNotFound(
-                f"{self.name}: the server knows no such resource ({reason}){said}", self.name
-            )
+            return StreamNotFound(f"{self.name}: the server has no such resource ({reason}){said}", self.name)
         hint = ": does the server take PUT requests?" if doing == "writing" else ""
         if status in (401, 403, 407):
             hint = ": check the credentials and what they allow"

@@ -136,9 +136,7 @@ def _danger(url: str) -> str:
         )
     rewritten = apply_rules(url)
     if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
-        return (
-            f"has '..', which would leave the place to which {rewritten.variable} in your environment maps it"
-        )
+        return f"has '..', which leaves the place to which {rewritten.variable} in your environment maps it"
     if url_scheme(rewritten.url) == "pipe" and not all(map(_PLAIN_WORD.fullmatch, rewritten.pieces)):
         return (
             "would add an option, or characters with a meaning for the shell, to the command that "

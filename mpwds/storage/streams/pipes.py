@@ -126,9 +126,8 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
     shown = without_credentials(url)
     program = shutil.which("curl")
     if program is None:
-        raise StreamError(
-            f"{shown}: {url_scheme(url)}: URLs are opened by the program curl, which is not installed", shown
-        )
+        missing = f"{url_scheme(url)}: URLs are opened by the program curl, which is not installed"
+        raise StreamError(f"{shown}: {missing}", shown)
     arguments = [program, "--fail", "--silent", "--show-error", "--globoff", "--netrc-optional"]
     arguments += ["--connect-timeout", "30", "--speed-time", str(_STALL_S), "--speed-limit", "1"]
     if mode[0] == "w":

@@ -319,9 +319,7 @@ def _begins_so(name: str, beginning: str) -> bool:
     front, back = name[: number.start()], name[number.end() :]
     digits = beginning[len(front) :]
     digits = digits[: len(digits) - len(digits.lstrip("0123456789"))]
-    return any(
-        beginning == f"{front}{digits[:count]}{back}"[:_NAME_LETTERS] for count in range(len(digits) + 1)
-    )
+    return any(beginning == f"{front}{digits[:n]}{back}"[:_NAME_LETTERS] for n in range(len(digits) + 1))
 
 
 def _abandoned(path: str, stream: BinaryIO, temporary: str, owner_pid: int) -> None:

@@ -74,9 +74,7 @@ def numpy_npz_dumps(data: Any) -> bytes:
 def tenbin_dumps(data: Any) -> bytes:
     """An array, or a list of arrays, as tenbin."""
     arrays = data if isinstance(data, (list, tuple)) else [data]
-    return bytes(
-        tenbin.encode_buffer([array if tenbin.holds(array) else _as_array(array) for array in arrays])
-    )
+    return bytes(tenbin.encode_buffer([each if tenbin.holds(each) else _as_array(each) for each in arrays]))
 
 
 def torch_dumps(data: Any) -> bytes:
@@ -134,9 +132,7 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
         picture = picture.convert("1")
     pillow_format, options = IMAGE_FORMATS[extension]
     if pillow_format in ("PPM", "BMP") and "A" in picture.getbands():
-        raise OSError(
-            f"{extension} does not keep the alpha channel of an image: convert it to RGB, or use png"
-        )
+        raise OSError(f"{extension} does not keep an image's alpha channel: convert it to RGB, or use png")
     with io.BytesIO() as stream:
         picture.save(stream, format=pillow_format, **options)
         return stream.getvalue()

@@ -46,11 +46,7 @@ class Sink(Protocol):
 def tar_sink(where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
     """Writes one tar file, or a series if ``where`` has a ``%`` directive."""
     _refuse_mds_options(options)
-    if not is_series(where):
-        return _OneTar(
-            where, encoder=False, keep_meta=True, mtime=0, sync=options.sync, replace=options.force
-        )
-    return _TarSeries(where, options)
+    return _TarSeries(where, options) if is_series(where) else _OneTar(where, options)
 
 
 def record_sink(kind: str, where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
@@ -62,9 +58,8 @@ def record_sink(kind: str, where: str, options: WriteOptions) -> AbstractContext
 def _check_free(url: str, options: WriteOptions) -> None:
     """Raises ``FileExistsError`` if an object of this name would be replaced; of files their end tells."""
     if not options.force and not is_local(url) and exists(url):
-        raise FileExistsError(
-            f"{without_credentials(url)} exists already: choose another name, or --force to replace"
-        )
+        shown = without_credentials(url)
+        raise FileExistsError(f"{shown} exists already: choose another name, or --force to replace")
 
 
 def _refuse_mds_options(options: WriteOptions) -> None:
@@ -72,9 +67,15 @@ def _refuse_mds_options(options: WriteOptions) -> None:
         raise ValueError("--compression and --hashes are for MDS datasets alone")
 
 
+def _as_given(options: WriteOptions) -> dict[str, Any]:
+    """Arguments of ``TarWriter`` that keep the samples' bytes as they are."""
+    kept = {"encoder": False, "keep_meta": True, "mtime": 0}
+    return {**kept, "sync": options.sync, "replace": options.force}
+
+
 class _OneTar(TarWriter):
-    def __init__(self, where: str, **how: Any) -> None:
-        super().__init__(where, **how)
+    def __init__(self, where: str, options: WriteOptions) -> None:
+        super().__init__(where, **_as_given(options))
         self.shards = [where]
 
 
@@ -84,10 +85,9 @@ class _TarSeries(ShardWriter):
     def __init__(self, where: str, options: WriteOptions) -> None:
         front, directive, back = parts_of_series(where)
         pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
-        how: dict[str, Any] = {"encoder": False, "keep_meta": True, "mtime": 0}
-        how |= {"sync": options.sync, "replace": options.force}
         self.shards: list[str] = []
         self._limits = options
+        how = _as_given(options)
         super().__init__(pattern, options.maxcount, post=self.shards.append, verbose=0, **how)
         self.maxsize = _WITHOUT_LIMIT
         self._most = options.maxsize or 10**9

@@ -117,9 +117,7 @@ def check_key(key: Any) -> str:
             f"sample key {key!r} would be read back as {directory + slash + base!r}: names end at "
             "the first dot, replace it"
         )
-    raise ValueError(
-        f"sample key {key!r} cannot be read back: expected a name, with directories before it or not"
-    )
+    raise ValueError(f"sample key {key!r} cannot be read back: expected a name, perhaps after directories")
 
 
 def file_name(key: str, field: Any) -> str:
@@ -131,9 +129,7 @@ def file_name(key: str, field: Any) -> str:
         )
     name = f"{key}.{field}"
     if name.startswith("__") and _METADATA.match(name) is not None:
-        raise ValueError(
-            f"{name!r} would be skipped by readers, as a name with __ at both ends: change the key"
-        )
+        raise ValueError(f"{name!r} would be skipped by readers, for it has __ at both ends: change the key")
     return name
 
 

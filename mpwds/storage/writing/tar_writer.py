@@ -234,9 +234,7 @@ class TarWriter(ClosesOrDiscards):
         if not fields:
             raise ValueError(f"sample {key!r} has no fields to write")
         if len({field.lower() for field in fields}) < len(fields):
-            raise ValueError(
-                f"sample {key!r} has fields that differ in case alone, which readers ignore: {fields}"
-            )
+            raise ValueError(f"fields of sample {key!r} differ in case alone, which readers ignore: {fields}")
         now = int(time.time() if self.mtime is None else self.mtime)
         blocks, size = [], 0
         for field in sorted(fields):
@@ -404,9 +402,7 @@ def check_pattern(pattern: str) -> str:
         reason = "it gives every shard the same name"
     except (TypeError, ValueError) as error:
         reason = str(error)
-    raise ValueError(
-        f"shard pattern {pattern!r} needs one % directive for the number, such as %06d: {reason}"
-    )
+    raise ValueError(f"shard pattern {pattern!r} needs one % directive for numbers, such as %06d: {reason}")
 
 
 def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:
