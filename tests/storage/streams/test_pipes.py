@@ -25,12 +25,6 @@ from tests.forks import raised_in_fork
 CONTENT = random.Random(0).randbytes(1_000_000)
 
 
-@pytest.fixture
-def shard(tmp_path):
-    (tmp_path / "x.tar").write_bytes(CONTENT)
-    return tmp_path / "x.tar"
-
-
 def pid_said_by(stream):
     return int(stream.readline())
 
@@ -45,11 +39,6 @@ def ends(pid):
                 continue
         return True
     return False
-
-
-def test_reads_what_a_command_writes(shard, nothing_left):
-    with gopen(f"pipe:cat {shard}") as stream:
-        assert stream.read() == CONTENT
 
 
 @settings(max_examples=20, deadline=None)
@@ -68,11 +57,6 @@ def test_writes_what_a_command_reads(tmp_path, nothing_left):
     assert (tmp_path / "y").read_bytes() == CONTENT
 
 
-def test_the_shell_runs_the_command(shard):
-    with open_pipe(f"pipe:cat {shard} | wc -c && echo $((1 + 1))") as stream:
-        assert stream.read().split() == [b"1000000", b"2"]
-
-
 def test_a_failure_is_an_error_with_what_the_command_said(capfd):
     message = "exit status 3 after 5 bytes; it said: no such bucket$"
     command = "pipe:echo data; echo 'no such bucket' >&2; exit 3"
@@ -88,11 +72,6 @@ def test_a_failure_behind_the_last_byte_that_was_read_comes_from_close():
     with pytest.raises(StreamError, match="exit status 4"):
         stream.close()
     assert stream.closed
-
-
-def test_a_failure_that_the_command_forgives_is_none():
-    with open_pipe("pipe:cat /nowhere/x.tar 2> /dev/null || true") as stream:
-        assert stream.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -184,9 +163,7 @@ def test_a_command_that_stops_reading_is_an_error(nothing_left):
 def test_a_writers_failure_comes_from_close(nothing_left):
     stream = open_pipe("pipe:cat > /dev/null; echo no room >&2; exit 6", "wb")
     stream.write(b"data")
-    with pytest.raises(
-        StreamError, match="was given 4 bytes and failed with exit status 6; it said: no room"
-    ):
+    with pytest.raises(StreamError, match="given 4 bytes and failed with exit status 6; it said: no room"):
         stream.close()
     assert stream.closed
 
@@ -296,7 +273,7 @@ def test_a_fork_does_not_keep_a_writer_from_ending(tmp_path):
     assert (tmp_path / "y").read_bytes() == b"data"
 
 
-def test_a_process_that_ignores_sigint_runs_commands_that_end(shard):
+def test_a_process_that_ignores_sigint_runs_commands_that_end():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with open_pipe("pipe:echo $$; sleep 300") as stream:

@@ -127,14 +127,6 @@ def test_a_format_may_be_asked_for(tmp_path, archive_format):
     assert len(contents_of(tmp_path / "x.tar")) == 20
 
 
-def test_a_stream_is_written_to_and_stays_open():
-    stream = io.BytesIO()
-    write_all(TarWriter(stream), SAMPLES)
-    stream.seek(0)
-    with tarfile.open(fileobj=stream) as archive:
-        assert archive.getnames()[:2] == ["train/000000.cls", "train/000000.json"]
-
-
 def test_without_encoder_bytes_are_expected(tmp_path):
     with TarWriter(tmp_path / "x.tar", encoder=False) as sink:
         sink.write({"__key__": "a", "foo": b"1"})
@@ -247,7 +239,7 @@ def test_a_raw_stream_may_take_less_than_it_is_given():
 
     reluctant, willing = Reluctant(), io.BytesIO()
     write_all(TarWriter(reluctant, mtime=0), SAMPLES)
-    write_all(TarWriter(willing, mtime=0), SAMPLES)
+    write_all(TarWriter(willing, mtime=0), SAMPLES)  # which stays open
     assert reluctant.taken == willing.getvalue()
 
 
@@ -280,14 +272,11 @@ def test_shards_and_figures_are_those_of_webdataset(tmp_path):
         with writer(str(tmp_path / f"{name}-%d.tar"), maxcount=2, verbose=0, mtime=1) as sink:
             for sample in SAMPLES:
                 sink.write(sample)
-                figures.append(
-                    (sink.shard, sink.count, sink.size, sink.total, os.path.basename(sink.fname)[-5:])
-                )
+                figures.append((sink.shard, sink.count, sink.size, sink.total, sink.fname[-5:]))
     assert figures[:5] == figures[5:]
     for shard in range(3):
-        assert (tmp_path / f"ours-{shard}.tar").read_bytes() == (
-            tmp_path / f"theirs-{shard}.tar"
-        ).read_bytes()
+        ours, theirs = ((tmp_path / f"{name}-{shard}.tar").read_bytes() for name in ("ours", "theirs"))
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("samples", [0, 2, 4])
