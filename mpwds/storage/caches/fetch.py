@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 from mpwds.errors import ShardError
 from mpwds.storage.caches.directory import BUFFER_BYTES, CacheEntry, SizeLimit, remove_abandoned
@@ -47,9 +47,6 @@ from mpwds.storage.streams.base import (
 from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.tar.entries import is_whole_shard
 from mpwds.warn import warn
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 patience_s = 60.0
 """How long to wait for another process whose partial file does not grow."""
@@ -226,7 +223,7 @@ class FetchReader(InputStream):
         self._position = offset
         self._stream: BinaryIO | None = None  # replaces a fetch that does not continue
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         fetch = self._fetch
         if self._stream is None and self._pid == os.getpid():

@@ -31,15 +31,12 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from mpwds.errors import StreamError
 from mpwds.pidfds import open_pidfd
 from mpwds.storage.streams.base import DiscardsOnError, InputStream
 from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _BUFFER_BYTES = 256 * 1024
@@ -105,10 +102,10 @@ def open_command(
     """
     try:
         if mode[0] == "r":
-            output = _Output(arguments, shown, "r", environment)
+            output = _Output(arguments, shown, environment)
             output.detects_truncation = detects_truncation
             return io.BufferedReader(output, max(bufsize, _BUFFER_BYTES))
-        return _PipeWriter(_Input(arguments, shown, "w", environment), max(bufsize, 1))
+        return _PipeWriter(_Input(arguments, shown, environment), max(bufsize, 1))
     except OSError as error:
         raise StreamError(f"{shown}: the command cannot be started: {error}", shown) from error
 
@@ -144,16 +141,15 @@ class _RunningCommand(InputStream):
         status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], shown: str, mode: str, environment: Mapping[str, str] | None
-    ) -> None:
+    _reads: bool
+
+    def __init__(self, arguments: Sequence[str], shown: str, environment: Mapping[str, str] | None) -> None:
         self.status: int | None = 0  # so far there is nothing to end
         self.name = shown
         self._pid = os.getpid()
         self._position = 0
         self._tail = bytearray()
         self._passes_on = True
-        self._reads = mode == "r"
         # The lifeline is made first: descriptors are closed in their order when a process dies, so a
         # command is killed before it sees the end of an input that is not complete.
         self._lifeline, self._held_end = os.pipe()
@@ -301,9 +297,10 @@ class _RunningCommand(InputStream):
 
 
 class _Output(_RunningCommand):
+    _reads = True
     _failure: StreamError | None = None
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         if self._failure is not None:
             raise self._failure
         self._check_process()
@@ -338,6 +335,7 @@ class _Output(_RunningCommand):
 
 
 class _Input(_RunningCommand):
+    _reads = False
     _failed = False
 
     def readable(self) -> bool:
@@ -346,7 +344,7 @@ class _Input(_RunningCommand):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:
         self._check_process()
         self.wait_ready()
         try:

@@ -231,13 +231,13 @@ class _Allowance:
     def request_ahead(self) -> None:
         """Requests what is allowed."""
         with self.lock:
-            while self.held < self._most and (stream := self._stream_to_request()) is not None:
+            while self.held < self._most:
+                wanting = [stream for stream in list(self.streams) if stream.wants_range()]
+                if not wanting:
+                    return
                 self.held += 1
+                stream = min(wanting, key=lambda each: (not each.is_read, len(each.ahead)))
                 stream.request_range(self._threads)
-
-    def _stream_to_request(self) -> RangesAhead | None:
-        wanting = [stream for stream in list(self.streams) if stream.wants_range()]
-        return min(wanting, key=lambda stream: (not stream.is_read, len(stream.ahead)), default=None)
 
 
 _allowance = _Allowance()

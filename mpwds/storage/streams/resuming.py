@@ -13,14 +13,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from mpwds.errors import StreamError
 from mpwds.storage.streams.base import DiscardsOnError, PieceStream, Version
 from mpwds.storage.streams.urls import too_short
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _IN_MEMORY_BYTES = 16 * 1024 * 1024  # of an upload
 _PROGRESS_BYTES = 64 * 1024  # a connection that brought this much was worth its try
@@ -260,7 +257,7 @@ class ResumingReader(PieceStream):
         self._error: StreamError | None = None
         self._retrying(self._connect)
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         piece = self._read(len(view))
         view[: len(piece)] = piece
@@ -410,7 +407,7 @@ class SpooledUpload(DiscardsOnError):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:
         if self.closed:
             raise ValueError(f"{self.name}: write to a closed stream")
         return self._spool.write(data)
