@@ -52,12 +52,7 @@ WORKER = WorkerStats(
 
 def test_a_worker_has_its_counters_in_seconds_and_its_working_time_divided_among_its_stages():
     assert worker_stats(4, COUNTERS) == WORKER
-
-
-def test_counts_of_a_snapshot_are_not_those_of_the_statistics():
-    """Which a user may change."""
-    worker_stats(4, COUNTERS).skipped["decode: E"] = 9
-    assert COUNTERS.skipped == {"decode: E": 2}
+    assert worker_stats(4, COUNTERS).skipped is not COUNTERS.skipped  # which a user may change
 
 
 def test_a_worker_has_a_rate_and_shares_of_its_active_time():
