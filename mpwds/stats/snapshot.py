@@ -1,8 +1,6 @@
-"""A worker's counters at one moment.
+"""A worker's counters at one moment, as trainers, servers and pages read them.
 
-Workers write counters to shared memory (``stats/counters.py``). Trainers, servers and pages read them
-as snapshots. Snapshots add up (processes of one worker, epochs) and subtract (what happened in between);
-``report.py`` makes rates and a diagnosis of the difference.
+Snapshots add up (processes of one worker, epochs) and subtract (what happened in between).
 """
 
 from __future__ import annotations

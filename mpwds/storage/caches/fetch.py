@@ -71,10 +71,7 @@ class FetchOptions:
 
 
 class Fetch:
-    """Fetches one shard, in a thread that ends with the process.
-
-    If the shard cannot be kept, each reader that gets that far opens the URL there.
-    """
+    """Fetches one shard, in a thread that ends with the process."""
 
     def __init__(self, url: str, entry: CacheEntry, options: FetchOptions, claim: int) -> None:
         self.url = url

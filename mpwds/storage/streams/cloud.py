@@ -75,9 +75,7 @@ def open_cloud(
     S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
     the account ``R2_ACCOUNT_ID``.
 
-    *Reading* fetches ranges of 8 MB ahead, and continues where a connection broke. *Writing* collects in a
-    temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises, send nothing.
-
+    Reading and writing are those of :func:`mpwds.storage.streams.http.open_http`, with ranges of 8 MB ahead.
     obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here;
     writing and ranges (``stop``) are errors.
@@ -85,8 +83,7 @@ def open_cloud(
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
-        mode, bufsize, offset, stop, timeout_s, retries, read_ahead: As for
-            :func:`mpwds.storage.streams.http.open_http`.
+        mode, bufsize, offset, stop, timeout_s, retries, read_ahead: As for ``open_http``.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)

@@ -54,9 +54,8 @@ class RangesAhead(Resource):
     """A resource that is read from start to end. Threads fetch up to ``count`` ranges ahead of the reader.
 
     The stream above reads it as any resource: it asks for the next range when one has ended, compares
-    versions, and tries again. Threads try once. When the stream comes to a range that failed in a thread, it
-    pauses and requests the rest of that range itself; until then no further range is requested. So a failure
-    costs no more tries than it does without threads, apart from the ranges that were under way.
+    versions, and tries again. Threads try once, and after a failure no further range is requested before the
+    stream has got over it (docs/design.md, *Reading ahead*).
 
     A resource of a single range takes one request and no thread. If the server does not do ranges, sends more
     than it is asked for, or does not say which version it sends, one answer is read from start to end.
