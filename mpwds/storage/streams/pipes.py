@@ -141,7 +141,7 @@ class _RunningCommand(InputStream):
         status: The exit status once the command has ended (128 + n if signal n killed it), else ``None``.
     """
 
-    _reads: bool
+    _reads: bool  # the command's output; else its input is written
 
     def __init__(self, arguments: Sequence[str], shown: str, environment: Mapping[str, str] | None) -> None:
         self.status: int | None = 0  # so far there is nothing to end

@@ -421,7 +421,8 @@ class SpooledUpload(DiscardsOnError):
         try:
             if self._pid == os.getpid():
                 size = self._spool.seek(0, os.SEEK_END)
-                self._attempts.run(self._send, f"while {size} bytes were sent, and nothing was written")
+                where = f"while {size} bytes were sent, and nothing was written"
+                self._attempts.run(lambda: self._send(size), where)
         finally:
             self.discard()
 
@@ -429,7 +430,6 @@ class SpooledUpload(DiscardsOnError):
         self._spool.close()
         super().close()
 
-    def _send(self) -> None:
-        size = self._spool.seek(0, os.SEEK_END)
+    def _send(self, size: int) -> None:
         self._spool.seek(0)
         self._resource.put(cast(BinaryIO, self._spool), size)
