@@ -58,7 +58,7 @@ def read_cbor_records(
         source.begin_record()
         return decoder.decode()
 
-    errors = ValueError, cbor2.CBORDecodeError, _TooLarge
+    errors = ValueError, cbor2.CBORDecodeError
     return _records(source, load, lambda: source.taken, errors, cbor2.CBORDecodeEOF, url, offset)
 
 
@@ -84,10 +84,6 @@ def _records(
         is_last = source.taken == end and source.at_end()
         yield offset + start, None if is_last else offset + end, record
         start = end
-
-
-class _TooLarge(Exception):
-    pass
 
 
 class _Source(io.RawIOBase):
@@ -116,7 +112,7 @@ class _Source(io.RawIOBase):
         if self._may_take is not None:
             self._may_take -= size
             if self._may_take < 0:
-                raise _TooLarge(f"it has more than {self._limit} bytes")
+                raise ValueError(f"it has more than {self._limit} bytes")
         pieces = []
         while size and not self.at_end():
             piece = self._bytes[self._start : self._start + size]

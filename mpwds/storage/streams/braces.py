@@ -6,9 +6,10 @@ import math
 import re
 import string
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 from mpwds.suggestions import shown
 
@@ -53,7 +54,7 @@ class Names(Sequence[str]):
     def __init__(self, *patterns: str) -> None:
         self.patterns = patterns
         parsed = list(map(_parsed, patterns))
-        self._names = _Alternatives(parsed)
+        self._names = _alternatives(parsed)
         self.may_be_empty = self._names.may_be_empty
         characters = sum(part.count * len(text) for part, text in zip(parsed, patterns, strict=True))
         if self._names.count > MAX_NAMES or characters > _MAX_CHARACTERS:
@@ -78,53 +79,46 @@ class Names(Sequence[str]):
         return f"Names({', '.join(map(repr, self.patterns))})"
 
 
-class _Values:
-    """Written values: a text, letters, or numbers.
+@dataclass(frozen=True)
+class _Part:
+    """A part of a pattern: the number of its names, whether one of them may be empty, and each by number."""
 
-    As all parts of a pattern, it knows the ``count`` of its names, and whether one of them ``may_be_empty``.
-    """
-
-    def __init__(self, values: Sequence[object], count: int = 1, written: str = "%s") -> None:
-        self._values = values
-        self.count = count  # of numbers; len() fails beyond 2**63
-        self._written = written
-        self.may_be_empty: bool = not self.name(0)
-
-    def name(self, number: int) -> str:
-        return self._written % self._values[number]
+    count: int  # len() fails beyond 2**63
+    may_be_empty: bool
+    name: Callable[[int], str]
 
 
-class _Combinations:
+def _values(values: Sequence[object], count: int = 1, written: str = "%s") -> _Part:
+    """Written values: a text, letters, or numbers."""
+
+    def name(number: int) -> str:
+        return written % values[number]
+
+    return _Part(count, not name(0), name)
+
+
+def _combinations(parts: Sequence[_Part]) -> _Part:
     """A name for each combination of the parts' names, of which the last part's change first."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = parts[::-1]
-        self.count: int = math.prod(part.count for part in parts)
-        self.may_be_empty: bool = all(part.may_be_empty for part in parts)
-
-    def name(self, number: int) -> str:
+    def name(number: int) -> str:
         names = []
-        for part in self._parts:
+        for part in reversed(parts):
             number, own = divmod(number, part.count)
             names.append(part.name(own))
         return _ESCAPED.sub(r"\1", "".join(reversed(names)))
 
+    return _Part(math.prod(part.count for part in parts), all(part.may_be_empty for part in parts), name)
 
-class _Alternatives:
+
+def _alternatives(parts: Sequence[_Part]) -> _Part:
     """The names of one part, and then those of the next."""
+    starts = [0, *accumulate(part.count for part in parts)]
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = parts
-        self._starts = [0, *accumulate(part.count for part in parts)]
-        self.count: int = self._starts[-1]
-        self.may_be_empty: bool = any(part.may_be_empty for part in parts)
+    def name(number: int) -> str:
+        at = bisect_right(starts, number) - 1
+        return parts[at].name(number - starts[at])
 
-    def name(self, number: int) -> str:
-        at = bisect_right(self._starts, number) - 1
-        return self._parts[at].name(number - self._starts[at])
-
-
-_Part: TypeAlias = "_Values | _Combinations | _Alternatives"
+    return _Part(starts[-1], any(part.may_be_empty for part in parts), name)
 
 
 def _parsed(pattern: str) -> _Part:
@@ -133,7 +127,7 @@ def _parsed(pattern: str) -> _Part:
     for token in _TOKEN.finditer(pattern):
         if token[0] == "{":
             if depth == 0:
-                parts.append(_Values([pattern[start : token.start()]]))
+                parts.append(_values([pattern[start : token.start()]]))
                 start = token.end()
             depth += 1
         elif token[0] == "}":
@@ -143,7 +137,7 @@ def _parsed(pattern: str) -> _Part:
                 start = token.end()
     if depth:
         raise ValueError(f"the braces in {shown(pattern)} do not match: write train-{{000..011}}.tar")
-    return _Combinations([*parts, _Values([pattern[start:]])])
+    return _combinations([*parts, _values([pattern[start:]])])
 
 
 def _in_braces(text: str) -> list[_Part]:
@@ -151,20 +145,20 @@ def _in_braces(text: str) -> list[_Part]:
         first, last, step = numbers.groups()
         padded = any(re.match("-?0.", end) for end in (first, last))
         written = f"%0{max(len(first), len(last)) if padded else 0}d"
-        return [_Values(*_numbers(int(first), int(last), step), written)]
+        return [_values(*_numbers(int(first), int(last), step), written)]
     if letters := _LETTERS.fullmatch(text):
         first, last, step = letters.groups()
         places, count = _numbers(_ALPHABET.index(first), _ALPHABET.index(last), step)
-        return [_Values([_ALPHABET[place] for place in places], count)]
+        return [_values([_ALPHABET[place] for place in places], count)]
     depth, cuts = 0, [-1]
     for token in _TOKEN.finditer(text):
         depth += (token[0] == "{") - (token[0] == "}")
         if token[0] == "," and depth == 0:
             cuts.append(token.start())
     if len(cuts) == 1:
-        return [_Values(["{"]), _parsed(text), _Values(["}"])]
+        return [_values(["{"]), _parsed(text), _values(["}"])]
     cuts.append(len(text))
-    return [_Alternatives([_parsed(text[cut + 1 : end]) for cut, end in pairwise(cuts)])]
+    return [_alternatives([_parsed(text[cut + 1 : end]) for cut, end in pairwise(cuts)])]
 
 
 def _numbers(first: int, last: int, step: str | None) -> tuple[range, int]:
