@@ -40,11 +40,7 @@ REFUSED = {
     "AIS_ENDPOINT is not set": [lambda: gopen("ais://bucket/x")],
     "names no object": [lambda: gopen("ais://bucket")],
     "WDS_NOWHERE, which is not set": [lambda: expand_urls("${NOWHERE}/a.tar")],
-    "no shards": [
-        lambda: expand_urls([]),
-        lambda: expand_urls(iter(())),
-        lambda: create_description([]),
-    ],
+    "no shards": [lambda: expand_urls([]), lambda: expand_urls(iter(())), lambda: create_description([])],
     "a.tar is given twice": [lambda: create_description(["a.tar", "a.tar"])],
     "empty name": [lambda urls=urls: expand_urls(urls) for urls in ("", "a.tar::", [""])],
     r"the braces in 'x-\{0\.\.3\.tar' do not match": [lambda: expand_urls("x-{0..3.tar")],

@@ -179,20 +179,19 @@ class CacheEntry:
                 file = open(entry.path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(file)
                 lock_open(file.fileno(), shared=True, timeout_s=0.5)  # others lock it only for a moment
                 source, size = _read_mark(entry.mark)
                 if same_file(file.fileno(), entry.path) and source in (None, self.source):
                     if os.fstat(file.fileno()).st_size >= size:
                         with contextlib.suppress(OSError):  # no mark, or another user's
                             os.utime(entry.mark)
+                        stack.pop_all()
                         return file
                     warn(f"{entry.path} is shorter than when it was fetched: it is fetched again")
                     os.unlink(entry.path)
-            except BaseException:
-                file.close()
-                raise
-            file.close()  # it was removed meanwhile: look again
+            # It was removed meanwhile: look again.
 
     def publish(self) -> None:
         """Gives the complete partial file its name, unless a file put there by hand has it."""

@@ -284,24 +284,20 @@ def join(
     claim = lock(entry.partial, create=True)
     if claim is None:
         return None
-    try:
+    with contextlib.ExitStack() as unless_it_runs:
+        unless_it_runs.callback(release, claim)
         complete = entry.open()
         if complete is not None:
             complete.close()
             os.unlink(entry.partial)
-            release(claim)
             return None
         fetch = Fetch(url, entry, options, claim)
-    except BaseException:
-        release(claim)
-        raise
-    _running[entry.partial] = fetch
-    try:
+        unless_it_runs.pop_all()
+        unless_it_runs.callback(fetch.end)  # which releases the claim, too
+        _running[entry.partial] = fetch
         reader = fetch.join(offset, whole)
         threading.Thread(target=fetch.run, name=f"fetching {entry.name}", daemon=True).start()
-    except BaseException:
-        fetch.end()
-        raise
+        unless_it_runs.pop_all()
     return reader
 
 

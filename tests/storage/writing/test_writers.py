@@ -91,11 +91,7 @@ def test_metadata_is_written_only_on_request(tmp_path):
     write_all(TarWriter(tmp_path / "without.tar"), [sample])
     write_all(TarWriter(tmp_path / "with.tar", keep_meta=True), [sample])
     assert contents_of(tmp_path / "without.tar") == [("a.txt", b"1")]
-    assert contents_of(tmp_path / "with.tar") == [
-        ("a.__url__", b"x.tar"),
-        ("a._note", b"n"),
-        ("a.txt", b"1"),
-    ]
+    assert contents_of(tmp_path / "with.tar") == [("a.__url__", b"x.tar"), ("a._note", b"n"), ("a.txt", b"1")]
 
 
 @pytest.mark.parametrize(
