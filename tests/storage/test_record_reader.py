@@ -60,11 +60,6 @@ def test_a_file_that_ends_inside_a_record_is_an_error_behind_the_whole_ones(valu
                 assert record == value
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_empty_file_has_no_records(format):
-    assert list(FORMATS[format][1](io.BytesIO(), "x")) == []
-
-
 @pytest.mark.parametrize(("format", "garbage"), [("cbor", b"\x1c"), ("msgpack", b"\xc1")])
 def test_damage_names_file_and_offset(format, garbage):
     dump, read = FORMATS[format]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -134,18 +133,19 @@ def retrying(step: Callable[[], T], retries: Retries) -> T:
     An error of a stream that has done so is raised at once, and so is ``FileNotFoundError``.
     """
     deadline = time.monotonic() + retries.within_s
-    for failures in itertools.count(1):
+    failures = 0
+    while True:
         try:
             return step()
         except FileNotFoundError:
             raise
         except OSError as error:
+            failures += 1
             pause_s = retries.pause_s(failures)
             is_last = failures == retries.tries or time.monotonic() + pause_s >= deadline
             if is_last or isinstance(error.__cause__, Interrupted):
                 raise
         time.sleep(pause_s)
-    raise AssertionError
 
 
 class NoRanges(StreamError):

@@ -135,14 +135,6 @@ def test_a_fork_that_exits_writes_nothing(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"data"
 
 
-def test_a_failure_to_publish_leaves_nothing(tmp_path):
-    pending = PendingFile(str(tmp_path / "x"))
-    (tmp_path / "x").mkdir()
-    with pytest.raises(IsADirectoryError):
-        pending.publish()
-    assert os.listdir(tmp_path) == ["x"]
-
-
 @pytest.mark.parametrize("name", ["x" * 237, "x" * 255, "é" * 127, "é" * 118 + "x"])
 def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
     pending = PendingFile(str(tmp_path / name))

@@ -80,12 +80,6 @@ def test_webdataset_reads_every_sample_as_it_was_written(tmp_path_factory, keys,
 # ------------------------------------------------------------------------------------------ archives
 
 
-def test_write_returns_the_bytes_of_data():
-    with TarWriter(io.BytesIO()) as sink:
-        assert sink.write({"__key__": "a", "txt": "1234", "cls": 10}) == 6
-        assert sink.dwrite(__key__="b", txt="123") == 3
-
-
 def test_metadata_is_written_only_on_request(tmp_path):
     sample = {"__key__": "a", "__url__": "x.tar", "_note": "n", "txt": "1"}
     write_all(TarWriter(tmp_path / "without.tar"), [sample])
@@ -186,12 +180,6 @@ def test_the_file_appears_at_close(tmp_path):
 def interrupted():
     yield from SAMPLES[:3]
     raise KeyboardInterrupt
-
-
-def test_an_exception_inside_with_leaves_no_file(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        write_all(TarWriter(tmp_path / "x.tar"), interrupted())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_that_is_killed_leaves_no_file_that_looks_whole(tmp_path):
