@@ -9,7 +9,7 @@ from mpwds.errors import SecurityError
 from mpwds.pipeline.sources.specs import load_spec
 from mpwds.storage.streams.gopen import gopen, open_at
 from mpwds.storage.streams.patterns import check_url
-from mpwds.storage.streams.urls import enforce_security, refuse_in_secure_mode, security_enforced
+from mpwds.storage.streams.urls import enforce_security, security_enforced
 
 
 @pytest.fixture
@@ -64,14 +64,6 @@ def test_web_servers_and_standard_streams_are_not_refused(secure, web):
     with gopen(web.url()) as stream:
         assert stream.read() == b"content"
     assert gopen("-", "wb") is sys.stdout.buffer
-
-
-def test_what_is_refused_is_said_only_in_secure_mode(monkeypatch):
-    monkeypatch.setenv("WDS_SECURE", "0")
-    refuse_in_secure_mode("pickles may not be read")
-    monkeypatch.setenv("WDS_SECURE", "1")
-    with pytest.raises(SecurityError, match="^pickles may not be read in secure mode"):
-        refuse_in_secure_mode("pickles may not be read")
 
 
 @pytest.mark.parametrize(

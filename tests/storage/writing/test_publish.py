@@ -345,25 +345,6 @@ def test_what_killed_writers_left_of_a_series_is_removed_and_nothing_else(tmp_pa
     written.discard()
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_file_is_renamed_once_and_to_a_free_name_alone(tmp_path, monkeypatch, has_links):
-    old, new = tmp_path / "old", tmp_path / "new"
-
-    def refuse(*_, **__):
-        raise OSError(errno.EPERM, "no hard links here")
-
-    if not has_links:
-        monkeypatch.setattr(os, "link", refuse)
-    old.write_bytes(b"a")
-    new.write_bytes(b"b")
-    with pytest.raises(FileExistsError):
-        rename_to_free(str(old), str(new))
-    assert (old.read_bytes(), new.read_bytes()) == (b"a", b"b")
-    new.unlink()
-    rename_to_free(str(old), str(new))
-    assert (old.exists(), new.read_bytes()) == (False, b"a")
-
-
 def test_a_renaming_that_was_cut_off_is_ended_by_the_next(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_bytes(b"a")
