@@ -80,24 +80,24 @@ class Names(Sequence[str]):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of a pattern: the number of its names, whether one of them may be empty, and each by number."""
+class _Fragment:
+    """A fragment of a pattern: the number of its names, whether one may be empty, and each by number."""
 
     count: int  # len() fails beyond 2**63
     may_be_empty: bool
     name: Callable[[int], str]
 
 
-def _values(values: Sequence[object], count: int = 1, written: str = "%s") -> _Part:
+def _values(values: Sequence[object], count: int = 1, written: str = "%s") -> _Fragment:
     """Written values: a text, letters, or numbers."""
 
     def name(number: int) -> str:
         return written % values[number]
 
-    return _Part(count, not name(0), name)
+    return _Fragment(count, not name(0), name)
 
 
-def _combinations(parts: Sequence[_Part]) -> _Part:
+def _combinations(parts: Sequence[_Fragment]) -> _Fragment:
     """A name for each combination of the parts' names, of which the last part's change first."""
 
     def name(number: int) -> str:
@@ -107,10 +107,10 @@ def _combinations(parts: Sequence[_Part]) -> _Part:
             names.append(part.name(own))
         return _ESCAPED.sub(r"\1", "".join(reversed(names)))
 
-    return _Part(math.prod(part.count for part in parts), all(part.may_be_empty for part in parts), name)
+    return _Fragment(math.prod(part.count for part in parts), all(part.may_be_empty for part in parts), name)
 
 
-def _alternatives(parts: Sequence[_Part]) -> _Part:
+def _alternatives(parts: Sequence[_Fragment]) -> _Fragment:
     """The names of one part, and then those of the next."""
     starts = [0, *accumulate(part.count for part in parts)]
 
@@ -118,11 +118,11 @@ def _alternatives(parts: Sequence[_Part]) -> _Part:
         at = bisect_right(starts, number) - 1
         return parts[at].name(number - starts[at])
 
-    return _Part(starts[-1], any(part.may_be_empty for part in parts), name)
+    return _Fragment(starts[-1], any(part.may_be_empty for part in parts), name)
 
 
-def _parsed(pattern: str) -> _Part:
-    parts: list[_Part] = []
+def _parsed(pattern: str) -> _Fragment:
+    parts: list[_Fragment] = []
     depth = start = 0
     for token in _TOKEN.finditer(pattern):
         if token[0] == "{":
@@ -140,7 +140,7 @@ def _parsed(pattern: str) -> _Part:
     return _combinations([*parts, _values([pattern[start:]])])
 
 
-def _in_braces(text: str) -> list[_Part]:
+def _in_braces(text: str) -> list[_Fragment]:
     if numbers := _NUMBERS.fullmatch(text):
         first, last, step = numbers.groups()
         padded = any(re.match("-?0.", end) for end in (first, last))
