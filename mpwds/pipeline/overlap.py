@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future
+from types import CoroutineType
 from typing import Any
 
 from mpwds.pipeline.error_context import is_async
@@ -88,6 +89,13 @@ class Overlapped(WrappedStream[Any]):
 
     def call(self, function: Callable[[Any], Any], address: Address, element: Any) -> Any:
         """The result for the element that was yielded last, or one that is made again."""
+        result = self._called(address, element)
+        if isinstance(result, CoroutineType):
+            result.close()
+            raise TypeError("it returned a coroutine, and nobody awaits it: pass the async function itself")
+        return result
+
+    def _called(self, address: Address, element: Any) -> Any:
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun.result()

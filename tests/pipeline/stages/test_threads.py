@@ -95,6 +95,14 @@ def test_map_alone_takes_an_async_function(add):
         add(mpwds.DataPipeline([{"x": b""}]), f)
 
 
+def test_a_coroutine_that_nobody_awaits_is_an_error():
+    async def f(element):
+        return element
+
+    with pytest.raises(TypeError, match="it returned a coroutine.*pass the async function itself"):
+        list(mpwds.DataPipeline(range(3)).map(lambda element: f(element), threads=2))
+
+
 def test_samples_and_fields_are_decoded_by_several_threads_at_a_time():
     barrier = threading.Barrier(3)
 
