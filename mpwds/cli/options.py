@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import typer
+from typer import Argument, BadParameter, Option
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def parse_size(text: str | int) -> int:
         step = 1024 if match[3] else 1000
         size = int(float(match[1]) * step ** " kmgt".index(match[2].lower() or " "))
     if size < 1:
-        raise typer.BadParameter(f"{text!r} is no size: write a number of bytes, such as 500MB or 1GiB")
+        raise BadParameter(f"{text!r} is no size: write a number of bytes, such as 500MB or 1GiB")
     return size
 
 
@@ -59,21 +59,21 @@ def parse_part(text: str) -> Part:
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")
+        raise BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")
     index, count = int(match[1]), int(match[2])
     if index >= count:
         parts = f"parts of {count} are 0/{count} to {count - 1}/{count}" if count else "a job has a part"
-        raise typer.BadParameter(f"{text!r} is no part: {parts}")
+        raise BadParameter(f"{text!r} is no part: {parts}")
     return Part(index, count)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Json = Annotated[bool, Option("--json", help="Write JSON, for programs.")]
+Force = Annotated[bool, Option("--force", help="Replace files that exist.")]
 
 # Of commands that read samples.
 Shards = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="SHARDS",
         help="Tar shards, descriptions (.json) or MDS datasets: paths, URLs, train-{000..131}.tar; - for "
         "standard input.",
@@ -87,19 +87,17 @@ class Chosen:
 
     key: Annotated[
         list[str] | None,
-        typer.Option(
-            "--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."
-        ),
+        Option("--key", "-k", metavar="GLOB", help="Only samples with such a key, as 'n01/*'; repeatable."),
     ] = None
     number: Annotated[
         str,
-        typer.Option(
+        Option(
             "--number", "-n", metavar="RANGES", help="Only samples with these numbers, as 10:20 or 3,7,90:."
         ),
     ] = ""
     where: Annotated[
         str,
-        typer.Option(
+        Option(
             "--where",
             "-w",
             metavar="EXPRESSION",
@@ -107,14 +105,12 @@ class Chosen:
         ),
     ] = ""
     fields: Annotated[
-        str, typer.Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
+        str, Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
     ] = ""
 
 
-Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many samples.")]
-Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")
-]
+Limit = Annotated[int | None, Option("--limit", min=0, metavar="N", help="At most so many samples.")]
+Jobs = Annotated[int, Option("--jobs", "-j", min=1, metavar="N", help="Shards to read at the same time.")]
 
 
 class Duplicates(str, Enum):
@@ -131,14 +127,14 @@ class Duplicates(str, Enum):
 
 TarShards = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="SHARDS",
         help="Paths, URLs, in-{000..099}.tar, or descriptions (.json); - for standard input.",
     ),
 ]
 Output = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="OUTPUT", help="A path or URL, a series such as out-%06d.tar, or - for standard output."
     ),
 ]
@@ -150,20 +146,16 @@ class Resharding:
 
     shards: TarShards
     output: Output
-    maxcount: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most samples in a shard.")] = (
-        None
-    )
+    maxcount: Annotated[int | None, Option(min=1, metavar="N", help="The most samples in a shard.")] = None
     maxsize: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="SIZE", parser=parse_size, help="The most bytes of a shard's tar archive, such as 500MB."
         ),
     ] = None
     duplicates: Annotated[
         Duplicates,
-        typer.Option(
-            help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."
-        ),
+        Option(help="What to do about a key that occurs twice in a shard: stop, write KEY-1, or leave it."),
     ] = Duplicates.error
     force: Force = False
     as_json: Json = False
@@ -177,7 +169,7 @@ class ShardByShard:
     output: Output
     jobs: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "-j",
             "--jobs",
             min=1,
@@ -188,13 +180,13 @@ class ShardByShard:
     ] = None
     on_error: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="stop|skip|FILE.jsonl",
             help="At a sample that fails: stop; skip it with a warning; or skip it and list it in a file.",
         ),
     ] = "stop"
     journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
+        Path | None, Option(metavar="FILE", help="Notes what was begun; by default beside the output.")
     ] = None
     force: Force = False
     as_json: Json = False
@@ -212,7 +204,7 @@ class Spilling:
 
     memory: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="SIZE",
             parser=parse_size,
             show_default="1GB",
@@ -220,8 +212,7 @@ class Spilling:
         ),
     ] = 10**9
     tmp: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Where to make temporary files; by default beside the output."),
+        str | None, Option(metavar="DIR", help="Where to make temporary files; by default beside the output.")
     ] = None
 
 
@@ -231,14 +222,14 @@ class Distributed:
 
     part: Annotated[
         Part | None,
-        typer.Option(
+        Option(
             metavar="I/N",
             parser=parse_part,
             help="Write every N-th shard, from number I on (0 to N-1); other processes write the others.",
         ),
     ] = None
     on: Annotated[
-        Engine | None, typer.Option(metavar="ray", help="Write the shards on the machines of a Ray cluster.")
+        Engine | None, Option(metavar="ray", help="Write the shards on the machines of a Ray cluster.")
     ] = None
 
     def own(self, items: Sequence[T]) -> Sequence[T]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import noted
@@ -25,19 +25,17 @@ _GAIN = 1.1
 def bench(
     source: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="FILE.py:NAME, a dataset that MultiLoader takes; or tar shards, or a description of them.",
         ),
     ],
     workers: Annotated[
         list[int] | None,
-        typer.Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4, ... processors."),
+        Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4, ... processors."),
     ] = None,
-    seconds: Annotated[float, typer.Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
-    start_method: Annotated[
-        str | None, typer.Option(help="forkserver, spawn or fork; as MultiLoader's.")
-    ] = None,
+    seconds: Annotated[float, Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
+    start_method: Annotated[str | None, Option(help="forkserver, spawn or fork; as MultiLoader's.")] = None,
     as_json: Json = False,
 ) -> int:
     """Measure how fast a dataset can feed this machine, and what bounds it.
@@ -99,12 +97,12 @@ def _names_an_object(source: str) -> bool:
 def _refuse_other_things(sources: Sequence[str]) -> None:
     for source in sources:
         if names_servers(source):
-            raise typer.BadParameter(
+            raise BadParameter(
                 f"{source} names feed servers: mpwds monitor shows what these do; bench measures datasets "
                 "(FILE.py:NAME) and shards (.tar, .json)"
             )
         if source.endswith(".py"):
-            raise typer.BadParameter(f"{source}: name a dataset in it, {source}:NAME")
+            raise BadParameter(f"{source}: name a dataset in it, {source}:NAME")
 
 
 def _usual_counts() -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.jobs import add_up, noted
@@ -44,44 +44,40 @@ _FORMATS = "tar, mds (version 2), mds1 (composer's), msgpack or cbor"
 def convert(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -.",
         ),
     ],
     destination: Annotated[
         str,
-        typer.Argument(
-            metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."
-        ),
+        Argument(metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."),
     ],
     over: Distributed,
-    from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
+    from_: Annotated[str, Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS.")
+        str, Option("--to", metavar="FORMAT", help="Of OUTPUT; a folder gets mds, or tar from MDS.")
     ] = "",
     columns: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME:TARGET,...",
             help="What to take, and the encodings of MDS columns (jpg:jpeg,cls:int) or the fields of other "
             "formats (image:jpg, id:__key__); label=cls:int renames.",
         ),
     ] = "",
-    keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
+    keys: Annotated[bool, Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
     maxcount: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", show_default="10000", help="Samples in a shard, at most; not of MDS."
-        ),
+        Option(min=1, metavar="N", show_default="10000", help="Samples in a shard, at most; not of MDS."),
     ] = None,
     maxsize: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
+        str, Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")
     ] = "",
     compression: Annotated[
-        str, typer.Option(metavar="KIND", help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")
+        str, Option(metavar="KIND", help="Of MDS shards: zstd:7, gz, br, bz2, snappy.")
     ] = "",
-    hashes: Annotated[str, typer.Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
+    hashes: Annotated[str, Option(metavar="NAME,...", help="In an MDS index: sha1,xxh64.")] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -104,7 +100,7 @@ def convert(
     kind, in_columns = target.name, bool(target.indexes)
     if in_columns:
         if maxcount:
-            raise typer.BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
+            raise BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
     else:
         refuse_limits(where, maxcount or maxsize)
         refuse_inside(source, where)
@@ -260,7 +256,7 @@ def _named(option: str, name: str) -> Format:
     try:
         return format_named(name)
     except ValueError as error:
-        raise typer.BadParameter(f"{option} {name}: {error}") from None
+        raise BadParameter(f"{option} {name}: {error}") from None
 
 
 def _target(destination: str, name: str, source: Format) -> tuple[Format, str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.jobs import noted, run_jobs
@@ -53,7 +53,7 @@ _MOST_SAMPLES = 10_000
 def create(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="A folder of files, a list (.csv .tsv .jsonl .parquet .arrow), the folder of a Hugging Face "
             "or MDS dataset, or - for a list on standard input.",
@@ -61,7 +61,7 @@ def create(
     ],
     output: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="OUTPUT",
             help="Shards such as out-%06d.tar or %s-%06d.tar (for splits), a folder for them, x.tar, or -.",
         ),
@@ -69,7 +69,7 @@ def create(
     over: Distributed,
     kind: Annotated[
         str,
-        typer.Option(
+        Option(
             "--from",
             metavar="KIND",
             help="What SOURCE is: classes or groups (a folder), files (names, one a line), csv, jsonl, ...",
@@ -77,37 +77,33 @@ def create(
     ] = "",
     columns: Annotated[
         str,
-        typer.Option(
-            metavar="COLUMN:FIELD,...", help="Fields of a list's columns: image:jpg,label:cls,*:json."
-        ),
+        Option(metavar="COLUMN:FIELD,...", help="Fields of a list's columns: image:jpg,label:cls,*:json."),
     ] = "",
-    key: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the samples' keys.")] = "",
+    key: Annotated[str, Option(metavar="COLUMN", help="The column with the samples' keys.")] = "",
     root: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where names of files in a list start: its folder.")
+        str | None, Option(metavar="DIR", help="Where names of files in a list start: its folder.")
     ] = None,
-    split: Annotated[str, typer.Option(metavar="NAME", help="Take only this split of SOURCE.")] = "",
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Put all samples in random order.")] = False,
-    seed: Annotated[int, typer.Option(help="Determines the order, and what --train takes.")] = 0,
+    split: Annotated[str, Option(metavar="NAME", help="Take only this split of SOURCE.")] = "",
+    shuffle: Annotated[bool, Option("--shuffle", help="Put all samples in random order.")] = False,
+    seed: Annotated[int, Option(help="Determines the order, and what --train takes.")] = 0,
     train: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
+        Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
     ] = None,
-    maxcount: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples in a shard, at most.")
-    ] = None,
+    maxcount: Annotated[int | None, Option(min=1, metavar="N", help="Samples in a shard, at most.")] = None,
     maxsize: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="SIZE",
             show_default="about 100MB, at least 16 shards",
             help="Bytes of a shard's tar archive, at most; of lists and MDS, about.",
         ),
     ] = "",
     jobs: Annotated[
-        int, typer.Option("-j", "--jobs", min=0, metavar="N", help="Processes; 0: one for each processor.")
+        int, Option("-j", "--jobs", min=0, metavar="N", help="Processes; 0: one for each processor.")
     ] = 0,
     index: Annotated[
-        bool, typer.Option("--index", help="Write a wids description beside the shards, too.")
+        bool, Option("--index", help="Write a wids description beside the shards, too.")
     ] = False,
     force: Force = False,
     as_json: Json = False,

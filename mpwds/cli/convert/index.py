@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.options import Force, Json
@@ -18,7 +18,7 @@ from mpwds.cli.shards import expanded, shard_urls
 from mpwds.storage.streams.gopen import gopen
 from mpwds.viewing.wording import counted, printable, size
 
-index = typer.Typer(
+index = Typer(
     name="index",
     help="Make and change descriptions of indexed datasets (wids), and look into them.",
     add_completion=False,
@@ -27,29 +27,29 @@ index = typer.Typer(
 
 _BEGINNING = 40  # characters of a field
 
-Description = Annotated[str, typer.Argument(metavar="FILE", help="Path or URL of a description.")]
-Name = Annotated[str | None, typer.Option("-n", "--name", help="The dataset's name.")]
-Base = Annotated[str | None, typer.Option("-b", "--base", metavar="URL", help="Where relative URLs start.")]
+Description = Annotated[str, Argument(metavar="FILE", help="Path or URL of a description.")]
+Name = Annotated[str | None, Option("-n", "--name", help="The dataset's name.")]
+Base = Annotated[str | None, Option("-b", "--base", metavar="URL", help="Where relative URLs start.")]
 
 
 @index.command()
 def create(
     shards: Annotated[
-        list[str], typer.Argument(metavar="SHARDS", help="Tar shards, folders of them, or - for a list.")
+        list[str], Argument(metavar="SHARDS", help="Tar shards, folders of them, or - for a list.")
     ],
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="TARGET", help="File or URL; - for standard output.")
+        str, Option("-o", "--output", metavar="TARGET", help="File or URL; - for standard output.")
     ] = ("shardindex.json"),
     name: Name = None,
     info: Annotated[
-        str | None, typer.Option("-i", "--info", metavar="FILE", help="A file with text about the dataset.")
+        str | None, Option("-i", "--info", metavar="FILE", help="A file with text about the dataset.")
     ] = None,
     base: Base = None,
     offsets: Annotated[
-        bool, typer.Option("--offsets", help="List where samples begin, so that no reader has to find out.")
+        bool, Option("--offsets", help="List where samples begin, so that no reader has to find out.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, metavar="N", help="Shards to read at a time.")
+        int | None, Option("-j", "--jobs", min=1, metavar="N", help="Shards to read at a time.")
     ] = None,
     force: Force = False,
     as_json: Json = False,
@@ -89,7 +89,7 @@ def create(
 @index.command()
 def convert(
     description: Description,
-    output: Annotated[str, typer.Argument(metavar="TARGET", help="NAME.shardindex or NAME.json.")],
+    output: Annotated[str, Argument(metavar="TARGET", help="NAME.shardindex or NAME.json.")],
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -115,35 +115,35 @@ def _report_written(output: str, shards: Sequence[Mapping[str, Any]], as_json: b
 @index.command()
 def update(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A local description; the earlier one is kept as FILE.bak.")
+        str, Argument(metavar="FILE", help="A local description; the earlier one is kept as FILE.bak.")
     ],
     name: Name = None,
-    info: Annotated[str | None, typer.Option("-i", "--info", help="Text about the dataset.")] = None,
+    info: Annotated[str | None, Option("-i", "--info", help="Text about the dataset.")] = None,
     base: Base = None,
     keep: Annotated[
-        bool | None, typer.Option("--keep/--nokeep", "-k/-K", help="Whether readers keep copies of shards.")
+        bool | None, Option("--keep/--nokeep", "-k/-K", help="Whether readers keep copies of shards.")
     ] = None,
     directory: Annotated[
-        str | None, typer.Option("-d", "--dir", metavar="DIR", help="Replaces the folder of each shard.")
+        str | None, Option("-d", "--dir", metavar="DIR", help="Replaces the folder of each shard.")
     ] = None,
-    nodir: Annotated[bool, typer.Option("-D", "--nodir", help="Leave the shards' names alone.")] = False,
+    nodir: Annotated[bool, Option("-D", "--nodir", help="Leave the shards' names alone.")] = False,
     rebase: Annotated[
-        bool, typer.Option("-B", "--rebase", help="Make the folder that all shards are in the base.")
+        bool, Option("-B", "--rebase", help="Make the folder that all shards are in the base.")
     ] = False,
 ) -> None:
     """Change a description: its name, text, base, or the folders of its shards."""
     from mpwds.storage.indexed.describing import update_description
 
     if nodir and directory is not None:
-        raise typer.BadParameter("--dir names a folder, and --nodir none: give one of them")
+        raise BadParameter("--dir names a folder, and --nodir none: give one of them")
     directory = "" if nodir else directory
     update_description(file, name=name, info=info, base=base, keep=keep, directory=directory, rebase=rebase)
 
 
 @index.command()
 def info(
-    descriptions: Annotated[list[str], typer.Argument(metavar="FILE", help="Descriptions.")],
-    in_lines: Annotated[bool, typer.Option("-t", "--table", help="One line for each.")] = False,
+    descriptions: Annotated[list[str], Argument(metavar="FILE", help="Descriptions.")],
+    in_lines: Annotated[bool, Option("-t", "--table", help="One line for each.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what descriptions say: shards, samples and sizes, with those of the datasets they refer to."""
@@ -185,9 +185,9 @@ def info(
 @index.command()
 def sample(
     description: Description,
-    number: Annotated[int, typer.Argument(metavar="N", help="Number of the sample, from 0.")] = 0,
+    number: Annotated[int, Argument(metavar="N", help="Number of the sample, from 0.")] = 0,
     cat: Annotated[
-        str | None, typer.Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes.")
+        str | None, Option("-c", "--cat", metavar="FIELD", help="Write this field's bytes.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -197,12 +197,12 @@ def sample(
     with tempfile.TemporaryDirectory(prefix="mpwds-index-") as copies:
         dataset = IndexedDataset(description, cache_dir=copies)
         if not 0 <= number < len(dataset):
-            raise typer.BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
+            raise BadParameter(f"there is no sample {number}: the dataset has {len(dataset):,}")
         found = dataset[number]
     if cat is not None:
         field = cat.removeprefix(".")
         if field not in found:
-            raise typer.BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
+            raise BadParameter(f"--cat {cat}: the sample has {', '.join(found)}")
         sys.stdout.buffer.write(found[field])
         return
     if as_json:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import typer
+from typer import BadParameter, Option
 
 from mpwds.cli.shards import expanded
 from mpwds.viewing.wording import counted
@@ -37,7 +37,7 @@ dataset = digits_task(default_cache_dir().absolute()).train
 
 Size = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=_SMALLEST_SIZE,
         max=_LARGEST_SIZE,
         metavar="PIXELS",
@@ -49,29 +49,28 @@ Size = Annotated[
 def demo(
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Shards to train on: 'DIR/{000..009}.tar', or several."),
+        Option(metavar="PATTERN", help="Shards to train on: 'DIR/{000..009}.tar', or several."),
     ] = None,
     test: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Shards with the held-out samples.")
+        list[str] | None, Option(metavar="PATTERN", help="Shards with the held-out samples.")
     ] = None,
     size: Size = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N")] = 12,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Worker processes.")] = 2,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N")] = 64,
-    lr: Annotated[float, typer.Option(min=0, metavar="RATE", help="Learning rate.")] = 3e-3,
+    epochs: Annotated[int, Option(min=1, metavar="N")] = 12,
+    workers: Annotated[int, Option(min=0, metavar="N", help="Worker processes.")] = 2,
+    batch_size: Annotated[int, Option(min=1, metavar="N")] = 64,
+    lr: Annotated[float, Option(min=0, metavar="RATE", help="Learning rate.")] = 3e-3,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Folder for the digits: mpwds/digits in $XDG_CACHE_HOME or ~/.cache unless given.",
         ),
     ] = None,
     remote: Annotated[
-        bool, typer.Option("--remote", help="Train from two servers, of which one is killed half way.")
+        bool, Option("--remote", help="Train from two servers, of which one is killed half way.")
     ] = False,
     cluster: Annotated[
-        bool,
-        typer.Option("--cluster", help="Train from servers on two nodes of Ray, of which one is killed."),
+        bool, Option("--cluster", help="Train from servers on two nodes of Ray, of which one is killed.")
     ] = False,
 ) -> int:
     """Train a small network from tar shards, on handwritten digits or your own images.
@@ -83,15 +82,15 @@ def demo(
     number in cls. About one sample in ten is held out, unless --test says where the held-out ones are.
     """
     if math.isnan(lr):
-        raise typer.BadParameter("--lr: expected a number from 0, got nan")
+        raise BadParameter("--lr: expected a number from 0, got nan")
     if not data and (test or size is not None):
-        raise typer.BadParameter("--test and --size are for your own shards: name these with --data")
+        raise BadParameter("--test and --size are for your own shards: name these with --data")
     if data and cache_dir is not None:
-        raise typer.BadParameter("--cache-dir is for the digits, which --data replaces")
+        raise BadParameter("--cache-dir is for the digits, which --data replaces")
     if remote or cluster:
         if data or cache_dir is not None:
             option = "--cluster" if cluster else "--remote"
-            raise typer.BadParameter(f"{option} serves the digits in their usual folder")
+            raise BadParameter(f"{option} serves the digits in their usual folder")
         return _train_remotely(epochs, lr, _two_nodes if cluster else _two_servers)
     began_s = time.perf_counter()
     from mpwds.cli.demo import training

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
+from typer import Argument, Option
 
 from mpwds.cli.options import Json
 from mpwds.errors import MpwdsError
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 Urls = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="URL",
         help="Feed servers, such as tcp://cpu{1..4}:7880, ipc:///run/feed or file:servers.txt; or "
         "tensorcom's zsub://host:port.",
     ),
 ]
 Keys = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the keys, which servers on other machines need.")
+    Path | None, Option(metavar="DIR", help="Folder of the keys, which servers on other machines need.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to other machines without keys.")]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a batch.")]
+Insecure = Annotated[bool, Option("--insecure", help="Connect to other machines without keys.")]
+Timeout = Annotated[float, Option(min=0, metavar="SECONDS", help="How long to wait for a batch.")]
 
 
 def monitor(
     urls: Urls,
-    once: Annotated[bool, typer.Option("--once", help="Print one reading, and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Print one reading, and end.")] = False,
     as_json: Json = False,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Between readings.")] = 1.0,
+    interval: Annotated[float, Option(min=0.1, metavar="SECONDS", help="Between readings.")] = 1.0,
     keys: Keys = None,
     insecure: Insecure = False,
 ) -> None:
@@ -96,7 +96,7 @@ def _print_next(source: StatusSource, interval_s: float, as_json: bool) -> None:
 
 def stat(
     urls: Urls,
-    batches: Annotated[int, typer.Option("-n", "--batches", min=1, help="Batches to look at.")] = 10,
+    batches: Annotated[int, Option("-n", "--batches", min=1, help="Batches to look at.")] = 10,
     as_json: Json = False,
     timeout: Timeout = 30.0,
     keys: Keys = None,
@@ -128,11 +128,9 @@ def stat(
 
 
 def keygen(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for the keys, made if it is missing.")
-    ],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder for the keys, made if it is missing.")],
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make the keys of one more client, client-NAME.")
+        str | None, Option(metavar="NAME", help="Make the keys of one more client, client-NAME.")
     ] = None,
 ) -> None:
     """Make the keys that servers and their clients need. Keys that exist are kept.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Context, Option
 
 from mpwds.cli.feed.commands import Keys
 from mpwds.cli.shards import load_dataset
@@ -32,7 +32,7 @@ _NORMALISED: dict[str, Any] = {
 }
 
 Source = Annotated[
-    str | None, typer.Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
+    str | None, Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
 ]
 
 
@@ -53,7 +53,7 @@ def parse_address(text: str) -> HttpAddress:
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise typer.BadParameter(f"{text!r} is no [HOST:]PORT: a port is a number up to 65535")
+        raise BadParameter(f"{text!r} is no [HOST:]PORT: a port is a number up to 65535")
     return HttpAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
@@ -63,58 +63,56 @@ class Serving:
 
     bind: Annotated[
         str,
-        typer.Option(
-            metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."
-        ),
+        Option(metavar="URL", help="Where to serve: tcp://HOST:PORT (HOST 0.0.0.0 is all) or ipc://PATH."),
     ] = "tcp://127.0.0.1:7880"
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4
+    workers: Annotated[int, Option(min=1, help="Worker processes.")] = 4
     keys: Keys = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without keys: everybody can read.")
+        bool, Option("--insecure", help="Serve other machines without keys: everybody can read.")
     ] = False
-    prefetch: Annotated[int, typer.Option(min=1, help="Batches that each worker makes ahead.")] = 2
-    start_method: Annotated[str, typer.Option(help="forkserver, spawn or fork.")] = "forkserver"
-    max_clients: Annotated[int | None, typer.Option(min=1, help="Most trainers, or groups, at once.")] = None
+    prefetch: Annotated[int, Option(min=1, help="Batches that each worker makes ahead.")] = 2
+    start_method: Annotated[str, Option(help="forkserver, spawn or fork.")] = "forkserver"
+    max_clients: Annotated[int | None, Option(min=1, help="Most trainers, or groups, at once.")] = None
     workers_per_client: Annotated[
-        int | None, typer.Option(min=1, help="Workers of a trainer that asks for no number.")
+        int | None, Option(min=1, help="Workers of a trainer that asks for no number.")
     ] = None
     client_timeout: Annotated[
-        float, typer.Option(min=2, metavar="SECONDS", help="Silence after which a trainer is gone.")
+        float, Option(min=2, metavar="SECONDS", help="Silence after which a trainer is gone.")
     ] = 10.0
 
 
 def serve(
-    context: typer.Context,
+    context: Context,
     to: Serving,
     source: Source = None,
     no_shared_memory: Annotated[
-        bool, typer.Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
+        bool, Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,
     metrics: Annotated[
         HttpAddress | None,
-        typer.Option(
+        Option(
             metavar="[HOST:]PORT",
             parser=parse_address,
             help="Hand figures to Prometheus on this port of 127.0.0.1, or of another HOST with a token.",
         ),
     ] = None,
     metrics_token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Holds the token that Prometheus sends.")
+        Path | None, Option(metavar="FILE", help="Holds the token that Prometheus sends.")
     ] = None,
     images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Serve images: DIR/CLASS/NAME.jpg, augmented.")
+        Path | None, Option(metavar="DIR", help="Serve images: DIR/CLASS/NAME.jpg, augmented.")
     ] = None,
     shards: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="Serve images (jpg, png) and cls of tar shards.")
+        list[str] | None, Option(metavar="URL", help="Serve images (jpg, png) and cls of tar shards.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="For --images and --shards.")] = 64,
-    size: Annotated[int, typer.Option(min=1, help="Width and height of these images.")] = 224,
+    batch_size: Annotated[int, Option(min=1, help="For --images and --shards.")] = 64,
+    size: Annotated[int, Option(min=1, help="Width and height of these images.")] = 224,
     tensorcom: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Send plain tensorcom (zpush://HOST:PORT) in place of serving."),
+        Option(metavar="URL", help="Send plain tensorcom (zpush://HOST:PORT) in place of serving."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs that --tensorcom sends; by default it does not end.")
+        int | None, Option(min=1, help="Epochs that --tensorcom sends; by default it does not end.")
     ] = None,
 ) -> None:
     """Serve a dataset to trainers: workers decode and augment here, RemoteLoader receives there.
@@ -183,18 +181,18 @@ def _token(metrics: HttpAddress | None, path: Path | None) -> str | None:
     return None
 
 
-def _refuse(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+def _refuse(context: Context, names: tuple[str, ...], why: str) -> None:
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name.replace('_', '-')} {why}")
+            raise BadParameter(f"--{name.replace('_', '-')} {why}")
 
 
 def _dataset(
     source: str | None, images: Path | None, shards: list[str] | None, size: int, batch_size: int
 ) -> Any:
     if sum(given is not None for given in (source, images, shards or None)) != 1:
-        raise typer.BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
+        raise BadParameter("say what to serve: either FILE.py:NAME, --images DIR or --shards URL")
     if source is not None:
         return load_dataset(source)
     if images is not None:

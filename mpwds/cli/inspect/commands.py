@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-import typer
+from typer import BadParameter, Option
 
 from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, report, table
@@ -31,33 +31,27 @@ _MOST_SHARDS = 20
 _MOST_KEYS = 8  # in a cell
 
 Decode = Annotated[
-    bool,
-    typer.Option("--decode", help="Decode fields too: images, sound, video, text, numbers, json, arrays."),
+    bool, Option("--decode", help="Decode fields too: images, sound, video, text, numbers, json, arrays.")
 ]
 Target = Annotated[
     str,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         metavar="TARGET",
         help="A folder for the copies; of a single shard, a file x.tar or -.",
     ),
 ]
-InPlace = Annotated[
-    bool, typer.Option("--in-place", help="Replace damaged shards; they are kept as NAME.damaged.")
-]
+InPlace = Annotated[bool, Option("--in-place", help="Replace damaged shards; they are kept as NAME.damaged.")]
 KeepIncomplete = Annotated[
-    bool,
-    typer.Option("--keep-incomplete", help="Keep samples that lack a field which nearly all others have."),
+    bool, Option("--keep-incomplete", help="Keep samples that lack a field which nearly all others have.")
 ]
 
 
 def ls(
     shards: Shards,
     chosen: Chosen,
-    long: Annotated[
-        bool, typer.Option("--long", "-l", help="A line for each field: offset, bytes, name.")
-    ] = False,
+    long: Annotated[bool, Option("--long", "-l", help="A line for each field: offset, bytes, name.")] = False,
     limit: Limit = None,
     as_json: Json = False,
 ) -> int:
@@ -109,13 +103,13 @@ def cat(
     shards: Shards,
     chosen: Chosen,
     limit: Limit = None,
-    lines: Annotated[bool, typer.Option("--lines", help="End each field with a newline.")] = False,
+    lines: Annotated[bool, Option("--lines", help="End each field with a newline.")] = False,
     as_json: Json = False,
     tar: Annotated[
-        bool, typer.Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")
+        bool, Option("--tar", help="Write a tar shard of the samples, to a pipe or a file.")
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--shards", help="Join whole shards into one, as `mpwds merge SHARDS... -` does.")
+        bool, Option("--shards", help="Join whole shards into one, as `mpwds merge SHARDS... -` does.")
     ] = False,
 ) -> int:
     """Write fields of shards to standard output, one after the other, as they are stored.
@@ -125,10 +119,10 @@ def cat(
     named on standard error; the exit status is 1 then.
     """
     if as_json + tar + lines + whole > 1:
-        raise typer.BadParameter("--json, --tar, --lines and --shards exclude each other")
+        raise BadParameter("--json, --tar, --lines and --shards exclude each other")
     if whole:
         if any(vars(chosen).values()) or limit is not None:
-            raise typer.BadParameter("--shards joins whole shards: choose samples and fields with --tar")
+            raise BadParameter("--shards joins whole shards: choose samples and fields with --tar")
         return Invocation().run(["merge", "--", *shards, "-"])
     from mpwds.cli.inspect.describing import as_json_value
     from mpwds.cli.inspect.selection import SampleSelection
@@ -203,9 +197,7 @@ def info(
     shards: Shards,
     shapes: Annotated[
         bool,
-        typer.Option(
-            "--shapes", help=f"Look into every sample for kinds and shapes, not {_LOOKS} of each shard."
-        ),
+        Option("--shapes", help=f"Look into every sample for kinds and shapes, not {_LOOKS} of each shard."),
     ] = False,
     jobs: Jobs = 1,
     as_json: Json = False,
@@ -309,21 +301,19 @@ def repair(
     without damage. Shards are read twice. The exit status is 1 if a shard could not be read at all.
     """
     if bool(output) == in_place:
-        raise typer.BadParameter(
-            "say where the copies go with --output, or replace damaged shards with --in-place"
-        )
+        raise BadParameter("say where the copies go with --output, or replace damaged shards with --in-place")
     if "-" in shards and (in_place or shards[1:] or not is_file(output)):
-        raise typer.BadParameter("standard input is one shard, whose copy needs a name: -o x.tar, or -o -")
+        raise BadParameter("standard input is one shard, whose copy needs a name: -o x.tar, or -o -")
     from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
     from mpwds.cli.inspect.shards import TarShard, shards_of
 
     with ExitStack() as stack:
         given = shards_of([_saved(stack) if url == "-" else url for url in shards])
         if not all(isinstance(shard, TarShard) for shard in given):
-            raise typer.BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
+            raise BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
         names = [shard.name for shard in given]
         if in_place and not all(map(is_local, names)):
-            raise typer.BadParameter("--in-place is for local shards: say --output for those at URLs")
+            raise BadParameter("--in-place is for local shards: say --output for those at URLs")
         targets = [""] * len(given) if in_place else _targets(output, names, force)
         for target in filter(None, targets):
             refuse_own_input(names, target)
@@ -358,11 +348,11 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     if len(names) == 1 and is_file(output):
         targets = [output]
     elif output == "-":
-        raise typer.BadParameter("standard output takes one copy: name a folder for those of several shards")
+        raise BadParameter("standard output takes one copy: name a folder for those of several shards")
     else:
         targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]
         if len({*targets}) < len(targets):
-            raise typer.BadParameter("two shards have the same name: repair them one by one")
+            raise BadParameter("two shards have the same name: repair them one by one")
     refuse_existing(targets, force)
     make_folders(targets)
     return targets

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.options import Chosen, Force, Json, Limit, Shards
@@ -19,7 +19,7 @@ from mpwds.viewing.wording import counted
 def extract(
     shards: Shards,
     chosen: Chosen,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
+    output: Annotated[str, Option("--output", "-o", metavar="FOLDER", help="Where the files go.")],
     limit: Limit = None,
     force: Force = False,
     as_json: Json = False,

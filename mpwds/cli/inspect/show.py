@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from mpwds.cli import options
 from mpwds.cli.console import console, report, table
@@ -26,29 +26,26 @@ if TYPE_CHECKING:
 
 Urls = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="SHARDS",
         help="Shards: paths, URLs, train-{000..131}.tar, or - for standard input. Or feed servers, such as "
         "tcp://cpu{1..4}:7880, ipc:///run/feed or file:servers.txt; or tensorcom's zsub://host:port.",
     ),
 ]
-Limit = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Of shards: how many samples the histograms show.")
-]
+Limit = Annotated[int, Option(min=1, metavar="N", help="Of shards: how many samples the histograms show.")]
 
 
 def show(
     urls: Urls,
     chosen: options.Chosen,
     save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a contact sheet, as PNG, in place of showing it."),
+        Path | None, Option(metavar="FILE", help="Write a contact sheet, as PNG, in place of showing it.")
     ] = None,
     limit: Limit = 1000,
     web: Annotated[
-        bool, typer.Option("--web", help="Of a feed: serve a page that shows it, to this machine only.")
+        bool, Option("--web", help="Of a feed: serve a page that shows it, to this machine only.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes one that is free.")] = 0,
+    port: Annotated[int, Option(min=0, max=65535, help="Of the page; 0 takes one that is free.")] = 0,
     timeout: Timeout = 30.0,
     keys: Keys = None,
     insecure: Insecure = False,
@@ -60,16 +57,16 @@ def show(
     Trainers still get the batches of feed servers; those of tensorcom's zpull are lost to others.
     """
     if web and save is not None:
-        raise typer.BadParameter("--save writes one batch, and --web shows new ones: take one of them")
+        raise BadParameter("--save writes one batch, and --web shows new ones: take one of them")
     if port and not web:
-        raise typer.BadParameter("--port is for the page: add --web")
+        raise BadParameter("--port is for the page: add --web")
     from mpwds.cli.feed.tables import tensors
     from mpwds.viewing.contact_sheet import draw_sheet
 
     problems = 0
     if any(map(names_servers, urls)):
         if any(vars(chosen).values()):
-            raise typer.BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
+            raise BadParameter("--key, --number, --where and --fields are for shards, not for feeds")
         from mpwds.cli.feed.sources import open_source
 
         with contextlib.closing(open_source(urls, keys, insecure)) as source:
@@ -79,7 +76,7 @@ def show(
         figure_table = tensors(figures)
     else:
         if web:
-            raise typer.BadParameter("--web is for feeds; --save writes a contact sheet of shards")
+            raise BadParameter("--web is for feeds; --save writes a contact sheet of shards")
         from mpwds.cli.inspect.selection import SampleSelection
         from mpwds.cli.inspect.shards import shards_of
         from mpwds.cli.inspect.sheet import draw

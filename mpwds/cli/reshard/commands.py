@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.journal import resume_or_start
@@ -38,7 +38,7 @@ def split(to: Resharding) -> None:
     and are copied as they are, with names, times and modes; none is divided.
     """
     if to.maxcount is None and to.maxsize is None:
-        raise typer.BadParameter("say where to split: --maxcount 1000, --maxsize 500MB, or both")
+        raise BadParameter("say where to split: --maxcount 1000, --maxsize 500MB, or both")
     reshard(to)
 
 
@@ -55,7 +55,7 @@ def shuffle(
     to: Resharding,
     spilling: Spilling,
     over: Distributed,
-    seed: Annotated[int, typer.Option(help="Determines the order, whatever the memory.")] = 0,
+    seed: Annotated[int, Option(help="Determines the order, whatever the memory.")] = 0,
 ) -> None:
     """Shuffle all samples of shards, also of more than fit in memory.
 
@@ -93,11 +93,10 @@ def sort(
     to: Resharding,
     spilling: Spilling,
     by: Annotated[
-        str,
-        typer.Option(metavar="FIELD", help="__key__, a field such as cls, or json.score: a value in one."),
+        str, Option(metavar="FIELD", help="__key__, a field such as cls, or json.score: a value in one.")
     ] = "__key__",
-    text: Annotated[bool, typer.Option("--text", help="Compare numbers as texts, too.")] = False,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The largest first.")] = False,
+    text: Annotated[bool, Option("--text", help="Compare numbers as texts, too.")] = False,
+    reverse: Annotated[bool, Option("--reverse", help="The largest first.")] = False,
 ) -> None:
     """Sort all samples of shards by their keys or by a field, also more than fit in memory.
 
@@ -117,7 +116,7 @@ def sort(
 def proc(
     stages: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE.py:NAME",
             help="A list of stages, or a function of a dataset that adds stages to it.",
         ),
@@ -126,11 +125,9 @@ def proc(
     over: Distributed,
     repeat: Annotated[
         int,
-        typer.Option(
-            min=1, metavar="N", help="Process the shards so often, with other random numbers each time."
-        ),
+        Option(min=1, metavar="N", help="Process the shards so often, with other random numbers each time."),
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Determines the random numbers, whatever the workers.")] = 0,
+    seed: Annotated[int, Option(help="Determines the random numbers, whatever the workers.")] = 0,
 ) -> None:
     """Process shards through your pipeline: each becomes one shard of the series OUTPUT.
 

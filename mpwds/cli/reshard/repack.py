@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from mpwds.cli.console import console, table
 from mpwds.cli.options import Distributed, ShardByShard
@@ -20,14 +20,11 @@ from mpwds.viewing.wording import size
 def repack(
     to: ShardByShard,
     over: Distributed,
-    short_side: Annotated[
-        int, typer.Option(min=1, metavar="PIXELS", help="The shorter side of images.")
-    ] = 256,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of the new JPEG images.")] = 90,
-    fields: Annotated[str, typer.Option(help="Fields with JPEG images, with commas between.")] = "jpg,jpeg",
+    short_side: Annotated[int, Option(min=1, metavar="PIXELS", help="The shorter side of images.")] = 256,
+    quality: Annotated[int, Option(min=1, max=100, help="Quality of the new JPEG images.")] = 90,
+    fields: Annotated[str, Option(help="Fields with JPEG images, with commas between.")] = "jpg,jpeg",
     restart_markers: Annotated[
-        bool,
-        typer.Option("--restart-markers", help="One a row of new images, for decoders that begin anywhere."),
+        bool, Option("--restart-markers", help="One a row of new images, for decoders that begin anywhere.")
     ] = False,
 ) -> None:
     """Make the JPEG images in shards smaller, so that they take less room and time.
