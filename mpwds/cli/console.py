@@ -23,15 +23,8 @@ _SHOWN_S = 0.1
 
 
 def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
-    """Prints what a command found or did: as a line of JSON, or else as text.
-
-    NaN and infinity, which JSON does not have, are ``null`` there.
-    """
-    if as_json:
-        try:
-            text = json.dumps(values, allow_nan=False)
-        except ValueError:
-            text = json.dumps(_without_nan(values))
+    """Prints what a command did: as a line of JSON, which has ``null`` for NaN and infinity, or as text."""
+    text = json.dumps(_without_nan(values)) if as_json else text
     print(text, file=sys.stderr if to_stderr else sys.stdout)
 
 

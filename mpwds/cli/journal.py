@@ -13,26 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpwds.cli import outputs
 from mpwds.cli.options import Part
-from mpwds.cli.outputs import (
-    already_there,
-    existing,
-    make_folders,
-    refuse_own_input,
-    warn_of_older,
-    which_exist,
-)
 from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.gopen import gopen, version_at
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
-from mpwds.storage.writing.destinations import (
-    is_series,
-    open_destination,
-    parts_of_series,
-    remove_partial,
-    write_whole,
-)
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.writing import destinations
 
 _VERSIONS = 16  # requests for these at a time
 _BEGINNING = b'{\n "version"'
@@ -53,8 +40,8 @@ def resume_or_start(
     """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
     Shards get their names when they are complete and on the disk, so those that exist while there is a
-    journal are complete. It stays locked inside ``with``. At the end, standard error names older shards of
-    the same series.
+    journal are complete. It stays locked inside ``with``, and stays afterwards: the same run again finds
+    nothing to do. At the end, standard error names older shards of the same series.
 
     With a ``part``, other processes write the other parts of ``shards``. All parts, and a run of the whole,
     have the same journal, which is not locked then: two processes that do the same part write the same bytes.
@@ -63,20 +50,15 @@ def resume_or_start(
     ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. It may be
     changed if no shard was written, but not by a part, nor if one of several began it: others may be about to
     write. If each shard is made of one file, ``inputs`` names these, and a part asks for versions of its own
-    alone. ``force`` begins again, and removes the shards that exist. The ``journal``, by default beside
-    the output, stays: the same run again finds nothing to do. ``also`` are further series and files that the
-    run writes.
-
-    Raises ``FileExistsError`` if there are shards or files without a journal; ``ValueError`` if the journal
-    is of another run, if another process has it, if an input would be replaced, or if there are a ``part``
-    and ``force``.
+    alone. ``force`` begins again, and removes the shards that exist. ``also`` are further series and files
+    that the run writes.
     """
-    if output == "-" or url_scheme(output) == "pipe":
+    if outputs.is_stream(output):
         if part is not None:
             raise WrongArgument(f"--part: {output} is one stream, and parts write shards: name a series")
         yield set()
         return
-    refuse_own_input(inputs, output)
+    outputs.refuse_own_input(inputs, output)
     if part is not None and force:
         raise WrongArgument("--force would remove what other parts wrote: remove it yourself")
     path = str(journal or hidden_beside(output, ".journal"))
@@ -89,9 +71,9 @@ def resume_or_start(
         finally:
             # What killed workers left of them.
             written = this.own if part is not None else (*shards, *also)
-            remove_partial(local_path(name) for name in written if is_local(name))
+            destinations.remove_partial(filter(None, map(outputs.path_of, written)))
     for each in (output, *also):
-        warn_of_older(each, (*shards, *also))
+        outputs.warn_of_older(each, (*shards, *also))
 
 
 @dataclass(eq=False)
@@ -121,9 +103,9 @@ class _Run:
     @contextlib.contextmanager
     def begun_by_parts(self, force: bool) -> Iterator[set[str]]:
         """Begins or continues a run whose journal several processes may write."""
-        files = [name for name in self.also if not is_series(name)]
-        make_folders([self.path, self._notes, *self.own, *files])
-        done = set(which_exist(self.own))
+        files = [name for name in self.also if not destinations.is_series(name)]
+        outputs.make_folders([self.path, self._notes, *self.own, *files])
+        done = set(outputs.which_exist(self.own))
         strict = self.part is not None or bool(done)
         begun = _checked(_content(self.path), self.path)
         begins = force or not self._is_in(begun, strict)
@@ -131,11 +113,12 @@ class _Run:
             _remove(done)
         elif begins:
             others = self.shards if self.part is not None and not self.inputs else ()
-            there = sorted(done) or existing(self.output) or list(itertools.islice(which_exist(others), 1))
+            there = sorted(done) or outputs.existing(self.output)
+            there = there or list(itertools.islice(outputs.which_exist(others), 1))
             begun = _content(self.path)  # after looking for shards: it is older than all shards of its run
             begins = not self._is_in(begun, strict)
             if begins and there:
-                raise FileExistsError(already_there(there))
+                raise FileExistsError(outputs.already_there(there))
         if begins:
             begun = _write_shared(self.path, self._now, replace=bool(begun))
             if not self._is_in(begun, strict=True):
@@ -152,7 +135,7 @@ class _Run:
     def begun_alone(self, force: bool) -> Iterator[set[str]]:
         """Begins or continues a run of this process alone, which locks the journal."""
         path, written = self.path, (*self.shards, *self.also)
-        make_folders([self.output, *self.also, path, self._notes])
+        outputs.make_folders([self.output, *self.also, path, self._notes])
         descriptor = lock(path, create=True)
         if descriptor is None:
             output = without_credentials(self.output)
@@ -161,12 +144,12 @@ class _Run:
         done: set[str] = set()
         try:
             _checked(before, path)
-            done.update(which_exist(written))
-            there = sorted(done.union(*map(existing, (self.output, *self.also))))
+            done.update(outputs.which_exist(written))
+            there = sorted(done.union(*map(outputs.existing, (self.output, *self.also))))
             begins = force or not self._is_in(before, bool(there))
             if begins:
                 if there and not force:
-                    raise FileExistsError(already_there(there))
+                    raise FileExistsError(outputs.already_there(there))
                 _remove(done)
                 begun = _encoded(self._now)
                 os.ftruncate(descriptor, 0)
@@ -175,7 +158,8 @@ class _Run:
             self._compare_versions(begun, begins)
             yield done
         except BaseException:
-            if not before and not any(which_exist([name for name in self.shards if name not in done])):
+            left = [name for name in self.shards if name not in done]
+            if not before and not any(outputs.which_exist(left)):
                 for name in (path, self._notes):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name)
@@ -220,10 +204,10 @@ class _Run:
             name, those = _notes_of(self.path, part), part.of(range(len(self.shards)))
             versions = None if begins else _noted(name, run)
             if versions is None and not begins:
-                there = list(which_exist([self.shards[number] for number in those]))
+                there = list(outputs.which_exist([self.shards[number] for number in those]))
                 versions = _noted(name, run)  # after looking for shards
                 if versions is None and there:
-                    raise FileExistsError(already_there(there))
+                    raise FileExistsError(outputs.already_there(there))
             if versions is None:
                 noting = {"run": run, "versions": self.versions(those)}
                 _write_shared(name, noting, replace=begins or bool(_content(name)))
@@ -255,10 +239,10 @@ def version_of(url: str) -> object:
 
     Raises ``OSError`` if there is no such file.
     """
-    if url == "-" or url_scheme(url) == "pipe":
+    if outputs.is_stream(url):
         return None
-    if is_local(url):
-        status = os.stat(local_path(url))
+    if (path := outputs.path_of(url)) is not None:
+        status = os.stat(path)
         return status.st_size, status.st_mtime_ns
     return version_at(url)
 
@@ -276,8 +260,8 @@ def hidden_beside(output: str, ending: str) -> str:
         >>> hidden_beside("data/out-%d.tar", ".journal")
         'data/.out-.tar.journal'
     """
-    folder, slash, name = (local_path(output) if is_local(output) else output).rpartition("/")
-    front, _, back = parts_of_series(name)
+    folder, slash, name = (outputs.path_of(output) or output).rpartition("/")
+    front, _, back = destinations.parts_of_series(name)
     return f"{folder}{slash}.{front}{back}{ending}"
 
 
@@ -292,7 +276,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 def _write_shared(path: str, content: Mapping[str, Any], replace: bool) -> bytes:
     """Writes a file that processes share; returns what it holds, which another may have written."""
     with contextlib.suppress(FileExistsError):
-        write_whole(open_destination(path, replace=replace), _encoded(content))
+        destinations.write_whole(destinations.open_destination(path, replace=replace), _encoded(content))
     return _content(path)
 
 

@@ -114,11 +114,7 @@ Jobs = Annotated[int, Option("--jobs", "-j", min=1, metavar="N", help="Shards to
 
 
 class Duplicates(str, Enum):
-    """Ways to treat a key that a shard holds already.
-
-    ``error`` stops. ``rename`` writes the sample as ``KEY-1``. ``keep`` leaves it, but stops where the two
-    would be side by side, and so be read as one.
-    """
+    """Ways to treat a key that a shard holds already. ``keep`` stops where the two would be side by side."""
 
     error = "error"
     rename = "rename"

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mpwds.errors import WrongArgument
 from mpwds.storage.streams.ahead import work_ahead
@@ -24,12 +24,19 @@ from mpwds.storage.writing.destinations import (
 )
 from mpwds.viewing.wording import printable
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
 _REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
+
+
+def is_stream(url: str) -> bool:
+    """True if a URL names standard input or output, or a command's, which is read or written once."""
+    return url == "-" or url_scheme(url) == "pipe"
+
+
+def path_of(url: str) -> str | None:
+    """The path of a local file; ``None`` if the URL names a stream, or what is elsewhere."""
+    return local_path(url) if url != "-" and is_local(url) else None
 
 
 def is_file(output: str) -> bool:
@@ -39,7 +46,7 @@ def is_file(output: str) -> bool:
         >>> is_file("x.tar.gz"), is_file("https://host/x.tar?key=1"), is_file("x-%d"), is_file("data-1.0")
         (True, True, True, False)
     """
-    if output == "-" or url_scheme(output) == "pipe" or is_series(output):
+    if is_stream(output) or is_series(output):
         return True
     if is_local(output):
         return _FILE.search(output) is not None and not os.path.isdir(local_path(output))
@@ -47,11 +54,10 @@ def is_file(output: str) -> bool:
 
 
 def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), ending: str = ".tar") -> str:
-    """The place that a command's argument names for shards: a pattern with a ``%`` directive, or one name.
+    """The pattern or the name that a command's argument stands for: a folder holds ``SPLIT-%06d``.
 
-    The argument is one of these, or a folder for shards called ``SPLIT-%06d``. A ``split``, of the ``splits``
-    that there are, replaces ``%s``, or the name of a split with which the pattern begins; else the pattern
-    begins with it. Raises ``ValueError`` if there is no split for ``%s``.
+    A ``split``, of the ``splits`` that there are, replaces ``%s``, or the name of a split with which the
+    pattern begins; else the pattern begins with it.
 
     Example:
         >>> shard_pattern("data/x-%04d.tar", "val"), shard_pattern("train-%d.tar", "val", ["train", "val"])
@@ -79,7 +85,7 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
 
 
 def shard_names(output: str, count: int) -> list[str]:
-    """The names of shards of a series; raises ``WrongArgument`` if the output is one, and these are more.
+    """The names of shards of a series, or of one shard.
 
     Example:
         >>> shard_names("out-%d.tar", 2), shard_names("out.tar", 1)
@@ -139,26 +145,22 @@ def refuse_limits(output: str, limit: object) -> None:
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
     """Raises ``WrongArgument`` if what is read would be replaced, as the output or a part of its series."""
-    if not is_local(output) or output == "-":
-        return
-    replaced = {os.path.realpath(local_path(each)) for each in (output, *existing(output))}
+    replaced = {os.path.realpath(path) for path in map(path_of, (output, *existing(output))) if path}
     for url in inputs:
-        if url != "-" and is_local(url) and os.path.realpath(local_path(url)) in replaced:
+        if (path := path_of(url)) and os.path.realpath(path) in replaced:
             raise WrongArgument(f"{url} is read, so it cannot be written as well: choose another output")
 
 
 def refuse_inside(source: str, output: str) -> None:
     """Raises ``WrongArgument`` if shards would lie in the folder that is read: a next run would read them."""
-    if output == "-" or not (is_local(source) and is_local(output)) or not os.path.isdir(local_path(source)):
-        return
-    folder, inside = (os.path.realpath(local_path(each)) for each in (source, output))
-    if os.path.commonpath([folder, inside]) == folder:
+    paths = [os.path.realpath(path) for path in map(path_of, (source, output)) if path]
+    if len(paths) == 2 and os.path.isdir(paths[0]) and os.path.commonpath(paths) == paths[0]:
         raise WrongArgument(f"{output} would lie in {source}, which is read: choose another folder")
 
 
 def make_folders(urls: Sequence[str]) -> None:
     """Makes the local folders that the files are to be in, and removes what killed writers left of them."""
-    paths = [local_path(url) for url in urls if url != "-" and is_local(url)]
+    paths = list(filter(None, map(path_of, urls)))
     for folder in filter(None, {os.path.dirname(path) for path in paths}):
         os.makedirs(folder, exist_ok=True)
     remove_partial(paths)
@@ -166,7 +168,7 @@ def make_folders(urls: Sequence[str]) -> None:
 
 def warn_of_older(target: str, written: Iterable[str]) -> None:
     """Names local shards of the series on standard error that are not among those written now."""
-    older = sorted({*existing(target)} - {local_path(name) for name in written if is_local(name)})
+    older = sorted({*existing(target)} - {*map(path_of, written)})
     if older:
         more = f" and {len(older) - 1} more of the series are" if older[1:] else " of the series is"
         print(f"{printable(older[0])}{more} of an earlier run: remove what is not needed", file=sys.stderr)
@@ -183,9 +185,9 @@ def which_exist(names: Sequence[str]) -> Iterator[str]:
 
 def existing(target: str) -> list[str]:
     """The local files that a target names, or that belong to its series, sorted."""
-    if target == "-" or not is_local(target):
+    if (path := path_of(target)) is None:
         return []
-    directory, name = os.path.split(local_path(target))
+    directory, name = os.path.split(path)
     front, directive, back = parts_of_series(name)
     if not directive:
         return [target] if exists(target) else []
@@ -200,7 +202,7 @@ def already_there(names: list[str]) -> str:
     return f"{without_credentials(names[0])}{others} already: choose another name, or --force to replace"
 
 
-def write_png(path: str | os.PathLike[str], image: Image) -> None:
+def write_png(path: str | os.PathLike[str], image: Any) -> None:
     """Writes an image to a PNG, which appears under its name when it is complete; makes its folder."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     image.save(data := io.BytesIO(), "PNG")

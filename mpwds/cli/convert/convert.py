@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, BadParameter, Option
 
+from mpwds.cli import outputs
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
-from mpwds.cli.outputs import (
-    make_folders,
-    refuse_existing,
-    refuse_inside,
-    refuse_limits,
-    refuse_own_input,
-    shard_names,
-    shard_pattern,
-    warn_of_older,
-)
 from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
-from mpwds.storage.streams.urls import url_scheme, without_credentials
+from mpwds.storage.streams.urls import without_credentials
 from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.wording import counted, size
 
@@ -102,9 +93,9 @@ def convert(
         if maxcount:
             raise BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
     else:
-        refuse_limits(where, maxcount or maxsize)
-        refuse_inside(source, where)
-    refuse_own_input(dataset.urls, where)
+        outputs.refuse_limits(where, maxcount or maxsize)
+        outputs.refuse_inside(source, where)
+    outputs.refuse_own_input(dataset.urls, where)
     jobs = None
     if over.part is not None or over.on is not None:
         if maxcount or maxsize:
@@ -132,13 +123,13 @@ def convert(
         files = _files(format, place, dataset)
         inputs = files if dataset.shards is None else files[:1] * len(jobs)
         run = {"shards": files, "options": [format.name, kind, columns]}
-        outputs = [job.output for job in jobs]
-        with resume_or_start(where, outputs, run, force, part=over.part, inputs=inputs) as done:
+        names = [job.output for job in jobs]
+        with resume_or_start(where, names, run, force, part=over.part, inputs=inputs) as done:
             figures = add_up(over.own(jobs), done, conversion, 0, over.on, "converting")
     else:
         if not in_columns:
-            refuse_existing([where], force)
-            make_folders([where])
+            outputs.refuse_existing([where], force)
+            outputs.make_folders([where])
         figures = Counter(samples=0, bytes=0)
         with target.writer(where, encodings, options) as sink, progress(dataset.count) as advance:
             for nbytes in conversion.write(itertools.chain([first], samples), sink):
@@ -146,7 +137,7 @@ def convert(
                 advance(1, "converting")
         figures["shards"] = len(sink.shards)
         if not in_columns:
-            warn_of_older(where, sink.shards)
+            outputs.warn_of_older(where, sink.shards)
     if as_json:
         shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
         report(as_json, {**figures, "format": kind, "fields": shown}, to_stderr=where == "-")
@@ -225,12 +216,12 @@ def _jobs(place: str, dataset: StoredSamples, target: Format, where: str) -> lis
             "together: write tar shards, or MDS of some files at a time to folders of their own below "
             "OUTPUT, without --part, and its index at the end: mpwds.streaming.base.util.merge_index(OUTPUT)"
         )
-    if any(url == "-" or url_scheme(url) == "pipe" for url in dataset.urls):
+    if any(map(outputs.is_stream, dataset.urls)):
         raise WrongArgument("--part and --on: each file is read by itself, and a stream has none: name files")
     sources: list[tuple[str, int | None]] = [(url, None) for url in dataset.urls]
     if dataset.shards is not None:
         sources = [(place, shard) for shard in range(len(dataset.shards.lengths))]
-    names = shard_names(where, len(sources))
+    names = outputs.shard_names(where, len(sources))
     return [FileJob(*source, name) for source, name in zip(sources, names, strict=True)]
 
 
@@ -267,7 +258,9 @@ def _target(destination: str, name: str, source: Format) -> tuple[Format, str]:
         last = destination.rpartition("/")[2]
         found = (each for each in FORMATS.values() if not each.indexes and each.find(last or destination))
         format = next(found, FORMATS["tar" if source.indexes else "mds"])
-    return format, destination if format.indexes else shard_pattern(destination, ending=f".{format.name}")
+    if not format.indexes:
+        destination = outputs.shard_pattern(destination, ending=f".{format.name}")
+    return format, destination
 
 
 def _plan_table(plan: Plan, columns: Mapping[str, str], source: str, target: str) -> Table:

@@ -21,21 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
+from mpwds.cli import outputs
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Engine, Force, Json, parse_size
-from mpwds.cli.outputs import (
-    beside,
-    refuse_existing,
-    refuse_inside,
-    refuse_limits,
-    refuse_own_input,
-    shard_pattern,
-)
 from mpwds.cli.shards import expanded
 from mpwds.errors import WrongArgument
-from mpwds.storage.streams.urls import is_local, local_path, without_credentials
+from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.storage.writing.destinations import is_series, numbered, open_destination, write_whole
 from mpwds.storage.writing.tar_members import archive_bytes
 from mpwds.viewing.wording import counted, printable, size
@@ -127,7 +120,7 @@ def create(
     from mpwds.cli.convert.finding import Wanted, find
     from mpwds.cli.convert.folders import Tree
 
-    refuse_limits(output, maxcount or maxsize)
+    outputs.refuse_limits(output, maxcount or maxsize)
     if over.part is not None and index:
         raise WrongArgument("--index describes all shards: make it at the end, by a run without --part")
     told = console(output == "-" or as_json)
@@ -140,28 +133,28 @@ def create(
 
         found = find(source, Wanted(scratch, kind, columns, key, root, shuffle))
         if any(isinstance(samples, Tree) for samples in found.splits.values()):
-            refuse_inside(source, output)
+            outputs.refuse_inside(source, output)
         splits = choose(found.splits, split, train, seed)
         if shuffle:
             splits = {name: (all, shuffled(some, seed)) for name, (all, some) in splits.items()}
-        patterns = {name: shard_pattern(output, name, splits) for name in splits}
+        patterns = {name: outputs.shard_pattern(output, name, splits) for name in splits}
         most = parse_size(maxsize) if maxsize else None
         planned = {name: plan_shards(patterns[name], *splits[name], maxcount, most) for name in splits}
         shards = [shard for each in planned.values() for shard in each]
         files = _class_files(patterns, found.classes)
-        descriptions = [beside(pattern, ".json") for pattern in patterns.values()] if index else []
+        descriptions = [outputs.beside(pattern, ".json") for pattern in patterns.values()] if index else []
         first, *also = [*patterns.values(), *files, *descriptions]
         for name in (first, *also):
-            refuse_own_input(expanded([source]), name)
+            outputs.refuse_own_input(expanded([source]), name)
         options = [kind, columns, key, root, split, shuffle, seed, train, maxcount, maxsize]
         samples = {shard.url: shard.total for shard in shards}
         run = {"source": source, "options": options, "samples": samples, "inputs": found.digest}
         done: set[str] = set()
-        if over.part is not None or (is_local(first) and first != "-"):
+        if over.part is not None or outputs.path_of(first):
             began_or_resumed = resume_or_start(first, list(samples), run, force, also=also, part=over.part)
             done = ends.enter_context(began_or_resumed)
         else:
-            refuse_existing([*samples, *files, *descriptions], force)
+            outputs.refuse_existing([*samples, *files, *descriptions], force)
         counts = ", ".join(f"{len(samples):,} {name}".strip() for name, samples in found.splits.items())
         told.print(f"{printable(source)}: {found.text}; samples: {counts}")
         for note in found.notes:
@@ -357,7 +350,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
 
 
 def _filesize(url: str) -> int | None:
-    return os.path.getsize(local_path(url)) if url != "-" and is_local(url) else None
+    return os.path.getsize(path) if (path := outputs.path_of(url)) else None
 
 
 def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str]]) -> dict[str, Any]:
@@ -366,7 +359,7 @@ def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str
         return {}
     names = {field: f".{field}.classes.json" if len(classes) > 1 else ".classes.json" for field in classes}
     return {
-        beside(pattern, names[field]): list(classes[field])
+        outputs.beside(pattern, names[field]): list(classes[field])
         for pattern in patterns.values()
         for field in classes
     }

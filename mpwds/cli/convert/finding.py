@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from mpwds.cli.convert import arrow, folders, tables
 from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_fields
 from mpwds.cli.journal import digest, version_of
+from mpwds.cli.outputs import path_of
 from mpwds.cli.shards import expanded
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
@@ -66,8 +67,8 @@ def find(source: str, wanted: Wanted) -> FoundSource:
     """
     if wanted.kind and wanted.kind not in KINDS:
         raise ValueError(f"--from {wanted.kind}: expected one of {', '.join(KINDS)}")
-    if source != "-" and is_local(source) and os.path.isdir(local_path(source)):
-        return _folder(local_path(source).rstrip("/") or "/", wanted)
+    if (path := path_of(source)) and os.path.isdir(path):
+        return _folder(path.rstrip("/") or "/", wanted)
     kind = wanted.kind or os.path.splitext(source)[1].lower().removeprefix(".").replace("ndjson", "jsonl")
     urls = expanded([source])
     if kind == "files":
@@ -83,7 +84,7 @@ def find(source: str, wanted: Wanted) -> FoundSource:
         return _mds(FORMATS[kind], source, wanted)
     if source == "-":
         raise ValueError("say what comes from standard input: --from files, csv, tsv or jsonl")
-    if not wanted.kind and is_local(source) and not os.path.exists(local_path(urls[0])):
+    if not wanted.kind and path and not os.path.exists(local_path(urls[0])):
         raise FileNotFoundError(f"there is no {source}")
     advice = "; mpwds convert and mpwds split read shards" if kind in ("tar", "gz", "zst", "tgz") else ""
     raise ValueError(f"{source} is neither a folder nor a list (.csv .tsv .jsonl .parquet .arrow){advice}")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mpwds.cli.console import progress
 from mpwds.cli.inspect.selection import SampleSelection
 from mpwds.cli.inspect.shards import Problem, Sample
-from mpwds.cli.outputs import beside_shard
+from mpwds.cli.outputs import beside_shard, is_stream
 from mpwds.errors import DecodeError
 from mpwds.pipeline.decoding.audio import AudioDecoder
 from mpwds.pipeline.decoding.decoders import Decoder
@@ -23,7 +23,6 @@ from mpwds.pipeline.decoding.fields import medium_of
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.decoding.video import VideoDecoder
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import url_scheme
 from mpwds.viewing.pictures import Pictures, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import counted
@@ -109,8 +108,7 @@ def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], N
 def _label(shard: str, field: str, data: bytes) -> str:
     """A label, as the name of the class whose number it is where ``mpwds create`` has left the names."""
     text = data.decode("utf-8", "replace").strip()
-    is_file = shard != "-" and url_scheme(shard) != "pipe"
-    names = _class_names(shard, field) if is_file else []
+    names = [] if is_stream(shard) else _class_names(shard, field)
     return names[int(text)] if text.isdecimal() and int(text) < len(names) else text
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +15,11 @@ from typer import Argument, BadParameter, Option
 from mpwds.cli.console import progress, report
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Resharding, ShardByShard, Spilling
-from mpwds.cli.outputs import refuse_own_input, warn_of_older
+from mpwds.cli.outputs import path_of, refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
-from mpwds.storage.streams.urls import is_local, local_path
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:
@@ -213,8 +212,7 @@ def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = (
     report(to.as_json, figures, text, to_stderr=to.output == "-")
 
 
-def _local_size(urls: Iterable[str]) -> int | None:
+def _local_size(urls: Sequence[str]) -> int | None:
     """The bytes of shards; ``None`` if not all of them are local files."""
-    if not all(is_local(url) and url != "-" for url in urls):
-        return None
-    return sum(os.path.getsize(local_path(url)) for url in urls)
+    paths = list(filter(None, map(path_of, urls)))
+    return sum(map(os.path.getsize, paths)) if len(paths) == len(urls) else None

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
+from mpwds.cli.outputs import path_of
 from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, RawSample, fill
 from mpwds.errors import ShardError
-from mpwds.storage.streams.urls import is_local, local_path
 
 _MOST_FILES = 256  # open at a time
 _NUMBER = re.compile(r"[+-]?\d+")
@@ -188,6 +188,5 @@ class SpillFile:
 
 def temporary_directory(output: str) -> str:
     """The folder for a command's temporary files: beside its output, where room is, if that is local."""
-    if output == "-" or not is_local(output):
-        return tempfile.gettempdir()
-    return os.path.dirname(os.path.abspath(local_path(output)))
+    path = path_of(output)
+    return tempfile.gettempdir() if path is None else os.path.dirname(os.path.abspath(path))

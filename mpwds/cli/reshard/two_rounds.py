@@ -24,13 +24,13 @@ from typing import NamedTuple
 from mpwds.cli.jobs import add_up
 from mpwds.cli.journal import digest, hidden_beside, resume_or_start, versions_of
 from mpwds.cli.options import Distributed, Part, Resharding, Spilling
-from mpwds.cli.outputs import refuse_own_input, shard_names, which_exist
+from mpwds.cli.outputs import is_stream, refuse_own_input, shard_names, which_exist
 from mpwds.cli.reshard.ordering import bucket_shuffle, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.reshard.sink import ShardSink
 from mpwds.cli.shards import shard_urls
 from mpwds.errors import MpwdsError, ShardError, WrongArgument
-from mpwds.storage.streams.urls import is_local, local_path, url_scheme, without_credentials
+from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 
 
 class ShardGroup(NamedTuple):
@@ -140,7 +140,7 @@ def shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distr
     refuse_own_input(urls, to.output)
     if to.maxcount or to.maxsize:
         raise WrongArgument("--maxcount and --maxsize: --part and --on write as many shards as they read")
-    if any(url == "-" or url_scheme(url) == "pipe" for url in urls):
+    if any(map(is_stream, urls)):
         raise WrongArgument(
             "--part and --on: each shard is read by itself, and a stream has none: name shards"
         )
