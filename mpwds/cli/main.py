@@ -7,14 +7,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from mpwds.errors import DecodeError, MpwdsError, WrongArgument
 from mpwds.pipeline.error_context import notes_of
 from mpwds.viewing.wording import printable
-
-if TYPE_CHECKING:
-    from mpwds.cli.app import Invocation
 
 
 @runtime_checkable
@@ -32,11 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     A wrong argument becomes one line on stderr and status 2. Other errors that a user can cause (missing
     files, damaged shards, missing packages, bad values, a stage that fails) become one line and status 1;
     ``--debug`` shows the traceback as well. Ctrl-C ends the command silently, with status 130.
-
-    Example:
-        >>> main(["--version"])  # doctest: +ELLIPSIS
-        mpwds ...
-        0
     """
     try:
         return _run(sys.argv[1:] if argv is None else argv)
@@ -56,20 +48,20 @@ def _run(argv: Sequence[str]) -> int:
     except (MpwdsError, OSError, ValueError, ImportError) as error:
         if invocation.debug:
             traceback.print_exc()
-        return _fail(invocation, _in_one_line(error), 2 if isinstance(error, WrongArgument) else 1)
+        return _fail(invocation.command, _in_one_line(error), 2 if isinstance(error, WrongArgument) else 1)
     except Exception as error:
         if isinstance(error, _ParserError):
             message = " ".join(error.format_message().removeprefix("Invalid value: ").split())
-            return _fail(invocation, message, error.exit_code)
+            return _fail(invocation.command, message, error.exit_code)
         if invocation.debug or not notes_of(error):
             raise
         # Notes say that the user's own code failed, and where.
         message = f"{type(error).__name__}: {_in_one_line(error)}; --debug shows the traceback"
-        return _fail(invocation, message, 1)
+        return _fail(invocation.command, message, 1)
 
 
-def _fail(invocation: Invocation, message: str, status: int) -> int:
-    name = " ".join(["mpwds", invocation.command]).strip()
+def _fail(command: str, message: str, status: int) -> int:
+    name = f"mpwds {command}".strip()
     # An error may quote what a server or a shard said.
     print(f"{name}: error: {printable(message)}", file=sys.stderr)
     return status

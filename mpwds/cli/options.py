@@ -41,22 +41,12 @@ class Part:
     count: int
 
     def of(self, items: Sequence[T]) -> Sequence[T]:
-        """The items that belong to the part.
-
-        Example:
-            >>> Part(1, 3).of(range(8))
-            range(1, 8, 3)
-        """
+        """The items that belong to the part."""
         return items[self.index :: self.count]
 
 
 def parse_part(text: str) -> Part:
-    """The part that ``3/64`` stands for. The first is ``0/64``, the last ``63/64``.
-
-    Example:
-        >>> parse_part("3/64")
-        Part(index=3, count=64)
-    """
+    """The part that ``3/64`` stands for. The first is ``0/64``, the last ``63/64``."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
         raise BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")

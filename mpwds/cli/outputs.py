@@ -85,12 +85,7 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
 
 
 def shard_names(output: str, count: int) -> list[str]:
-    """The names of shards of a series, or of one shard.
-
-    Example:
-        >>> shard_names("out-%d.tar", 2), shard_names("out.tar", 1)
-        (['out-0.tar', 'out-1.tar'], ['out.tar'])
-    """
+    """The names of shards of a series, or of one shard."""
     if not is_series(output) and count > 1:
         raise WrongArgument(
             f"{output} is one shard, but {count} are to be written: name a series, such as out-%06d.tar"

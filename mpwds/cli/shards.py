@@ -21,12 +21,7 @@ _SERVERS = re.compile(r"(tcp|ipc|dns\+tcp|ray|zr?(push|pull|pub|sub|req|rep)(\+i
 
 
 def expanded(patterns: Iterable[str]) -> list[str]:
-    """The names that patterns stand for, in order. Raises as ``expand_urls`` does.
-
-    Example:
-        >>> expanded(["x-{0..1}.tar", "-"])
-        ['x-0.tar', 'x-1.tar', '-']
-    """
+    """The names that patterns stand for, in order; ``-`` is one."""
     return [name for pattern in patterns for name in expand_urls(pattern)]
 
 

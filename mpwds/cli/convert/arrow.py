@@ -91,10 +91,7 @@ def _rows(path: str, file: Any, index: int, columns: Sequence[str] | None = None
 
 
 def read_arrow(paths: Sequence[str]) -> tuple[list[Block], dict[str, TableColumn]]:
-    """The blocks and the columns of Parquet and Arrow files.
-
-    Raises ``ShardError`` if a file is damaged, ``ValueError`` if files have different columns, or no row.
-    """
+    """The blocks and the columns of Parquet and Arrow files, which must have the same columns."""
     blocks: list[Block] = []
     names: list[str] = []
     columns: dict[str, TableColumn] = {}
@@ -133,8 +130,7 @@ def dataset_files(folder: str) -> dict[str, list[str]]:
 
     A folder of ``save_to_disk`` (a dataset or a ``DatasetDict``), or one with Parquet files, in itself or in
     ``data/``, whose names begin with their split's, or with the dataset's and the split's:
-    ``train-00000-of-00002.parquet``, ``imdb-train.arrow``. Raises ``ValueError`` if the folder names files
-    that are not in it, or if a part of what is in it would be left out.
+    ``train-00000-of-00002.parquet``, ``imdb-train.arrow``.
     """
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "dataset_dict.json")) as file:
         return {
@@ -252,12 +248,10 @@ def _columns(schema: Any, folder: str) -> dict[str, TableColumn]:
 
 def _column(kind: Any, feature: Any) -> TableColumn:
     types = _pyarrow().types
-    names = (
-        feature.get("names", ()) if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else ()
-    )
-    if types.is_struct(kind) and {kind.field(n).name for n in range(kind.num_fields)} == {"bytes", "path"}:
-        return TableColumn("media")
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    names = feature.get("names", ()) if is_label else ()
+    parts = {kind.field(n).name for n in range(kind.num_fields)} if types.is_struct(kind) else ()
+    if parts == {"bytes", "path"} or types.is_binary(kind) or types.is_large_binary(kind):
         return TableColumn("media")
     if types.is_string(kind) or types.is_large_string(kind):
         return TableColumn("text")

@@ -210,14 +210,7 @@ def plan_shards(
 
 
 def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Divides the numbers below ``count`` at random, the same way for the same seed; both in rising order.
-
-    The first part gets ``share`` of them, rounded to whole samples, and each part gets one at least.
-
-    Example:
-        >>> split_in_two(5, 0.8, seed=0)
-        ([0, 1, 3, 4], [2])
-    """
+    """Divides the numbers below ``count`` at random: ``share`` of them, and the rest; each one at least."""
     if not 0 < share < 1:
         raise ValueError(f"the share of training samples must be between 0 and 1, got {share:g}")
     if count < 2:
@@ -238,10 +231,6 @@ def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> I
     """Divides samples among shards of about the same size: about 100 MB, or that of 10,000 mean samples.
 
     There are at least 16 shards, so that each worker has some, as long as they have ten samples each.
-
-    Example:
-        >>> [len(shard) for shard in into_even_shards(range(40), lambda number: 1000)]
-        [10, 10, 10, 10]
     """
     sizes = [size_of(number) for number in numbers]
     total, samples = sum(sizes), len(sizes)
@@ -258,12 +247,7 @@ def into_even_shards(numbers: Sequence[int], size_of: Callable[[int], int]) -> I
 def into_shards(
     numbers: Sequence[int], size_of: Callable[[int], int], maxcount: int, maxsize: float
 ) -> Iterator[list[int]]:
-    """Divides samples among shards. A single sample may have more bytes than ``maxsize``.
-
-    Example:
-        >>> list(into_shards(range(5), lambda number: 10_000, maxcount=3, maxsize=30_720))
-        [[0, 1], [2, 3], [4]]
-    """
+    """Divides samples among shards. A single sample may have more bytes than ``maxsize``."""
     shard: list[int] = []
     size = 0
     for number in numbers:
@@ -301,8 +285,7 @@ def write_shards(
     """Writes shards in ``jobs`` processes, or in this one if there is only one or one shard.
 
     A shard appears under its name when it is complete; those in ``done`` are already. Errors, and Ctrl-C,
-    leave the complete ones. Raises ``ValueError`` if two samples of a shard have one key, or one cannot be
-    written.
+    leave the complete ones.
     """
     written = {
         number: Written(shard.url, shard.total, None, _filesize(shard.url))
@@ -321,11 +304,11 @@ def write_shards(
         for number, samples, shard in run_jobs(left, _write, workers, engine, **options):
             advance(samples, "writing")
             if shard is not None:
-                written[number] = Written(*shard)
+                written[number] = shard
     return [written[number] for number in range(len(shards))]
 
 
-def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...] | None]]:
+def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, Written | None]]:
     """Writes a shard; tells in between how many samples it wrote since it last told."""
     from mpwds.storage.writing.tar_writer import TarWriter
 
@@ -346,7 +329,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, tuple[Any, ...
             if nbytes - told >= _REPORT_BYTES:
                 yield number, untold, None
                 told, untold = nbytes, 0
-    yield number, untold, (url, len(keys), nbytes, _filesize(url))
+    yield number, untold, Written(url, len(keys), nbytes, _filesize(url))
 
 
 def _filesize(url: str) -> int | None:
@@ -367,18 +350,13 @@ def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str
 
 def describe(url: str, shards: Sequence[Written]) -> dict[str, Any]:
     """The wids description of shards that are in the same folder."""
-    return {
-        "wids_version": 1,
-        "name": os.path.splitext(os.path.basename(url))[0],
-        "shardlist": [
-            {
-                "url": shard.url.rpartition("/")[2],
-                "nsamples": shard.samples,
-                **({} if shard.filesize is None else {"filesize": shard.filesize}),
-            }
-            for shard in shards
-        ],
-    }
+    shardlist: list[dict[str, Any]] = []
+    for shard in shards:
+        shardlist.append({"url": shard.url.rpartition("/")[2], "nsamples": shard.samples})
+        if shard.filesize is not None:
+            shardlist[-1]["filesize"] = shard.filesize
+    name = os.path.splitext(os.path.basename(url))[0]
+    return {"wids_version": 1, "name": name, "shardlist": shardlist}
 
 
 def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -> str:

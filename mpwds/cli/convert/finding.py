@@ -61,10 +61,7 @@ class Wanted:
 
 
 def find(source: str, wanted: Wanted) -> FoundSource:
-    """Finds out what a source is, and what is in it.
-
-    Raises ``ValueError`` if shards cannot be made of it, ``FileNotFoundError`` if it does not exist.
-    """
+    """Finds out what a source is, and what is in it."""
     if wanted.kind and wanted.kind not in KINDS:
         raise ValueError(f"--from {wanted.kind}: expected one of {', '.join(KINDS)}")
     if (path := path_of(source)) and os.path.isdir(path):
@@ -193,8 +190,7 @@ def _arrow(
         rows_of = functools.partial(arrow.read_columns, blocks)
         texts = [name for name, column in found.items() if column.kind == "text"]
         if root is not None and texts:
-            looked_at = list(itertools.islice(rows_of(texts), tables.LOOKED_AT))
-            found = {**found, **tables.columns_of(looked_at, root)}
+            found = {**found, **tables.columns_of(rows_of(texts), root)}
         column_map = tables.make_map(found, wanted.columns, wanted.key, root or "")
         for name, of_split in tables.words_of_labels(column_map, found, rows_of).items():
             words.setdefault(name, set()).update(of_split)
@@ -230,14 +226,13 @@ def _mds(format: Format, source: str, wanted: Wanted) -> FoundSource:
         fields.append((key, KEY, from_column(columns[key], KEY)))
     check_distinct([field for _, field, _ in fields])
     shown = {**dict.fromkeys(columns, "left out"), **{name: field for name, field, _ in fields}}
-    names = format.indexes[:1]
+    names: Sequence[str] = format.indexes[:1]
     if is_local(source):
-        names = tuple(sorted(os.listdir(local_path(source))))
-        names = tuple(name for name in names if name in format.indexes or ".mds" in name)
+        there = sorted(os.listdir(local_path(source)))
+        names = [name for name in there if name in format.indexes or ".mds" in name]
     content = digest([shards.lengths, *(version_of(os.path.join(source, name)) for name in names)])
-    return FoundSource(
-        f"an MDS dataset ({format.name})", {"": MDSSamples(IndexedSamples(shards), fields)}, content, shown
-    )
+    samples = {"": MDSSamples(IndexedSamples(shards), fields)}
+    return FoundSource(f"an MDS dataset ({format.name})", samples, content, shown)
 
 
 def _shown(found: Mapping[str, tables.TableColumn], column_map: tables.ColumnMap) -> dict[str, str]:
@@ -256,14 +251,14 @@ class MDSSamples:
 
     stored: IndexedSamples  # which are not decoded
     fields: Sequence[tuple[str, str, Convert]]  # columns, their fields, and the functions between their bytes
-    numbers: Sequence[int] | None = None  # the samples to iterate; all of them if None
+    numbers: Sequence[int] = ()  # the samples to iterate
 
     def __len__(self) -> int:
         return len(self.stored)
 
     @cached_property
     def _mean_size(self) -> int:
-        looked_at = list(itertools.islice(replace(self, numbers=None), _LOOKED_AT))
+        looked_at = list(self.part(range(min(_LOOKED_AT, len(self)))))
         sizes = [
             member_bytes(len(data), f"{sample[KEY]}.{name}")
             for sample in looked_at
@@ -280,7 +275,7 @@ class MDSSamples:
         return replace(self, numbers=numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number in range(len(self)) if self.numbers is None else self.numbers:
+        for number in self.numbers:
             stored = self.stored.shards.read(*self.stored.place(number))
             key = stored.pop(KEY, None)
             sample: dict[str, Any] = {KEY: b"%09d" % number if key is None else bytes(key)}

@@ -66,11 +66,8 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
 
     ``with_classes`` makes each folder in ``root`` a class, whose samples get its number, in the order of
     their names, as ``cls`` (torchvision's ``ImageFolder``). If it is ``None``, they are classes if ``root``
-    holds nothing but two or more folders, and each sample is a single file.
-
-    Raises ``ValueError`` if there is no sample, a file stands beside the class folders, a sample has a
-    ``cls``, or fewer than a tenth of the samples are why the folders are no classes; ``OSError`` if a folder
-    cannot be read.
+    holds nothing but two or more folders, and each sample is a single file. That fewer than a tenth of the
+    samples are why they are none is an error.
     """
     tree = group_files(root, sorted(_files_below(root)))
     folders = sorted({group.key.partition("/")[0] for group in tree.groups if "/" in group.key})
@@ -96,10 +93,7 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
 
 
 def group_files(root: str, files: Iterable[tuple[str, int, int]]) -> Tree:
-    """The samples of files (name below ``root``, size, time in ns), in the order in which samples begin.
-
-    Raises ``ValueError`` if there is no sample, or two files of a sample have one field.
-    """
+    """The samples of files (name below ``root``, size, time in ns), in the order in which samples begin."""
     found: dict[str, list[tuple[str, str, int]]] = {}
     skipped, empty = [], []
     content = hashlib.blake2b(digest_size=16)

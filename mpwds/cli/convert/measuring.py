@@ -61,50 +61,35 @@ def shards_of(dataset: Any) -> list[str]:
 def run(dataset: Any, workers: int, seconds: float, start_method: str | None) -> Run | None:
     """Takes what ``workers`` deliver for some seconds, or until Ctrl-C. ``None`` if there was too little.
 
-    Counts from the moment at which each worker has made two batches. Epochs follow each other. A training
-    loop that does nothing shows the most that workers can deliver.
-    Raises ``ValueError`` if an epoch is empty.
+    Counts from the moment at which each worker has made two batches. A training loop that does nothing shows
+    the most that workers can deliver.
     """
-    complete = True
-    first: tuple[float, float] | None = None
-    loader = _Measured(dataset, workers, output="numpy", start_method=start_method)
-    with loader:
+    complete, began, first_batch_s = True, 0.0, 0.0
+    with _Measured(dataset, workers, output="numpy", start_method=start_method) as loader:
         try:
             loader.warm_up()
-            batches = _epochs(loader)
+            made = _epochs(loader)
             for _ in range(2 * workers):  # a worker writes down the times of a batch with its next one
-                next(batches)
-            first = loader.leave_out_first_use()
-            for _ in batches:
-                if time.monotonic() > first[0] + seconds:
+                next(made)
+            first_batch_s = loader.stats("start").first_batch_s
+            loader.leave_out_first_use()
+            began = time.monotonic()
+            for _ in made:
+                if time.monotonic() > began + seconds:
                     break
         except KeyboardInterrupt:
             complete = False
-        if first is None:
+        if not began:
             return None
-        began, first_batch_s = first
         took, stats = time.monotonic() - began, loader.stats("start")
-        return Run(
-            workers,
-            took,
-            stats.samples / took,
-            stats.nbytes / took,
-            stats.batches / took,
-            first_batch_s,
-            stats,
-            complete,
-        )
+        samples, nbytes, batches = (each / took for each in (stats.samples, stats.nbytes, stats.batches))
+        return Run(workers, took, samples, nbytes, batches, first_batch_s, stats, complete)
 
 
 class _Measured(MultiLoader):
-    def leave_out_first_use(self) -> tuple[float, float]:
-        """Begins the statistics again: stages have imported and built by now what they need once.
-
-        Returns the time, and the seconds until the first batch.
-        """
-        first_batch_s = self.stats("start").first_batch_s
+    def leave_out_first_use(self) -> None:
+        """Begins the statistics again: stages have imported and built by now what they need once."""
         self._statistics.restart()
-        return time.monotonic(), first_batch_s
 
 
 def _epochs(loader: MultiLoader) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -21,9 +22,7 @@ from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_members import member_bytes
 
-LABELS = ("cls", "label", "class")
-"""Columns of these names hold a sample's class."""
-
+_LABELS = ("cls", "label", "class")
 _TEXTS = ("txt", "text", "caption", "transcript", "sentence")
 _KEYS = ("__key__", "key")
 _REST = "*"
@@ -34,7 +33,7 @@ LISTS = {"csv": ",", "tsv": "\t", "jsonl": ""}
 
 _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-LOOKED_AT = 100  # rows
+_LOOKED_AT = 100  # rows
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,7 @@ class ColumnMap:
     classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # numbers by name, by field
 
     def sample(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The sample of a row. A column without a value gives no field.
-
-        Raises ``ValueError`` if two columns become the same field, or a value does not fit its field.
-        """
+        """The sample of a row. A column without a value gives no field."""
         sample: dict[str, Any] = {"__key__": self.key_of(number, row)}
         rest = {}
         for column, value in row.items():
@@ -145,9 +141,6 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
     there are several columns of files. Numbers of classes become ``cls``, a text ``txt``, and all other
     columns together ``json``.
 
-    Raises ``ValueError`` if there is no such column, a part is not ``COLUMN:FIELD``, or texts that name no
-    files are to be pictures or the like.
-
     Example:
         >>> number = TableColumn("integer")
         >>> table = {"image": TableColumn("media"), "label": number, "width": number}
@@ -209,8 +202,8 @@ def _guessed(columns: Mapping[str, TableColumn]) -> dict[str, str]:
     kinds = {name: column.kind for name, column in columns.items()}
     media = [name for name, kind in kinds.items() if kind in ("file", "media")]
     labels = [name for name, column in columns.items() if column.names]
-    labels = labels or [name for name in LABELS if kinds.get(name) == "text"][:1]
-    labels = labels or [name for name in LABELS if kinds.get(name) == "integer"]
+    labels = labels or [name for name in _LABELS if kinds.get(name) == "text"][:1]
+    labels = labels or [name for name in _LABELS if kinds.get(name) == "integer"]
     texts = [name for name in _TEXTS if kinds.get(name) == "text"]
     return {**named(media, _BY_CONTENT), **named(labels, "cls"), **named(texts, "txt")}
 
@@ -272,8 +265,7 @@ def read_lists(urls: Sequence[str], kind: str) -> list[dict[str, Any]]:
     """The rows of all lists of a kind, one list after the other.
 
     In ``csv`` and ``tsv`` files the first line names the columns; an empty value is ``None``, and a column
-    whose values are all numbers holds numbers. In a ``jsonl`` file each line is a JSON object. A list that is
-    damaged or empty is a ``ValueError`` that names the line.
+    whose values are all numbers holds numbers. In a ``jsonl`` file each line is a JSON object.
     """
     rows: list[dict[str, Any]] = []
     for url in urls:
@@ -290,9 +282,9 @@ def read_lists(urls: Sequence[str], kind: str) -> list[dict[str, Any]]:
     return rows
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], root: str) -> dict[str, TableColumn]:
+def columns_of(rows: Iterable[Mapping[str, Any]], root: str) -> dict[str, TableColumn]:
     """Describes the columns of rows, by the first hundred rows: files if such files are there."""
-    looked_at = rows[:LOOKED_AT]
+    looked_at = list(itertools.islice(rows, _LOOKED_AT))
     names = dict.fromkeys(name for row in looked_at for name in row)
     return {
         name: TableColumn(_kind([row[name] for row in looked_at if row.get(name) is not None], root))

@@ -48,7 +48,7 @@ class ImageTask:
     """Images to classify, for training and held out for the test.
 
     Both datasets yield batches of images, uint8 of shape (N, 3, size, size), and of class numbers, int64 of
-    shape (N,). ``names`` are those of the classes, in the order of their numbers.
+    shape (N,). ``names`` are those of the classes.
     """
 
     train: mpwds.DataPipeline
@@ -78,8 +78,7 @@ def image_task(
 
     A first pass reads the labels of all samples, without decoding images, to count samples and classes.
     Labels may be any whole numbers from 0; the classes are those that occur, in their order. Without
-    ``held_out_urls``, every tenth sample is held out, chosen by its key: the same ones in every run. Shards
-    from which nothing can be learned are a ``ValueError``.
+    ``held_out_urls``, every tenth sample is held out, chosen by its key: the same ones in every run.
     """
     for url in (*urls, *held_out_urls):
         if not exists(url):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Option
 
+from mpwds.cli.console import console, report
 from mpwds.cli.options import Json
 from mpwds.errors import MpwdsError
 
@@ -60,7 +61,6 @@ def _follow(source: StatusSource, interval_s: float, as_json: bool) -> NoReturn:
     from rich.live import Live
     from rich.text import Text
 
-    from mpwds.cli.console import console
     from mpwds.cli.feed import tables
 
     screen = console(soft_wrap=False)
@@ -69,8 +69,8 @@ def _follow(source: StatusSource, interval_s: float, as_json: bool) -> NoReturn:
     with Live(console=screen, auto_refresh=False, screen=True) as live:
         while True:
             try:
-                report = _next(source, interval_s)
-                live.update(tables.fitting(report, source.name, screen, screen.height), refresh=True)
+                reading = _next(source, interval_s)
+                live.update(tables.fitting(reading, source.name, screen, screen.height), refresh=True)
             except MpwdsError as error:  # it may pass
                 live.update(Text(str(error), "bold red"), refresh=True)
 
@@ -81,17 +81,16 @@ def _next(source: StatusSource, interval_s: float) -> FeedReport:
 
 
 def _print_next(source: StatusSource, interval_s: float, as_json: bool) -> None:
-    from mpwds.cli.console import console
     from mpwds.cli.feed import tables
     from mpwds.stats.diagnosis import no_answer
 
-    report = _next(source, interval_s)
-    if report.lost:
-        print(no_answer(report.lost), file=sys.stderr, flush=True)
+    reading = _next(source, interval_s)
+    if reading.lost:
+        print(no_answer(reading.lost), file=sys.stderr, flush=True)
     if as_json:
-        print(json.dumps(report.as_dict()), flush=True)
+        print(json.dumps(reading.as_dict()), flush=True)
     else:
-        console(soft_wrap=False).print(tables.monitor(report, source.name))
+        console(soft_wrap=False).print(tables.monitor(reading, source.name))
 
 
 def stat(
@@ -107,7 +106,6 @@ def stat(
     Shows shape, range, mean, standard deviation, a histogram and the number of NaNs of each tensor.
     Trainers still get the batches of feed servers; those of tensorcom's zpull are lost to others.
     """
-    from mpwds.cli.console import console, report
     from mpwds.cli.feed import tables
     from mpwds.cli.feed.sources import open_source
     from mpwds.viewing.tensors import TensorStatistics

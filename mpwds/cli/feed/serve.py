@@ -163,7 +163,7 @@ def serve(
 
 
 def _token(metrics: HttpAddress | None, path: Path | None) -> str | None:
-    """The token of metrics. Raises ``SecurityError`` if everybody in a network could read them."""
+    """The token of metrics, without which others in a network could read them."""
     from mpwds.feed.keys import is_loopback
 
     if path is not None:
@@ -203,8 +203,7 @@ def _dataset(
 def _of_folder(folder: Path, size: int, batch_size: int) -> Any:
     """The images in a folder with a folder for each class: ``(images, labels)`` in batches.
 
-    Labels are the classes' places in the order of their names. Raises ``FileNotFoundError`` if there is no
-    such folder, or no image in a folder of it.
+    Labels are the classes' places in the order of their names.
     """
     import mpwds
 

@@ -157,9 +157,8 @@ def _problem(sample: Sample, what: str) -> Problem:
 
 
 def _hash(key: str) -> int:
-    return int.from_bytes(
-        hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big"
-    )
+    data = key.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
 @dataclass
@@ -189,15 +188,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class Repair:
-    """Function that copies a shard, member by member as they are, and leaves damaged samples out.
+    """Function that copies a shard, member by member as they are, and leaves damaged samples out."""
 
-    Samples need the ``required`` fields; with ``decode``, their fields can be decoded. ``force`` replaces a
-    file that has the name of a copy by the time that it is complete.
-    """
-
-    decode: bool
-    required: frozenset[str]
-    force: bool
+    decode: bool  # samples whose fields cannot be decoded are damaged, too
+    required: frozenset[str]  # fields of all samples
+    force: bool  # to replace a file that has the name of a copy by the time that it is complete
 
     def __call__(self, copy: Copy) -> Iterator[Copy]:
         if copy.target:
@@ -247,8 +242,7 @@ class Repair:
 def check_checksums(data: bytes) -> None:
     """Compares the checksums and lengths in a field with its bytes; its content tells the format.
 
-    Knows PNG, zip (npz), gzip, zstd, bzip2, xz, Ogg, and the lengths in MP4, Matroska, WAV, AVI, MP3 and
-    others; a field of another format passes. Damage is a ``ValueError``.
+    A field of another format passes. Damage is a ``ValueError``.
 
     Example:
         >>> check_checksums(b"BZh9" + bytes(20))
@@ -303,9 +297,7 @@ def _check_jpeg(data: bytes) -> None:
 def make_decoder() -> Callable[[str, bytes], None]:
     """A function of a field's name and data that raises if the field cannot be decoded.
 
-    Images, sound, video, text, numbers, arrays and structures are decoded, by the extension of the name.
-    Pickles are not, and other extensions pass. With mpwds[turbojpeg], a JPEG image is an error if its decoder
-    so much as warns of damage.
+    Pickles are not decoded. With mpwds[turbojpeg], a JPEG image is an error if its decoder so much as warns.
     """
     decode = Decoder(VideoDecoder("numpy"), AudioDecoder("numpy"), "rgb8")
 

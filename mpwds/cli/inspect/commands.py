@@ -147,10 +147,7 @@ def cat(
 
 
 def _write_fields(samples: Iterable[Sample], stream: BinaryIO, end: bytes) -> None:
-    """Writes the fields as they are stored, each followed by ``end``.
-
-    A terminal gets text alone, without control characters. Raises ``ValueError`` if a field is not text.
-    """
+    """Writes the fields as they are stored. A terminal gets text alone, without control characters."""
     is_terminal = stream.isatty()
     for sample in samples:
         for member in sample.members:
@@ -344,7 +341,7 @@ def _saved(stack: ExitStack) -> str:
 
 
 def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
-    """Names the copies, and makes their folders. Raises ``FileExistsError`` unless ``force``."""
+    """Names the copies, and makes their folders."""
     if len(names) == 1 and is_file(output):
         targets = [output]
     elif output == "-":

@@ -166,9 +166,7 @@ class FieldFigures:
         if self.low is not None and self.high is not None:
             return f"{self.low:g} to {self.high:g}" if self.low < self.high else f"{self.low:g}"
         return "; ".join(
-            " x ".join(
-                str(one) if one == other else f"{one}-{other}" for one, other in zip(low, high, strict=True)
-            )
+            " x ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(low, high, strict=True))
             for low, high in self.shapes.values()
         )
 
@@ -216,12 +214,8 @@ class ShardFigures:
             }
             for name, each in self.fields.items()
         }
-        return {
-            "samples": self.samples,
-            "bytes": self.nbytes,
-            "fields": fields,
-            "problems": self.problem_count,
-        }
+        figures = {"samples": self.samples, "bytes": self.nbytes}
+        return {**figures, "fields": fields, "problems": self.problem_count}
 
     def _field(self, name: str) -> FieldFigures:
         if name not in self.fields and len(self.fields) >= _MOST_FIELDS:

@@ -66,20 +66,14 @@ class Folder(Closes):
         self._open: tuple[list[str], int] | None = None  # the directory written to last
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file, which appears under its name when it is complete.
-
-        Raises ``UnsafeName`` if the name leads out of the folder, ``FileExistsError`` without ``force``.
-        """
+        """Writes a file, which appears under its name when it is complete."""
         *directories, last = [part for part in name.split("/") if part != "."] or [""]
         if {"", ".."} & {*directories, last} or "\0" in name:
             raise UnsafeName(f"the name {name!r} leads out of the folder: not written")
         descriptor = self._directory(directories)
         if not self._force and _exists(last, descriptor):
-            raise FileExistsError(
-                errno.EEXIST,
-                "it exists already: extract elsewhere, or replace it with --force",
-                f"{self._path}/{name}",
-            )
+            what = "it exists already: extract elsewhere, or replace it with --force"
+            raise FileExistsError(errno.EEXIST, what, f"{self._path}/{name}")
         shown = "/".join((self._path, *directories, last))
         write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
 

@@ -52,8 +52,7 @@ class SampleSelection:
     def read(self, wants: Wants, report: Callable[[Problem], None] | None = None) -> Iterator[Sample]:
         """Yields all chosen samples, and reads nothing after the last number and the limit.
 
-        ``wants`` says which fields to read, beside those that the choice depends on. ``report`` is called
-        with each damaged place; by default :meth:`report`.
+        ``wants`` says which fields to read, beside those that the choice depends on.
         """
 
         def needs(number: int, key: str, field: str) -> object:
@@ -142,12 +141,8 @@ class Expression:
     Names are fields: ``cls == 3 and len(jpg) > 1000 and json.width > 200``. Text, numbers, ``json``, ``npy``
     and the like are decoded; other fields are bytes. ``mask.png`` is the field of that name, or else what
     ``mask`` holds under ``png``. ``mask`` is ``mask.png``, too, if no other field begins so.
-    ``field["2.png"]`` reaches names that Python does not allow. ``key`` is the sample's key. There are ``and
-    or not``, comparisons, ``in``, arithmetic of numbers, ``[index]``, and the functions ``len abs int float
-    str lower``. A comparison with something that a sample lacks is false.
-
-    Raises ``ValueError`` if the text is not such an expression; or, when it is called, a field cannot be
-    decoded, or values cannot be compared.
+    ``field["2.png"]`` reaches names that Python does not allow. ``key`` is the sample's key. A comparison
+    with something that a sample lacks is false.
 
     Example:
         >>> Expression("cls in (3, 4) and json.width > 200")({"cls": b"3", "json": b'{"width": 640}'})
@@ -327,10 +322,5 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "len": len,
-    "abs": abs,
-    "int": int,
-    "float": float,
-    "str": str,
-    "lower": str.lower,
+    function.__name__: function for function in (len, abs, int, float, str, str.lower)
 }

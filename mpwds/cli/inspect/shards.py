@@ -155,10 +155,7 @@ class TarShard:
     md5sum: str | None = None
 
     def read(self, wants: Wants, first: int = 0) -> Found:
-        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order.
-
-        Raises ``OSError`` if it cannot be read, and ``ShardError`` if it is empty.
-        """
+        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order."""
         sample: Sample | None = None
         number, after_damage = first, False  # of the next sample
         in_twin = False  # another sample of the same key has begun
@@ -188,12 +185,10 @@ class TarShard:
             after_damage = False
             names = [member.field for member in sample.members]
             in_twin = in_twin or (len(names) > 1 and name == names[0])
-            if in_twin and name not in names:
-                what = "it is of another sample of the same key, the others of which are lost"
-                yield Problem(self.name, found.offset, key, name, what)
-            elif name in names:
-                what = "the sample has this field already: one of them is lost"
-                yield Problem(self.name, found.offset, key, name, what)
+            if in_twin or name in names:
+                lost = "the sample has this field already: one of them is lost"
+                of_twin = "it is of another sample of the same key, the others of which are lost"
+                yield Problem(self.name, found.offset, key, name, lost if name in names else of_twin)
             else:
                 data = found.data
                 sample.members.append(Member(name, found.name, found.offset, found.size, found.header, data))
@@ -226,9 +221,8 @@ class TarShard:
 class MDSShard:
     """A shard of an MDS dataset.
 
-    A column becomes a field with an extension that tells its kind, as ``mpwds convert`` names it: the jpeg
-    column ``image`` becomes ``image.jpg``. Sizes are those of the columns' bytes. The format says where
-    samples are, and not where their fields are, so all members have the offset of the sample.
+    A column becomes a field that is named as ``mpwds convert`` does: the jpeg column ``image`` ``image.jpg``.
+    Sizes are those of the columns' bytes. The format does not say where fields are.
     """
 
     name: str

@@ -141,7 +141,7 @@ def proc(
     """
     from mpwds.cli.reshard.proc import Processing, own_code
 
-    processing = Processing(load(stages), to, repeat, seed)
+    processing = Processing(load(stages), to, Counter(), repeat, seed)
     where = stages.rpartition(":")[0]
     process(processing, over, own_code(Path(where).stem if where.endswith(".py") else where))
 
@@ -175,8 +175,7 @@ def process(
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:
     """Copies samples ``to`` other shards, as ``arrange`` puts them in order, and prints how many there are.
 
-    ``fields`` are the extensions of the fields that ``arrange`` looks at. Raises ``ShardError`` if a shard is
-    damaged or samples got lost, ``ValueError`` if a shard would be replaced by what is read from it.
+    ``fields`` are the extensions of the fields that ``arrange`` looks at.
     """
     from mpwds.cli.reshard.sink import ShardSink
 

@@ -30,11 +30,7 @@ Ranked = tuple[Rank, RawSample]
 
 
 def bucket_shuffle(
-    ranked: Iterable[tuple[float, RawSample]],
-    memory: int,
-    directory: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    ranked: Iterable[tuple[float, RawSample]], memory: int, directory: str, low: float = 0, high: float = 1
 ) -> Iterator[tuple[float, RawSample]]:
     """Yields ranks and samples in the ranks' order, which are spread evenly from ``low`` to ``high``.
 
@@ -109,12 +105,7 @@ def external_sort(
 
 
 def fields_of(by: str) -> list[str]:
-    """The fields in which the value to sort by may be: ``json.a.b`` and its beginnings, the longest first.
-
-    Example:
-        >>> fields_of("json.a.b")
-        ['json.a.b', 'json.a', 'json']
-    """
+    """The fields in which the value to sort by may be: ``json.a.b``, ``json.a``, ``json``."""
     names = by.split(".")
     return [".".join(names[:count]) for count in range(len(names), 0, -1)]
 

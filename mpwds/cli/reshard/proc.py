@@ -53,20 +53,15 @@ class Processing:
     """
 
     def __init__(
-        self,
-        stages: Any,
-        to: ShardByShard,
-        repeat: int = 1,
-        seed: int = 0,
-        counts: Counter[str] | None = None,
+        self, stages: Any, to: ShardByShard, counts: Counter[str], repeat: int = 1, seed: int = 0
     ) -> None:
         self.to = to
         self.urls = shard_urls(to.shards)
         self.rounds = repeat
         self.seed = seed
-        self._counts = Counter[str]() if counts is None else counts
+        self._counts = counts
         handler = make_handler(to.on_error)
-        self._handler = handler if handler is reraise_exception else _CountingHandler(handler, self._counts)
+        self._handler = handler if handler is reraise_exception else _CountingHandler(handler, counts)
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, self.urls, self._handler)
         names = enumerate(shard_names(to.output, len(self.urls) * repeat))
@@ -105,16 +100,9 @@ class Processing:
             workers = 0 if engine else _WORKERS
         if "-" in (self.to.output, *self.urls):  # which are this process's own
             workers, engine = 0, None
-        return add_up(
-            over.own(self.jobs),
-            done,
-            self,
-            workers,
-            engine,
-            in_order=False,
-            start_method="forkserver",
-            on_worker_death="restart",
-        )
+        options: dict[str, Any] = {"in_order": False, "on_worker_death": "restart"}
+        own = over.own(self.jobs)
+        return add_up(own, done, self, workers, engine, start_method="forkserver", **options)
 
 
 class _CountingHandler:
@@ -193,19 +181,18 @@ def _imports(tree: ast.AST, root: str, folder: str) -> Iterator[tuple[str, str]]
 
 
 def build(stages: Any, urls: list[str], handler: Handler) -> DataPipeline:
-    """The dataset of the shards with the user's stages; raises ``ValueError`` if they are none.
+    """The dataset of the shards with the user's stages.
 
     The ``handler`` decides about samples. A shard that is damaged, or cannot be read, is always an error: the
     rest of its samples would be missing.
     """
     dataset = WebDataset(urls, empty_check=False)
     built: Any
-    if isinstance(stages, DataPipeline):
-        built = dataset.compose(*stages.pipeline)
-    elif isinstance(stages, (list, tuple)):
+    stages = stages.pipeline if isinstance(stages, DataPipeline) else stages
+    if isinstance(stages, Stage) or inspect.isgeneratorfunction(stages):
+        stages = [stages]
+    if isinstance(stages, (list, tuple)):
         built = dataset.compose(*stages)
-    elif isinstance(stages, Stage) or inspect.isgeneratorfunction(stages):
-        built = dataset.compose(stages)
     elif callable(stages):
         try:
             built = stages(dataset)

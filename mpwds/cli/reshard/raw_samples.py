@@ -36,16 +36,13 @@ _Named = tuple["str | None", ScannedMember]  # a member, and its extension if it
 
 
 class Blocks(Protocol):
-    """The bytes of an archive, or of a part of it."""
+    """The bytes of an archive, or of a part of it. The ``descriptor`` is of a file that has them in place."""
 
     url: str
 
     @property
-    def descriptor(self) -> int | None:
-        """The open file in which they lie at their positions, if there is one."""
-
-    def read_into(self, target: memoryview, position: int) -> None:
-        """Fills ``target`` with the bytes from ``position`` of the archive on."""
+    def descriptor(self) -> int | None: ...
+    def read_into(self, target: memoryview, position: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -156,11 +153,10 @@ class HeldBlocks:
 def read_raw_samples(
     urls: Iterable[str], files: OpenFiles, fields: Collection[str] = ()
 ) -> Iterator[RawSample]:
-    """Yields the samples of tar shards, with the data of some ``fields``.
+    """Yields the samples of tar shards, with the data of some ``fields``; those before damage as well.
 
     Those of local shards that are not compressed are found by their headers alone; ``files`` opens them when
-    a sample's bytes are wanted. Those of other shards are held in memory, as long as the sample is. Raises
-    ``ShardError`` if a shard is damaged; the samples before the fault have been yielded.
+    a sample's bytes are wanted. Those of other shards are held in memory, as long as the sample is.
     """
     for url in urls:
         path = _plain_file(url)

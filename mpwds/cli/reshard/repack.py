@@ -43,7 +43,7 @@ def repack(
     if not all(names):
         raise ValueError(f"--fields {fields!r} names no field: give names with commas between")
     smaller = Repack(names, short_side, quality, restart_markers)
-    processing = Processing([map_stage(smaller)], to, counts=smaller.counts)
+    processing = Processing([map_stage(smaller)], to, smaller.counts)
     process(processing, over, [repr(smaller), pillow.__version__], _figures_of, _show)
 
 

@@ -23,9 +23,7 @@ class ShardSink(ClosesOrDiscards):
 
     A shard appears under its name when it is complete; an exception inside ``with`` leaves the complete ones
     and drops the current one. As with ``cp``, the system decides when it writes them to the disk, unless
-    ``sync``. A single sample may exceed ``maxsize``. Raises ``FileExistsError`` if a shard exists, and
-    ``force`` is not set; ``ShardError`` if a key occurs twice; ``WrongArgument`` if there are limits, but
-    ``output`` is no series.
+    ``sync``. A single sample may exceed ``maxsize``.
     """
 
     def __init__(self, options: Resharding, sync: bool = False) -> None:

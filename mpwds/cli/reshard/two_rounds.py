@@ -112,18 +112,11 @@ def plan_rounds(urls: Sequence[str], output: str, run: str) -> Rounds:
         [hidden_beside(output, f".{run}-{giver:06d}-{taker:06d}.tar") for taker in range(len(written))]
         for giver in range(len(parts))
     ]
-    first = [
-        ShardGroup(
-            f"first/{number}",
-            part,
-            [name for name, shards in zip(names, written, strict=True) for _ in shards],
-        )
-        for number, (part, names) in enumerate(zip(parts, between, strict=True))
-    ]
-    second = [
-        ShardGroup(f"second/{number}", [names[number] for names in between], shards)
-        for number, shards in enumerate(written)
-    ]
+    first, second = [], []
+    for number, (part, names, shards) in enumerate(zip(parts, between, written, strict=True)):
+        as_often = [name for name, of_taker in zip(names, written, strict=True) for _ in of_taker]
+        first.append(ShardGroup(f"first/{number}", part, as_often))
+        second.append(ShardGroup(f"second/{number}", [row[number] for row in between], shards))
     return Rounds(first, second, [name for names in between for name in names], outputs)
 
 
@@ -133,8 +126,6 @@ def shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distr
     A part asks for the versions of all shards, not of its own alone as those of other commands do: in the
     second round it reads temporary shards that were made of all. Their names depend on all versions, so none
     is taken that was left by a run with other contents.
-
-    Raises ``MpwdsError`` if other parts have yet to write what the second round reads.
     """
     urls = shard_urls(to.shards)
     refuse_own_input(urls, to.output)
