@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -68,7 +69,7 @@ def test_the_shell_completes_commands_and_their_options(command):
 
 
 def test_the_completion_that_is_installed_works_in_bash(command, tmp_path):
-    program = tmp_path / "mpwds"
+    program = Path("mpwds")
     program.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
     program.chmod(0o755)
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -76,7 +77,7 @@ def test_the_completion_that_is_installed_works_in_bash(command, tmp_path):
     install = "mpwds --install-completion; exit $?"  # or bash would become mpwds, which looks for its shell
     subprocess.run(["bash", "-c", install], env=environment, check=True, capture_output=True)
     typed = "COMP_WORDS=(mpwds verify --dec); COMP_CWORD=2; _mpwds_completion mpwds; echo ${COMPREPLY[@]}"
-    script = f"source {tmp_path}/.bash_completions/mpwds.sh; {typed}"
+    script = f"source .bash_completions/mpwds.sh; {typed}"
     shown = subprocess.run(
         ["bash", "-c", script], env=environment, check=True, capture_output=True, text=True
     )
@@ -212,12 +213,12 @@ def test_an_interrupt_while_the_command_is_imported_is_quiet(monkeypatch, capsys
         ("show x.tar --save sheet.png", "sheet.png"),
     ],
 )
-def test_the_file_is_named_that_a_full_disk_cuts_off(run_limited, tmp_path, write_shard, arguments, name):
+def test_the_file_is_named_that_a_full_disk_cuts_off(run_limited, write_shard, arguments, name):
     write_shard("x.tar", {"txt": "a" * 200_000})
     done = run_limited(1000, *arguments.split())
     assert done.returncode == 1
     assert done.stderr.endswith(f"{name}: File too large\n")
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["x.tar"]
+    assert [path.name for path in Path().rglob("*") if path.is_file()] == ["x.tar"]
 
 
 @pytest.mark.parametrize("option", ["--tar", "--json", "--lines"])

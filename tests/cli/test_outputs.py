@@ -12,10 +12,10 @@ from mpwds.storage.writing.destinations import is_series, numbered
 
 
 @pytest.fixture
-def source(tmp_path, write_shard):
+def source(write_shard):
     """A shard of three samples, in a folder that is the current one."""
     write_shard("in.tar", *({"cls": number} for number in range(3)))
-    (tmp_path / "stages.py").write_text("stages = []\n")
+    (Path("stages.py")).write_text("stages = []\n")
     return "in.tar"
 
 

@@ -33,17 +33,17 @@ stages = [mpwds.decode("rgb8")]
 
 
 @pytest.fixture
-def shards(tmp_path):
+def shards():
     """Two shards of 20 samples of a kilobyte; returns their pattern."""
-    with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=20, verbose=0) as sink:
+    with mpwds.ShardWriter("x-%d.tar", maxcount=20, verbose=0) as sink:
         for number in range(40):
             sink.write({"__key__": f"{number:04d}", "cls": number, "bin": bytes(1000)})
-    return tmp_path / "x-{0..1}.tar"
+    return Path("x-{0..1}.tar")
 
 
 @pytest.fixture
-def pipeline(tmp_path, shards):
-    path = tmp_path / "slow_pipeline.py"
+def pipeline(shards):
+    path = Path("slow_pipeline.py")
     path.write_text(PIPELINE.replace("{shards}", str(shards)))
     return path
 
@@ -90,8 +90,8 @@ def test_an_empty_dataset_is_an_error(bench, pipeline):
     assert "empty" in made.stderr
 
 
-def test_the_first_use_of_a_stage_is_not_counted_as_its_time(tmp_path, bench):
-    (tmp_path / "first_use.py").write_text(
+def test_the_first_use_of_a_stage_is_not_counted_as_its_time(bench):
+    (Path("first_use.py")).write_text(
         "import time\n"
         "import mpwds\n"
         "used = []\n"
@@ -102,7 +102,7 @@ def test_the_first_use_of_a_stage_is_not_counted_as_its_time(tmp_path, bench):
         "    return number\n"
         "dataset = mpwds.DataPipeline(range(64)).map(loading).batched(4)\n"
     )
-    told = json.loads(bench(f"{tmp_path}/first_use.py:dataset", "-w", 1, "-s", 0.5, "--json").stdout)
+    told = json.loads(bench("first_use.py:dataset", "-w", 1, "-s", 0.5, "--json").stdout)
     (run,) = told["runs"]
     (stage,) = (stage for stage in run["stats"]["stages"] if stage["name"] == "map(loading)")
     assert run["first_batch_s"] >= 3
@@ -201,8 +201,8 @@ def test_powers_of_two_and_all_processors_are_the_usual_numbers(measured, monkey
 
 
 @pytest.mark.parametrize(("seconds", "files"), [(1, 1), (600, 2)])
-def test_storage_is_read_for_so_many_seconds_at_most(tmp_path, monkeypatch, seconds, files):
-    paths = [tmp_path / name for name in ("a", "b")]
+def test_storage_is_read_for_so_many_seconds_at_most(monkeypatch, seconds, files):
+    paths = [Path(name) for name in ("a", "b")]
     for path in paths:
         path.write_bytes(bytes(4000))
     times = itertools.chain([10.0], itertools.repeat(12.0))

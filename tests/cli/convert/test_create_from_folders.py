@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tarfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -22,31 +23,29 @@ def keys(*paths):
     return [sample["__key__"] for path in paths for sample in mpwds.WebDataset(str(path), empty_check=False)]
 
 
-def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, tmp_path, members):
-    result = run("create", write_files(ANIMALS), tmp_path / "out")
+def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, members):
+    result = run("create", write_files(ANIMALS), "out")
     assert result.returncode == 0
-    found = members(tmp_path / "out" / "shard-000000.tar")
+    found = members("out/shard-000000.tar")
     assert found["dog/2.jpg"] == b"dog 2"
     assert (found["cat/0.cls"], found["dog/0.cls"]) == (b"0", b"1")
-    assert json.loads((tmp_path / "out" / "shard.classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((Path("out/shard.classes.json")).read_text()) == ["cat", "dog"]
     assert "2 classes" in result.stdout
     assert 0 <= float(re.search(r"wrote 6 samples \(36 B, (.*) s\) to 1 shard", result.stdout)[1]) < 1000
 
 
-def test_folders_of_samples_of_several_files_are_classes_if_the_user_says_so(
-    run, write_files, tmp_path, members
-):
+def test_folders_of_samples_of_several_files_are_classes_if_the_user_says_so(run, write_files, members):
     folder = write_files({**ANIMALS, "cat/0.json": b"{}"})
-    assert "--from classes" in run("create", folder, tmp_path / "x.tar").stdout
-    assert "dog/0.cls" not in members(tmp_path / "x.tar")
-    assert "--from" not in run("create", folder, tmp_path / "y.tar", "--from", "classes").stdout
-    assert members(tmp_path / "y.tar")["dog/0.cls"] == b"1"
+    assert "--from classes" in run("create", folder, "x.tar").stdout
+    assert "dog/0.cls" not in members("x.tar")
+    assert "--from" not in run("create", folder, "y.tar", "--from", "classes").stdout
+    assert members("y.tar")["dog/0.cls"] == b"1"
 
 
-def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, tmp_path, members):
+def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, members):
     files = {"a/1.png": b"1", "a/1.seg.PNG": b"2", "a/1.json": b"{}", "v1.0/2.png": b"3"}
-    run("create", write_files(files), tmp_path / "x.tar")
-    assert members(tmp_path / "x.tar") == {
+    run("create", write_files(files), "x.tar")
+    assert members("x.tar") == {
         "a/1.json": b"{}",
         "a/1.png": b"1",
         "a/1.seg.png": b"2",
@@ -70,15 +69,15 @@ BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
     ],
     ids=["no fields", "empty", "kinds", "beside splits"],
 )
-def test_files_that_are_left_out_or_empty_are_named(run, write_files, tmp_path, files, names, told):
-    result = run("create", write_files(files), tmp_path / "out", "-j", 1)
+def test_files_that_are_left_out_or_empty_are_named(run, write_files, files, names, told):
+    result = run("create", write_files(files), "out", "-j", 1)
     assert told in result.stdout
-    assert keys(*sorted(tmp_path.glob("out/*.tar"))) == names
+    assert keys(*sorted(Path().glob("out/*.tar"))) == names
 
 
-def test_names_without_an_extension_in_a_list_are_counted(run, write_files, tmp_path, monkeypatch):
+def test_names_without_an_extension_in_a_list_are_counted(run, write_files, monkeypatch):
     monkeypatch.chdir(write_files({"1.txt": b"", "README": b"", "list": b"1.txt\n\nREADME\n"}))
-    result = run("create", "list", tmp_path / "x.tar", "--from", "files")
+    result = run("create", "list", "x.tar", "--from", "files")
     assert "left out 1 file without an extension" in result.stdout
 
 
@@ -93,8 +92,8 @@ def test_names_without_an_extension_in_a_list_are_counted(run, write_files, tmp_
         (["a/1.txt", "b/2.txt", "3.txt"], ("--from", "groups"), None),
     ],
 )
-def test_folders_that_might_be_classes_are_told(run, write_files, tmp_path, files, options, told):
-    result = run("create", write_files(dict.fromkeys(files, b"")), tmp_path / "x.tar", *options)
+def test_folders_that_might_be_classes_are_told(run, write_files, files, options, told):
+    result = run("create", write_files(dict.fromkeys(files, b"")), "x.tar", *options)
     _, found, how = result.stdout.partition("folders are not taken for classes")
     assert bool(found) == (told is not None)
     assert how.startswith(told or "")
@@ -104,44 +103,42 @@ def test_folders_that_might_be_classes_are_told(run, write_files, tmp_path, file
     ("strays", "named"),
     [(["readme.txt"], "readme.txt"), (["a/0.b.jpg", "a/0.c.jpg"], "a/0.b.jpg and a/0.c.jpg")],
 )
-def test_a_stray_file_does_not_cost_the_labels_of_a_thousand_pictures(
-    run, write_files, tmp_path, strays, named
-):
+def test_a_stray_file_does_not_cost_the_labels_of_a_thousand_pictures(run, write_files, strays, named):
     files = [f"{folder}/x{number}.jpg" for folder in "ab" for number in range(6)]
     source = write_files(dict.fromkeys([*files, *strays], b""))
-    result = run("create", source, tmp_path / "x.tar")
+    result = run("create", source, "x.tar")
     assert result.returncode == 1
     assert f"but for 1 sample of 13: {named}. Move these away" in result.stderr
-    assert not (tmp_path / "x.tar").exists()
-    assert run("create", source, tmp_path / "x.tar", "--from", "groups").returncode == 0
+    assert not (Path("x.tar")).exists()
+    assert run("create", source, "x.tar", "--from", "groups").returncode == 0
 
 
-def test_a_single_folder_is_no_class(run, write_files, tmp_path, members):
-    run("create", write_files({"a/1.txt": b"", "a/2.txt": b""}), tmp_path / "x.tar")
-    assert keys(tmp_path / "x.tar") == ["a/1", "a/2"]
-    assert not list(tmp_path.glob("*classes.json"))
+def test_a_single_folder_is_no_class(run, write_files, members):
+    run("create", write_files({"a/1.txt": b"", "a/2.txt": b""}), "x.tar")
+    assert keys("x.tar") == ["a/1", "a/2"]
+    assert not list(Path().glob("*classes.json"))
 
 
-def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files, tmp_path):
+def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files):
     folder = write_files({"1.txt": b""})
-    (tmp_path / "list").write_text(f"{folder}/1.txt\n")
-    run("create", tmp_path / "list", tmp_path / "x.tar", "--from", "files")
-    assert keys(tmp_path / "x.tar") == [f"{folder}/1"[1:]]
+    (Path("list")).write_text(f"{folder}/1.txt\n")
+    run("create", "list", "x.tar", "--from", "files")
+    assert keys("x.tar") == [f"{folder}/1"[1:]]
 
 
-def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files, tmp_path):
+def test_folders_named_after_splits_become_splits_with_the_same_classes(run, write_files):
     files = {f"{split}/{name}": data for split in ("train", "val") for name, data in ANIMALS.items()}
-    assert run("create", write_files(files), tmp_path / "out", "-j", 1).returncode == 0
+    assert run("create", write_files(files), "out", "-j", 1).returncode == 0
     names = [f"{split}{end}" for split in ("train", "val") for end in ("-000000.tar", ".classes.json")]
-    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
+    assert sorted(path.name for path in (Path("out")).glob("[!.]*")) == names
 
 
-def test_two_series_of_other_classes_live_in_one_folder(run, write_files, tmp_path):
+def test_two_series_of_other_classes_live_in_one_folder(run, write_files):
     for name in ("pets", "birds"):
         folder = write_files({f"{name} {n}/1.jpg": b"" for n in range(2)}, name)
-        assert run("create", folder, tmp_path / "out" / f"{name}-%d.tar", "-j", 1).returncode == 0
+        assert run("create", folder, f"out/{name}-%d.tar", "-j", 1).returncode == 0
     for name in ("pets", "birds"):
-        content = json.loads((tmp_path / "out" / f"{name}.classes.json").read_text())
+        content = json.loads((Path(f"out/{name}.classes.json")).read_text())
         assert content == [f"{name} 0", f"{name} 1"]
 
 
@@ -158,10 +155,10 @@ def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output
     assert b"wrote 2 samples" in made.stderr
 
 
-def test_a_name_outside_of_the_folder_is_refused(refused, write_files, tmp_path):
-    (tmp_path / "names").write_text("../a/1.txt\n")
+def test_a_name_outside_of_the_folder_is_refused(refused, write_files):
+    (Path("names")).write_text("../a/1.txt\n")
     options = ["--from", "files", "--root", write_files({"a/1.txt": b""}) / "a"]
-    assert "outside of the folder" in refused("create", tmp_path / "names", "-", *options)
+    assert "outside of the folder" in refused("create", "names", "-", *options)
 
 
 def test_any_number_of_processes_writes_the_same_shards_of_all_samples_shuffled(run, write_files, tmp_path):
@@ -169,64 +166,64 @@ def test_any_number_of_processes_writes_the_same_shards_of_all_samples_shuffled(
     folder = write_files({f"{name}.txt": b"" for name in names})
     for jobs in (1, 2):
         run("create", folder, tmp_path / str(jobs), "-j", jobs, "--maxcount", 25, "--shuffle", "--seed", 5)
-    files = sorted(path.name for path in (tmp_path / "1").glob("*.tar"))
-    assert files == sorted(path.name for path in (tmp_path / "2").glob("*.tar"))
+    files = sorted(path.name for path in (Path("1")).glob("*.tar"))
+    assert files == sorted(path.name for path in (Path("2")).glob("*.tar"))
     for file in files:
-        assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
-    first, second = (keys(tmp_path / "1" / file) for file in files)
+        assert (Path("1") / file).read_bytes() == (Path("2") / file).read_bytes()
+    first, second = (keys(Path("1") / file) for file in files)
     assert sorted(first + second) == names
     assert {*first} != {*names[:25]}
 
 
-def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files, tmp_path):
+def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files):
     folder = write_files({f"{number:03d}.txt": b"" for number in range(100)})
     for seed in (0, 0, 1):
         options = ["--train", 0.9, "--seed", seed, "--force", "-j", 1, "--maxcount", 99]
-        run("create", folder, tmp_path / "x-%02d.tar", *options)
-        train, val = keys(tmp_path / "train-x-00.tar"), keys(tmp_path / "val-x-00.tar")
+        run("create", folder, "x-%02d.tar", *options)
+        train, val = keys("train-x-00.tar"), keys("val-x-00.tar")
         assert sorted(train + val) == [f"{number:03d}" for number in range(100)]
         assert (len(train), train == sorted(train)) == (90, True)
-        (tmp_path / f"val-{seed}").write_text(" ".join(val)) if not seed else None
-    assert val != (tmp_path / "val-0").read_text().split()
+        (Path(f"val-{seed}")).write_text(" ".join(val)) if not seed else None
+    assert val != (Path("val-0")).read_text().split()
 
 
-def test_the_last_line_names_the_shards_of_both_splits(run, write_files, tmp_path):
+def test_the_last_line_names_the_shards_of_both_splits(run, write_files):
     folder = write_files({f"{number:03d}.txt": b"" for number in range(30)})
-    done = run("create", folder, tmp_path / "x-%d.tar", "--train", 0.9, "--maxcount", 9, "-j", 1)
-    series = f"{tmp_path}/train-x-0.tar to {tmp_path}/train-x-2.tar, {tmp_path}/val-x-0.tar"
+    done = run("create", folder, "x-%d.tar", "--train", 0.9, "--maxcount", 9, "-j", 1)
+    series = "train-x-0.tar to train-x-2.tar, val-x-0.tar"
     assert done.stdout.splitlines()[-1].endswith(f"to 4 shards: {series}")
 
 
-def test_no_file_is_larger_than_asked_for(run, write_files, tmp_path):
+def test_no_file_is_larger_than_asked_for(run, write_files):
     folder = write_files({f"{animal}/{n}.bin": bytes(n) for animal in ("cat", "löwe") for n in range(100)})
-    run("create", folder, tmp_path / "x-%d.tar", "--maxsize", "30kB", "-j", 1)
-    sizes = [path.stat().st_size for path in tmp_path.glob("x-*.tar")]
+    run("create", folder, "x-%d.tar", "--maxsize", "30kB", "-j", 1)
+    sizes = [path.stat().st_size for path in Path().glob("x-*.tar")]
     assert len(sizes) > 1
     assert max(sizes) <= 30_000
 
 
-def test_shards_that_exist_are_replaced_only_by_force(run, refused, write_files, tmp_path):
+def test_shards_that_exist_are_replaced_only_by_force(run, refused, write_files):
     folder = write_files({"1.txt": b"new"})
-    (tmp_path / "x-000.tar").write_bytes(b"mine")
-    assert "exists already" in refused("create", folder, tmp_path / "x-%03d.tar")
-    assert (tmp_path / "x-000.tar").read_bytes() == b"mine"
-    assert run("create", folder, tmp_path / "x-%03d.tar", "--force").returncode == 0
-    assert keys(tmp_path / "x-000.tar") == ["1"]
+    (Path("x-000.tar")).write_bytes(b"mine")
+    assert "exists already" in refused("create", folder, "x-%03d.tar")
+    assert (Path("x-000.tar")).read_bytes() == b"mine"
+    assert run("create", folder, "x-%03d.tar", "--force").returncode == 0
+    assert keys("x-000.tar") == ["1"]
 
 
-def test_a_description_beside_the_shards_lists_them(run, write_files, tmp_path):
-    run("create", write_files(ANIMALS), tmp_path / "out", "--maxcount", 4, "--index", "--train", 0.5, "-j", 1)
-    description = json.loads((tmp_path / "out" / "train.json").read_text())
-    size = (tmp_path / "out" / "train-000000.tar").stat().st_size
+def test_a_description_beside_the_shards_lists_them(run, write_files):
+    run("create", write_files(ANIMALS), "out", "--maxcount", 4, "--index", "--train", 0.5, "-j", 1)
+    description = json.loads((Path("out/train.json")).read_text())
+    size = (Path("out/train-000000.tar")).stat().st_size
     assert description["name"] == "train"
     assert description["shardlist"] == [{"url": "train-000000.tar", "nsamples": 3, "filesize": size}]
-    assert run("index", "info", tmp_path / "out" / "val.json").returncode == 0
+    assert run("index", "info", "out/val.json").returncode == 0
 
 
-def test_json_tells_what_was_written(run, write_files, tmp_path):
-    result = run("create", write_files({"1.txt": b"one"}), tmp_path / "x.tar", "--json")
-    size = (tmp_path / "x.tar").stat().st_size
-    shard = {"url": str(tmp_path / "x.tar"), "samples": 1, "nbytes": 3, "filesize": size}
+def test_json_tells_what_was_written(run, write_files):
+    result = run("create", write_files({"1.txt": b"one"}), "x.tar", "--json")
+    size = (Path("x.tar")).stat().st_size
+    shard = {"url": "x.tar", "samples": 1, "nbytes": 3, "filesize": size}
     assert json.loads(result.stdout) == {"shards": [shard], "files": []}
     assert "wrote 1 sample (3 B," in result.stderr
 
@@ -261,27 +258,25 @@ def test_json_of_a_shard_on_standard_output_is_on_standard_error(write_files, ca
         ({"1.jpg": b""}, ("--maxsize", "large"), "is no size"),
     ],
 )
-def test_what_cannot_be_done_is_an_error_and_writes_nothing(
-    run, write_files, tmp_path, files, arguments, message
-):
-    result = run("create", write_files(files), tmp_path / "out", *arguments)
+def test_what_cannot_be_done_is_an_error_and_writes_nothing(run, write_files, files, arguments, message):
+    result = run("create", write_files(files), "out", *arguments)
     assert result.returncode in (1, 2)
     assert message in result.stderr
-    assert not (tmp_path / "out").exists()
+    assert not (Path("out")).exists()
 
 
-def test_a_source_that_is_not_there_is_an_error(refused, tmp_path):
-    assert f"there is no {tmp_path}/nothing" in refused("create", tmp_path / "nothing", "-")
+def test_a_source_that_is_not_there_is_an_error(refused):
+    assert "there is no nothing" in refused("create", "nothing", "-")
 
 
-def test_a_pipe_in_a_list_of_files_is_read_to_its_end(run, write_files, tmp_path, members):
+def test_a_pipe_in_a_list_of_files_is_read_to_its_end(run, write_files, members):
     folder = write_files({"names": b"1.txt\n"})
     os.mkfifo(folder / "1.txt")
     writer = threading.Thread(target=(folder / "1.txt").write_bytes, args=(b"text" * 50_000,))
     writer.start()
-    run("create", folder / "names", tmp_path / "x.tar", "--from", "files", "--root", folder, "-j", 1)
+    run("create", folder / "names", "x.tar", "--from", "files", "--root", folder, "-j", 1)
     writer.join()
-    assert members(tmp_path / "x.tar") == {"1.txt": b"text" * 50_000}
+    assert members("x.tar") == {"1.txt": b"text" * 50_000}
 
 
 @pytest.mark.parametrize(
@@ -293,23 +288,21 @@ def test_a_pipe_in_a_list_of_files_is_read_to_its_end(run, write_files, tmp_path
         pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupted_run_leaves_whole_shards_and_continues(
-    command, run, write_files, tmp_path, jobs, number
-):
+def test_an_interrupted_run_leaves_whole_shards_and_continues(command, run, write_files, jobs, number):
     folder = write_files({f"{number}.txt": b"text" for number in range(4)})
     os.mkfifo(folder / "3.bin")  # reading it waits for ever
     os.utime(folder / "3.bin", (0, 0))
-    (tmp_path / "names").write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
+    (Path("names")).write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
     options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
-    words = ["create", tmp_path / "names", tmp_path / "out" / "x-%d.tar", *options]
+    words = ["create", Path("names"), Path("out/x-%d.tar"), *options]
     made = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(tmp_path.glob("out/*.tar"))) == 3, made)
+    wait_until(lambda: len(list(Path().glob("out/*.tar"))) == 3, made)
     made.send_signal(number)
     assert made.wait(600) in (130, 143, -signal.SIGKILL)
-    whole = sorted(tmp_path.glob("out/*.tar"))
+    whole = sorted(Path().glob("out/*.tar"))
     assert keys(*whole) == ["0", "1", "2"]
     if number != signal.SIGKILL:
-        assert not list(tmp_path.glob("out/.*partial"))
+        assert not list(Path().glob("out/.*partial"))
     (folder / "3.bin").unlink()
     (folder / "3.bin").touch()
     os.utime(folder / "3.bin", (0, 0))
@@ -317,47 +310,47 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     assert "with different options: repeat it" in run(*words, "--maxcount", 2).stderr
     assert "wrote 1 sample (4 B" in (result := run(*words)).stdout
     assert "3 were complete before" in result.stdout
-    assert not list(tmp_path.glob("out/.*partial"))
-    assert keys(*whole, tmp_path / "out" / "x-3.tar") == ["0", "1", "2", "3"]
+    assert not list(Path().glob("out/.*partial"))
+    assert keys(*whole, "out/x-3.tar") == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(("options", "last"), [((), "shard.json"), (("--train", 0.5), "val.json")])
-def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, tmp_path, options, last):
-    words = ["create", write_files(ANIMALS), tmp_path / "out", "--index", "-j", 1, *options]
-    (tmp_path / "out").mkdir()
-    os.mkfifo(tmp_path / "out" / last)  # opening it waits for ever
+def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, options, last):
+    words = ["create", write_files(ANIMALS), Path("out"), "--index", "-j", 1, *options]
+    (Path("out")).mkdir()
+    os.mkfifo(Path("out") / last)  # opening it waits for ever
     made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-    wait_until((tmp_path / "out" / last.replace(".json", ".classes.json")).exists, made)
+    wait_until((Path("out") / last.replace(".json", ".classes.json")).exists, made)
     made.kill()
     made.wait()
-    (tmp_path / "out" / last).unlink()
-    (tmp_path / f"out/.{last}.01234567.partial").touch()  # had it been killed while writing that
-    assert len(list(tmp_path.glob("out/.*.journal"))) == 1
+    (Path("out") / last).unlink()
+    (Path(f"out/.{last}.01234567.partial")).touch()  # had it been killed while writing that
+    assert len(list(Path().glob("out/.*.journal"))) == 1
     assert "complete before" in run(*words).stdout
-    assert (tmp_path / "out" / last).exists()
-    assert not list(tmp_path.glob("out/.*partial"))
+    assert (Path("out") / last).exists()
+    assert not list(Path().glob("out/.*partial"))
 
 
-def test_a_complete_run_is_repeated_without_an_error_and_writes_nothing(run, write_files, tmp_path):
-    words = ["create", write_files(ANIMALS), tmp_path / "out/x-%d.tar", "--maxcount", 2, "--index", "-j", 1]
+def test_a_complete_run_is_repeated_without_an_error_and_writes_nothing(run, write_files):
+    words = ["create", write_files(ANIMALS), Path("out/x-%d.tar"), "--maxcount", 2, "--index", "-j", 1]
     run(*words)
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/*.tar")}
+    written = {path: path.stat().st_mtime_ns for path in Path().glob("out/*.tar")}
     done = run(*words)
     assert (done.returncode, "no shard to write: 3 shards complete before" in done.stdout) == (0, True)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/*.tar")} == written
-    (tmp_path / "out/x-1.tar").unlink()
+    assert {path: path.stat().st_mtime_ns for path in Path().glob("out/*.tar")} == written
+    (Path("out/x-1.tar")).unlink()
     assert "wrote 2 samples (12 B" in run(*words).stdout
     assert "with different options: repeat it" in run(*words, "--shuffle").stderr
 
 
 @pytest.fixture
-def killed(command, tmp_path):
+def killed(command):
     """Runs ``create`` into shards of one sample; kills it at the one that is a pipe nobody writes to."""
 
     def killed(*words):
-        words = ["create", *words, tmp_path / "out" / "x-%d.tar", "--maxcount", 1, "-j", 1]
+        words = ["create", *words, Path("out/x-%d.tar"), "--maxcount", 1, "-j", 1]
         made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-        wait_until((tmp_path / "out" / "x-1.tar").exists, made)
+        wait_until((Path("out/x-1.tar")).exists, made)
         made.kill()
         made.wait()
         return words
@@ -366,9 +359,9 @@ def killed(command, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["content", "replaced", "other list"])
-def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write_files, tmp_path, change):
+def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write_files, change):
     folder = write_files({f"{number}.txt": b"old" for number in range(4)})
-    names = tmp_path / "names.csv" if change == "other list" else tmp_path / "names"
+    names = Path("names.csv") if change == "other list" else Path("names")
     if change == "other list":
         names.write_text("key,image\n" + "".join(f"k{n},{n}.txt\n" for n in range(4)) + "k4,4.txt\n")
         options = ["--columns", "image:txt", "--root", folder]
@@ -389,11 +382,11 @@ def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write
 
 
 @pytest.mark.parametrize("name", ["x.classes.json", "x.json"])
-def test_files_beside_the_shards_are_replaced_only_by_force(run, refused, write_files, tmp_path, name):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / name).write_text("mine")
-    words = ["create", write_files(ANIMALS), tmp_path / "new" / "x.tar", "--index"]
+def test_files_beside_the_shards_are_replaced_only_by_force(run, refused, write_files, name):
+    (Path("new")).mkdir()
+    (Path("new") / name).write_text("mine")
+    words = ["create", write_files(ANIMALS), Path("new/x.tar"), "--index"]
     assert "exists already" in refused(*words)
-    assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ["mine"]
+    assert [path.read_text() for path in (Path("new")).iterdir()] == ["mine"]
     assert run(*words, "--force").returncode == 0
-    assert (tmp_path / "new" / name).read_text() != "mine"
+    assert (Path("new") / name).read_text() != "mine"

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -19,17 +20,17 @@ PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
 
 
-def create(run, source, tmp_path, *arguments):
+def create(run, source, *arguments):
     """Runs the command, and returns the samples of its one shard."""
-    result = run("create", source, tmp_path / "out.tar", "--force", *arguments)
+    result = run("create", source, "out.tar", "--force", *arguments)
     assert result.returncode == 0, result.stderr
-    return read(tmp_path / "out.tar")
+    return read("out.tar")
 
 
-def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_files, tmp_path):
+def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_files):
     table = b'path,label,caption,width,score\na/1.jpg,dog,"one, two",640,0.5\nb.png,cat,,007,1\n'
     folder = write_files({"list.csv": table, "a/1.jpg": JPEG, "b.png": PNG})
-    assert create(run, folder / "list.csv", tmp_path) == [
+    assert create(run, folder / "list.csv") == [
         {
             "__key__": "000000000",
             "jpg": JPEG,
@@ -39,77 +40,77 @@ def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_file
         },
         {"__key__": "000000001", "png": PNG, "cls": b"0", "json": b'{"width": "007", "score": 1.0}'},
     ]
-    assert json.loads((tmp_path / "out.classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads((Path("out.classes.json")).read_text()) == ["cat", "dog"]
 
 
-def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files, tmp_path):
+def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files):
     rows = [{"id": f"n{number}", "x": [1, number], "note": "a"} for number in range(2)]
     folder = write_files({"list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
-    found = create(run, folder / "list.jsonl", tmp_path, "--columns", "x:x.json,note:txt", "--key", "id")
+    found = create(run, folder / "list.jsonl", "--columns", "x:x.json,note:txt", "--key", "id")
     assert found == [
         {"__key__": "n0", "txt": b"a", "x.json": b"[1, 0]"},
         {"__key__": "n1", "txt": b"a", "x.json": b"[1, 1]"},
     ]
     chosen = ("--columns", "id:txt", "--key", "id")  # the same column may also be a field
-    assert create(run, folder / "list.jsonl", tmp_path, *chosen) == [
+    assert create(run, folder / "list.jsonl", *chosen) == [
         {"__key__": "n0", "txt": b"n0"},
         {"__key__": "n1", "txt": b"n1"},
     ]
 
 
-def test_the_column_of_keys_is_no_text_as_well_unless_the_user_says_so(run, write_files, tmp_path):
+def test_the_column_of_keys_is_no_text_as_well_unless_the_user_says_so(run, write_files):
     folder = write_files({"list.csv": b"caption,label,width\na,1,2\n"})
-    (sample,) = create(run, folder / "list.csv", tmp_path, "--key", "caption")
+    (sample,) = create(run, folder / "list.csv", "--key", "caption")
     assert sample == {"__key__": "a", "cls": b"1", "json": b'{"width": 2}'}
 
 
 @pytest.mark.parametrize(
     ("values", "fields"), [(b"dog,x", {"cls", "json"}), (b"1,2", {"label.cls", "class.cls"})]
 )
-def test_one_column_of_words_is_the_label_and_all_of_numbers_are(run, write_files, tmp_path, values, fields):
+def test_one_column_of_words_is_the_label_and_all_of_numbers_are(run, write_files, values, fields):
     folder = write_files({"list.csv": b"label,class\n" + values + b"\n"})
-    (sample,) = create(run, folder / "list.csv", tmp_path)
+    (sample,) = create(run, folder / "list.csv")
     assert sample.keys() == {"__key__", *fields}
 
 
-def test_the_table_of_what_was_guessed_is_shown(run, write_files, tmp_path):
+def test_the_table_of_what_was_guessed_is_shown(run, write_files):
     folder = write_files({"list.csv": b"label,caption,age\n1,a,2\n"})
-    shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout
+    shown = run("create", folder / "list.csv", "x.tar").stdout
     for column, field in (("label", "cls"), ("caption", "txt"), ("age", "json")):
         assert [line for line in shown.splitlines() if line.split()[:2] == [column, field]]
 
 
-def test_a_row_without_a_key_is_named(refused, write_files, tmp_path):
+def test_a_row_without_a_key_is_named(refused, write_files):
     folder = write_files({"list.jsonl": b'{"key": "a", "text": "x"}\n{"text": "y"}\n'})
     for target in ("x.tar", "x-%d.tar"):
-        errors = refused("create", folder / "list.jsonl", tmp_path / target)
+        errors = refused("create", folder / "list.jsonl", target)
         assert "error: row 1 has no value in 'key'" in errors
 
 
 @pytest.mark.parametrize("text", ["dog", "1"])
-def test_labels_in_words_are_numbered_when_columns_are_chosen_too(run, write_files, tmp_path, text):
+def test_labels_in_words_are_numbered_when_columns_are_chosen_too(run, write_files, text):
     rows = [{"image": "1.jpg", "label": label} for label in (text, "0")]
     folder = write_files({"list.jsonl": "\n".join(map(json.dumps, rows)).encode(), "1.jpg": JPEG})
-    found = create(run, folder / "list.jsonl", tmp_path, "--columns", "image:jpg,label:cls,*:json")
+    found = create(run, folder / "list.jsonl", "--columns", "image:jpg,label:cls,*:json")
     assert [sample["cls"] for sample in found] == [b"1", b"0"]
-    names = tmp_path / "out.classes.json"
+    names = Path("out.classes.json")
     assert (json.loads(names.read_text()) if names.exists() else None) == (
         ["0", "dog"] if text == "dog" else None
     )
 
 
-def test_names_of_files_start_where_the_user_says(run, write_files, tmp_path):
+def test_names_of_files_start_where_the_user_says(run, write_files):
     folder = write_files({"lists/list.csv": b"file\n1.txt\n", "data/1.txt": b"one"})
-    assert create(run, folder / "lists" / "list.csv", tmp_path, "--root", folder / "data")[0]["txt"] == b"one"
+    assert create(run, folder / "lists" / "list.csv", "--root", folder / "data")[0]["txt"] == b"one"
 
 
-def test_a_list_comes_from_standard_input(command, tmp_path):
+def test_a_list_comes_from_standard_input(command):
     subprocess.run(
-        [*command, "create", "-", tmp_path / "x.tar", "--from", "jsonl"],
+        [*command, "create", "-", Path("x.tar"), "--from", "jsonl"],
         input=b'{"text": "one"}\n\n{"text": "two"}\n',
         check=True,
     )
-    assert [sample["txt"] for sample in read(tmp_path / "x.tar")] == [b"one", b"two"]
+    assert [sample["txt"] for sample in read("x.tar")] == [b"one", b"two"]
 
 
 LIST = {"list.csv": b"path,n\n1.txt,3\n", "1.txt": b""}
@@ -155,18 +156,18 @@ PAGES[4:60] = b"\xff" * 56
     ],
 )
 def test_a_damaged_list_or_a_wrong_choice_of_columns_is_an_error_that_names_the_place(
-    run, write_files, tmp_path, files, arguments, message
+    run, write_files, files, arguments, message
 ):
-    result = run("create", write_files(files) / next(iter(files)), tmp_path / "out.tar", *arguments)
+    result = run("create", write_files(files) / next(iter(files)), "out.tar", *arguments)
     assert result.returncode == 1 or arguments
     assert message in result.stderr
-    assert not (tmp_path / "out.tar").exists()
+    assert not (Path("out.tar")).exists()
 
 
-def test_without_pyarrow_the_error_says_what_to_install(run, tmp_path, monkeypatch):
+def test_without_pyarrow_the_error_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "x.parquet").write_bytes(b"")
-    assert "pip install 'mpwds[parquet]'" in run("create", tmp_path / "x.parquet", "-").stderr
+    (Path("x.parquet")).write_bytes(b"")
+    assert "pip install 'mpwds[parquet]'" in run("create", "x.parquet", "-").stderr
 
 
 TABLE = [
@@ -201,10 +202,10 @@ def write_table(kind, folder):
 @pytest.mark.parametrize(
     "arguments", [(), ("--columns", "image:jpg,label:cls,caption:txt"), ("--shuffle", "--seed", 3)]
 )
-def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, tmp_path, kind, arguments):
+def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, kind, arguments):
     made = []
     for each in (kind, "jsonl"):
-        folder = tmp_path / each
+        folder = Path(each)
         folder.mkdir()
         source, output = write_table(each, folder), folder / "out"
         assert run("create", source, output, "--maxsize", "70kB", "-j", 1, *arguments).returncode == 0
@@ -217,10 +218,10 @@ def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, tmp_path, kind
 
 
 def test_names_of_files_in_a_table_start_where_the_user_says(run, tmp_path):
-    path = write_table("parquet", tmp_path).rename(tmp_path / "pictures" / "list.parquet")
-    refused = run("create", path, tmp_path / "x.tar", "--columns", "image:jpg")
+    path = write_table("parquet", tmp_path).rename(Path("pictures/list.parquet"))
+    refused = run("create", path, "x.tar", "--columns", "image:jpg")
     assert "--root" in refused.stderr
-    assert len(create(run, path, tmp_path, "--columns", "image:jpg", "--root", tmp_path)[0]["jpg"]) == 20_003
+    assert len(create(run, path, "--columns", "image:jpg", "--root", tmp_path)[0]["jpg"]) == 20_003
 
 
 # Files as Hugging Face's datasets write them.
@@ -264,9 +265,9 @@ def expected(number):
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved():
     """A folder as ``save_to_disk`` leaves it, of two files."""
-    folder = tmp_path / "saved"
+    folder = Path("saved")
     folder.mkdir()
     for number in range(2):
         with pyarrow.ipc.new_stream(folder / f"data-{number}.arrow", SCHEMA) as writer:
@@ -277,144 +278,142 @@ def saved(tmp_path):
     return folder
 
 
-def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved, tmp_path):
-    assert create(run, saved, tmp_path) == [expected(number) for number in range(20)]
-    assert json.loads((tmp_path / "out.classes.json").read_text()) == ["cat", "dog"]
+def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved):
+    assert create(run, saved) == [expected(number) for number in range(20)]
+    assert json.loads((Path("out.classes.json")).read_text()) == ["cat", "dog"]
 
 
-def test_splits_of_a_dataset_saved_to_disk_become_splits(run, saved, tmp_path):
-    (tmp_path / "both").mkdir()
+def test_splits_of_a_dataset_saved_to_disk_become_splits(run, saved):
+    (Path("both")).mkdir()
     for split in ("test", "train"):
-        shutil.copytree(saved, tmp_path / "both" / split)
-    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
-    assert run("create", tmp_path / "both", tmp_path / "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
+        shutil.copytree(saved, Path("both") / split)
+    (Path("both/dataset_dict.json")).write_text('{"splits": ["test", "train"]}')
+    assert run("create", "both", "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
     for split in ("test", "train"):
-        assert read(tmp_path / f"{split}-x-0.tar") == [expected(number) for number in range(20)]
+        assert read(f"{split}-x-0.tar") == [expected(number) for number in range(20)]
 
 
 def test_splits_of_parquet_files_become_splits(run, tmp_path):
-    (tmp_path / "data").mkdir()
+    (Path("data")).mkdir()
     for name, count in (
         ("train-00000-of-00002", 10),
         ("train-00001-of-00002", 10),
         ("test-00000-of-00001", 3),
     ):
         table = rows(count, 10 * int(name[10]) if "train" in name else 0)
-        pyarrow.parquet.write_table(table, tmp_path / "data" / f"{name}.parquet", row_group_size=4)
-    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
-    assert read(tmp_path / "train-x-0.tar") == [expected(number) for number in range(20)]
-    assert len(read(tmp_path / "test-x-0.tar")) == 3
+        pyarrow.parquet.write_table(table, Path(f"data/{name}.parquet"), row_group_size=4)
+    assert run("create", tmp_path, "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
+    assert read("train-x-0.tar") == [expected(number) for number in range(20)]
+    assert len(read("test-x-0.tar")) == 3
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("digits-train", "digits-test-00000-of-00001")])
 def test_a_split_is_named_after_the_dataset(run, tmp_path, names):
     for name in names:
-        pyarrow.parquet.write_table(rows(3), tmp_path / f"{name}.parquet")
-    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
-    assert {path.name for path in tmp_path.glob("*-0.tar")} == {"train-x-0.tar", "test-x-0.tar"}
+        pyarrow.parquet.write_table(rows(3), Path(f"{name}.parquet"))
+    assert run("create", tmp_path, "x-%d.tar", "-j", 1).returncode == 0
+    assert {path.name for path in Path().glob("*-0.tar")} == {"train-x-0.tar", "test-x-0.tar"}
 
 
 @pytest.mark.parametrize("other", ["cat/1.jpg", "0000.parquet"])
-def test_what_is_beside_the_tables_of_splits_is_not_left_out_silently(refused, tmp_path, other):
-    (tmp_path / "all" / other).parent.mkdir(parents=True)
-    (tmp_path / "all" / other).write_bytes(JPEG)
-    pyarrow.parquet.write_table(rows(3), tmp_path / "all/metadata.parquet")
-    told = refused("create", tmp_path / "all", tmp_path / "x-%d.tar")
+def test_what_is_beside_the_tables_of_splits_is_not_left_out_silently(refused, other):
+    (Path("all") / other).parent.mkdir(parents=True)
+    (Path("all") / other).write_bytes(JPEG)
+    pyarrow.parquet.write_table(rows(3), Path("all/metadata.parquet"))
+    told = refused("create", "all", "x-%d.tar")
     assert f"{other.partition('/')[0]}, which is none of a split" in told
 
 
-def test_a_list_is_not_replaced_by_what_describes_its_shards(refused, tmp_path):
-    (tmp_path / "x.json").write_text('{"txt": "a"}\n')
-    words = ["create", tmp_path / "x.json", tmp_path / "x-%d.tar", "--from", "jsonl", "--index", "--force"]
+def test_a_list_is_not_replaced_by_what_describes_its_shards(refused):
+    (Path("x.json")).write_text('{"txt": "a"}\n')
+    words = ["create", Path("x.json"), Path("x-%d.tar"), "--from", "jsonl", "--index", "--force"]
     assert "x.json is read, so it cannot be written" in refused(*words, status=2)
-    assert (tmp_path / "x.json").read_text() == '{"txt": "a"}\n'
+    assert (Path("x.json")).read_text() == '{"txt": "a"}\n'
 
 
 def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
     for split, labels in (("train", ["cat", "dog"]), ("test", ["ant", "dog"])):
-        pyarrow.parquet.write_table(pyarrow.table({"label": labels}), tmp_path / f"{split}.parquet")
-    assert run("create", tmp_path, tmp_path / "x-%d.tar", "-j", 1).returncode == 0
-    assert [sample["cls"] for sample in read(tmp_path / "train-x-0.tar")] == [b"1", b"2"]
-    assert [sample["cls"] for sample in read(tmp_path / "test-x-0.tar")] == [b"0", b"2"]
+        pyarrow.parquet.write_table(pyarrow.table({"label": labels}), Path(f"{split}.parquet"))
+    assert run("create", tmp_path, "x-%d.tar", "-j", 1).returncode == 0
+    assert [sample["cls"] for sample in read("train-x-0.tar")] == [b"1", b"2"]
+    assert [sample["cls"] for sample in read("test-x-0.tar")] == [b"0", b"2"]
     for split in ("train", "test"):
-        assert json.loads((tmp_path / f"{split}-x.classes.json").read_text()) == ["ant", "cat", "dog"]
+        assert json.loads((Path(f"{split}-x.classes.json")).read_text()) == ["ant", "cat", "dog"]
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
-def test_rows_are_shuffled_among_all_shards(run, tmp_path, name):
+def test_rows_are_shuffled_among_all_shards(run, name):
     if name == "x.parquet":
-        pyarrow.parquet.write_table(rows(20), tmp_path / name, row_group_size=4)
+        pyarrow.parquet.write_table(rows(20), Path(name), row_group_size=4)
     else:
-        with pyarrow.ipc.new_file(tmp_path / name, SCHEMA) as writer:
+        with pyarrow.ipc.new_file(Path(name), SCHEMA) as writer:
             writer.write_table(rows(20), max_chunksize=4)
-    run("create", tmp_path / name, tmp_path / "out", "--shuffle", "--maxcount", 10, "-j", 1)
-    first, second = (read(tmp_path / "out" / f"shard-00000{number}.tar") for number in range(2))
+    run("create", name, "out", "--shuffle", "--maxcount", 10, "-j", 1)
+    first, second = (read(f"out/shard-00000{number}.tar") for number in range(2))
     assert sorted((*first, *second), key=lambda sample: sample["__key__"]) == [expected(n) for n in range(20)]
     assert max(sample["__key__"] for sample in first) > "000000009"
 
 
-def test_a_dataset_that_names_files_elsewhere_is_refused(run, saved, tmp_path):
+def test_a_dataset_that_names_files_elsewhere_is_refused(run, saved):
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../x.arrow"}]}))
-    assert "is not in that folder" in run("create", saved, tmp_path / "x.tar").stderr
+    assert "is not in that folder" in run("create", saved, "x.tar").stderr
 
 
-def test_lists_and_shards_may_be_at_urls(run, write_files, tmp_path):
+def test_lists_and_shards_may_be_at_urls(run, write_files):
     folder = write_files({"list.jsonl": b'{"text": "one"}\n{"text": "two"}\n'})
-    source, target = f"pipe:cat {folder}/list.jsonl", f"pipe:cat > {tmp_path}/x-%d.tar"
+    source, target = f"pipe:cat {folder}/list.jsonl", "pipe:cat > x-%d.tar"
     assert run("create", source, target, "--from", "jsonl", "--maxcount", 1, "-j", 1).returncode == 0
-    assert read(tmp_path / "x-1.tar") == [{"__key__": "000000001", "txt": b"two"}]
+    assert read("x-1.tar") == [{"__key__": "000000001", "txt": b"two"}]
     assert run("create", source, target, "--from", "jsonl", "--train", 0.5).returncode == 2
 
 
-def test_parquet_files_elsewhere_are_copied_first(run, tmp_path):
-    pyarrow.parquet.write_table(rows(4), tmp_path / "x.parquet")
-    assert create(run, f"pipe:cat {tmp_path}/x.parquet", tmp_path) == [
-        expected(number) for number in range(4)
-    ]
+def test_parquet_files_elsewhere_are_copied_first(run):
+    pyarrow.parquet.write_table(rows(4), Path("x.parquet"))
+    assert create(run, "pipe:cat x.parquet") == [expected(number) for number in range(4)]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.tar", "mds"])
-def test_headers_of_long_names_count_towards_the_limit(run, tmp_path, name):
+def test_headers_of_long_names_count_towards_the_limit(run, name):
     listed = [{"key": f"{number:097}", "text": "x"} for number in range(200)]
     columns = ("--columns", "text:long.txt", "--key", "key")
     if name == "x.jsonl":
-        (tmp_path / name).write_text("\n".join(map(json.dumps, listed)))
+        (Path(name)).write_text("\n".join(map(json.dumps, listed)))
     elif name == "x.parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), tmp_path / name)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), Path(name))
     else:
-        with mpwds.TarWriter(tmp_path / "x.tar") as sink:
+        with mpwds.TarWriter(Path("x.tar")) as sink:
             for row in listed:
                 sink.write({"__key__": row["key"], "long.txt": row["text"]})
         columns = ()
         if name == "mds":
-            run("convert", tmp_path / "x.tar", tmp_path / "mds")
+            run("convert", "x.tar", "mds")
     command, options = ("convert", ()) if name == "x.tar" else ("create", ("-j", 1))
     limits = "--maxsize", 51_200
-    made = run(command, tmp_path / name, tmp_path / "y-%d.tar", *columns, *limits, *options)
+    made = run(command, name, "y-%d.tar", *columns, *limits, *options)
     assert made.returncode == 0, made.stderr
-    sizes = [path.stat().st_size for path in tmp_path.glob("y-*.tar")]
+    sizes = [path.stat().st_size for path in Path().glob("y-*.tar")]
     assert len(sizes) > 1
     assert max(sizes) <= 51_200
 
 
-def test_a_list_that_names_commands_runs_none(refused, write_files, tmp_path):
-    rows = [{"image": "a.jpg"}, {"image": f"pipe:touch {tmp_path}/ran; cat a.jpg"}]
+def test_a_list_that_names_commands_runs_none(refused, write_files):
+    rows = [{"image": "a.jpg"}, {"image": "pipe:touch ran; cat a.jpg"}]
     folder = write_files({"a.jpg": b"a", "list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
-    assert "runs a command" in refused("create", folder / "list.jsonl", tmp_path / "x.tar")
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "x.tar").exists()
+    assert "runs a command" in refused("create", folder / "list.jsonl", "x.tar")
+    assert not (Path("ran")).exists()
+    assert not (Path("x.tar")).exists()
 
 
-def test_a_list_that_a_command_writes_adds_nothing_to_the_command(run, write_files, web, tmp_path):
+def test_a_list_that_a_command_writes_adds_nothing_to_the_command(run, write_files, web):
     web.files["/a.jpg"] = JPEG
-    rows = [{"image": web.url("/a.jpg")}, {"image": f"a.jpg; touch {tmp_path}/ran"}]
+    rows = [{"image": web.url("/a.jpg")}, {"image": "a.jpg; touch ran"}]
     folder = write_files({"a.jpg": JPEG, "list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
-    made = run("create", f"pipe:cat {folder}/list.jsonl", tmp_path / "x.tar", "--from", "jsonl")
+    made = run("create", f"pipe:cat {folder}/list.jsonl", "x.tar", "--from", "jsonl")
     assert made.returncode == 1
-    assert not (tmp_path / "ran").exists()
+    assert not (Path("ran")).exists()
 
 
-def test_values_of_all_kinds_become_json(run, tmp_path):
+def test_values_of_all_kinds_become_json(run):
     row = {
         "day": datetime.date(2020, 1, 2),
         "at": datetime.time(3, 4),
@@ -422,8 +421,8 @@ def test_values_of_all_kinds_become_json(run, tmp_path):
         "n": decimal.Decimal("1.50"),
         "yes": True,
     }
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "x.parquet")
-    (sample,) = create(run, tmp_path / "x.parquet", tmp_path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), Path("x.parquet"))
+    (sample,) = create(run, "x.parquet")
     assert json.loads(sample["json"]) == {
         "day": "2020-01-02",
         "at": "03:04:00",
@@ -434,15 +433,15 @@ def test_values_of_all_kinds_become_json(run, tmp_path):
 
 
 @pytest.mark.parametrize("value", [3, 0.5])
-def test_numbers_may_be_texts(run, write_files, tmp_path, value):
+def test_numbers_may_be_texts(run, write_files, value):
     folder = write_files({"x.jsonl": json.dumps({"n": value}).encode()})
-    assert create(run, folder / "x.jsonl", tmp_path, "--columns", "n:txt")[0]["txt"] == str(value).encode()
+    assert create(run, folder / "x.jsonl", "--columns", "n:txt")[0]["txt"] == str(value).encode()
 
 
 @pytest.mark.parametrize("label", [1, True])
-def test_a_label_is_a_number_and_no_truth(run, write_files, tmp_path, label):
+def test_a_label_is_a_number_and_no_truth(run, write_files, label):
     folder = write_files({"x.jsonl": json.dumps({"label": label}).encode()})
-    (sample,) = create(run, folder / "x.jsonl", tmp_path)
+    (sample,) = create(run, folder / "x.jsonl")
     assert ("cls" in sample) == (label is not True)
 
 
@@ -454,36 +453,34 @@ def test_a_label_is_a_number_and_no_truth(run, write_files, tmp_path, label):
         ("x.csv", b"\xef\xbb\xbftext\na\n\nb\n"),
     ],
 )
-def test_empty_lines_and_a_mark_at_the_beginning_are_no_data(run, write_files, tmp_path, name, content):
+def test_empty_lines_and_a_mark_at_the_beginning_are_no_data(run, write_files, name, content):
     folder = write_files({name: content})
-    assert [sample["txt"] for sample in create(run, folder / name, tmp_path)] == [b"a", b"b"]
+    assert [sample["txt"] for sample in create(run, folder / name)] == [b"a", b"b"]
 
 
-def test_two_columns_of_labels_have_names_of_classes_each(run, write_files, tmp_path):
+def test_two_columns_of_labels_have_names_of_classes_each(run, write_files):
     folder = write_files({"x.csv": b"one,two,three\ndog,red,7\ncat,red,8\n"})
-    create(run, folder / "x.csv", tmp_path, "--columns", "one:cls,two:best.cls,three:n.cls")
-    assert json.loads((tmp_path / "out.cls.classes.json").read_text()) == ["cat", "dog"]
-    assert json.loads((tmp_path / "out.best.cls.classes.json").read_text()) == ["red"]
-    assert len(list(tmp_path.glob("*classes.json"))) == 2
+    create(run, folder / "x.csv", "--columns", "one:cls,two:best.cls,three:n.cls")
+    assert json.loads((Path("out.cls.classes.json")).read_text()) == ["cat", "dog"]
+    assert json.loads((Path("out.best.cls.classes.json")).read_text()) == ["red"]
+    assert len(list(Path().glob("*classes.json"))) == 2
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.bin"])
-def test_who_gives_shards_is_told_what_reads_them(refused, tmp_path, name):
-    (tmp_path / name).write_bytes(b"")
-    errors = refused("create", tmp_path / name, tmp_path / "out.tar")
+def test_who_gives_shards_is_told_what_reads_them(refused, name):
+    (Path(name)).write_bytes(b"")
+    errors = refused("create", name, "out.tar")
     assert "is neither a folder nor a list" in errors
     assert ("mpwds convert and mpwds split read shards" in errors) == (name != "x.bin")
 
 
 def test_files_with_different_columns_are_refused(refused, tmp_path):
     for name in "ab":
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_pylist([{name: 1}]), tmp_path / f"train-{name}.parquet"
-        )
-    assert "has other columns (b) than" in refused("create", tmp_path, tmp_path / "out.tar")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{name: 1}]), Path(f"train-{name}.parquet"))
+    assert "has other columns (b) than" in refused("create", tmp_path, "out.tar")
 
 
-def test_a_column_that_goes_by_its_content_is_said_to(run, write_files, tmp_path):
+def test_a_column_that_goes_by_its_content_is_said_to(run, write_files):
     folder = write_files({"list.csv": b"path\na.jpg\n", "a.jpg": JPEG})
-    shown = run("create", folder / "list.csv", tmp_path / "x.tar").stdout
+    shown = run("create", folder / "list.csv", "x.tar").stdout
     assert ["path", "*", "(by", "its", "content)"] in [line.split() for line in shown.splitlines()]

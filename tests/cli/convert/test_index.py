@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -13,18 +14,18 @@ from tests.loader.faults.processes import wait_until_gone
 
 
 @pytest.fixture
-def shards(tmp_path):
+def shards():
     """Two shards of three samples in the current folder; returns their pattern."""
-    with mpwds.ShardWriter(str(tmp_path / "x-%d.tar"), maxcount=3, verbose=0, mtime=0) as sink:
+    with mpwds.ShardWriter("x-%d.tar", maxcount=3, verbose=0, mtime=0) as sink:
         for number in range(6):
             sink.write({"__key__": f"{number}", "cls": number, "bin": b"\x1b[2J" + bytes(100)})
     return "x-{0..1}.tar"
 
 
 @pytest.fixture
-def description(run, shards, tmp_path):
-    assert run("index", "create", shards, "-o", tmp_path / "all.json", "--name", "mine").returncode == 0
-    return tmp_path / "all.json"
+def description(run, shards):
+    assert run("index", "create", shards, "-o", "all.json", "--name", "mine").returncode == 0
+    return Path("all.json")
 
 
 def test_a_description_counts_the_samples_of_each_shard(description):
@@ -37,15 +38,15 @@ def test_a_description_counts_the_samples_of_each_shard(description):
     assert "offsets" not in found["shardlist"][0]  # unless they are asked for
 
 
-def test_a_list_of_shards_comes_from_standard_input_and_goes_to_standard_output(command, shards, tmp_path):
+def test_a_list_of_shards_comes_from_standard_input_and_goes_to_standard_output(command, shards):
     made = subprocess.run(
         [*command, "index", "create", "-", "-o", "-", "--offsets"],
-        input=f"{tmp_path}/x-0.tar\n".encode(),
+        input=b"x-0.tar\n",
         capture_output=True,
         check=True,
     )
     (shard,) = json.loads(made.stdout)["shardlist"]
-    assert (shard["url"], shard["nsamples"]) == (f"{tmp_path}/x-0.tar", 3)
+    assert (shard["url"], shard["nsamples"]) == ("x-0.tar", 3)
     assert "offsets" in shard
 
 
@@ -57,13 +58,13 @@ def test_a_description_that_exists_is_replaced_only_by_force(run, shards, descri
     assert json.loads(description.read_text())["name"] == "other"
 
 
-def test_the_binary_form_is_written_where_the_name_asks_for_it(run, shards, description, tmp_path):
+def test_the_binary_form_is_written_where_the_name_asks_for_it(run, shards, description):
     assert run("index", "create", shards, "-o", "made.shardindex", "--name", "mine").returncode == 0
     told = run("index", "convert", description, "converted.shardindex", "--json").stdout
     assert json.loads(told) == {"file": "converted.shardindex", "shards": 2, "samples": 6}
     (totals,) = json.loads(run("index", "info", "--json", "all.json").stdout)
     for name in ("made.shardindex", "converted.shardindex"):
-        assert (tmp_path / name).read_bytes()[:8] == b"mpwdsix1"
+        assert (Path(name)).read_bytes()[:8] == b"mpwdsix1"
         assert json.loads(run("index", "info", "--json", name).stdout) == [{**totals, "file": name}]
         assert json.loads(run("index", "sample", name, 4, "--json").stdout)["cls"] == {"bytes": 1}
         assert json.loads(run("ls", name, "--json").stdout.splitlines()[0])
@@ -121,20 +122,20 @@ def test_arguments_that_make_no_sense_are_refused(refused, words, message):
     assert message in refused("index", *words.split(), status=2)
 
 
-def test_errors_name_the_whole_command(run, tmp_path):
-    assert run("index", "info", tmp_path / "no.json").stderr.startswith("mpwds index info: error: ")
+def test_errors_name_the_whole_command(run):
+    assert run("index", "info", "no.json").stderr.startswith("mpwds index info: error: ")
     assert "No such command" in run("index", "creat").stderr
 
 
-def test_a_sample_of_a_shard_elsewhere_is_shown(run, web, description, tmp_path):
-    web.files = {f"/{path.name}": path.read_bytes() for path in tmp_path.glob("*.tar")}
+def test_a_sample_of_a_shard_elsewhere_is_shown(run, web, description):
+    web.files = {f"/{path.name}": path.read_bytes() for path in Path().glob("*.tar")}
     run("index", "update", description, "--base", web.url(""))
     assert json.loads(run("index", "sample", description, 5, "--json").stdout)["__key__"] == "5"
 
 
-def test_a_folder_stands_for_its_shards(run, shards, description, tmp_path):
-    assert run("index", "create", ".", "-o", tmp_path / "x.json", "--name", "mine").returncode == 0
-    assert (tmp_path / "x.json").read_text() == description.read_text()
+def test_a_folder_stands_for_its_shards(run, shards, description):
+    assert run("index", "create", ".", "-o", "x.json", "--name", "mine").returncode == 0
+    assert (Path("x.json")).read_text() == description.read_text()
 
 
 def test_sample_shows_text_that_is_not_ascii(run, write_shard):
@@ -144,28 +145,28 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
     assert "\N{REPLACEMENT CHARACTER}" not in shown
 
 
-def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard, tmp_path):
-    slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > {tmp_path}/begun; exec sleep 600"
-    made = subprocess.Popen([*command, "index", "create", slow, "-o", tmp_path / "x.json"])
-    begun = tmp_path / "begun"
+def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard):
+    slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > begun; exec sleep 600"
+    made = subprocess.Popen([*command, "index", "create", slow, "-o", Path("x.json")])
+    begun = Path("begun")
     wait_until(lambda: begun.exists() and begun.read_text(), made)
     made.send_signal(signal.SIGINT)
     assert made.wait(600) == 130
     wait_until_gone([int(begun.read_text())])
-    assert not (tmp_path / "x.json").exists()
+    assert not (Path("x.json")).exists()
 
 
-def test_what_is_said_about_a_dataset_is_in_its_description(run, shards, tmp_path):
-    (tmp_path / "about.txt").write_text("ten cats")
+def test_what_is_said_about_a_dataset_is_in_its_description(run, shards):
+    (Path("about.txt")).write_text("ten cats")
     options = ["--name", "cats", "--info", "about.txt", "--base", "https://host/data"]
     run("index", "create", shards, "-o", "new/folder/all.json", *options)
-    found = json.loads((tmp_path / "new/folder/all.json").read_text())
+    found = json.loads((Path("new/folder/all.json")).read_text())
     assert (found["name"], found["info"], found["base"]) == ("cats", "ten cats", "https://host/data")
 
 
-def test_shards_are_named_from_the_folder_of_the_description_on(run, shards, tmp_path):
+def test_shards_are_named_from_the_folder_of_the_description_on(run, shards):
     run("index", "create", shards, "-o", "new/all.json")
-    found = json.loads((tmp_path / "new/all.json").read_text())
+    found = json.loads((Path("new/all.json")).read_text())
     assert [shard["url"] for shard in found["shardlist"]] == ["../x-0.tar", "../x-1.tar"]
 
 

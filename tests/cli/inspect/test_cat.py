@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,10 +107,10 @@ def test_a_terminal_gets_no_bytes_that_are_not_text(command, shard, options):
     assert b"redirect the output" in errors
 
 
-def test_whole_shards_are_joined(cat, shards, entries, tmp_path):
-    (tmp_path / "joined.tar").write_bytes(cat(shards, "--shards").stdout)
-    each = [entry.blocks for number in range(3) for entry in entries(tmp_path / f"train-{number}.tar")]
-    assert [entry.blocks for entry in entries(tmp_path / "joined.tar")] == each
+def test_whole_shards_are_joined(cat, shards, entries):
+    (Path("joined.tar")).write_bytes(cat(shards, "--shards").stdout)
+    each = [entry.blocks for number in range(3) for entry in entries(Path(f"train-{number}.tar"))]
+    assert [entry.blocks for entry in entries(Path("joined.tar"))] == each
 
 
 def test_json_has_arrays_as_lists_and_what_json_cannot_hold_in_base64(run, write_shard, objects):

@@ -1,5 +1,6 @@
 import contextlib
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,98 +11,96 @@ def files_below(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_writes_members_under_their_names(run, shard, tmp_path, entries):
-    result = run("extract", shard, "-o", tmp_path / "out")
+def test_writes_members_under_their_names(run, shard, entries):
+    result = run("extract", shard, "-o", "out")
     assert result.returncode == 0
-    assert result.stdout == f"wrote 32 files of 8 samples to {tmp_path}/out\n"
-    assert files_below(tmp_path / "out") == {entry.name: entry.data for entry in entries(shard)}
+    assert result.stdout == "wrote 32 files of 8 samples to out\n"
+    assert files_below(Path("out")) == {entry.name: entry.data for entry in entries(shard)}
 
 
-def test_writes_what_is_chosen(run, shards, tmp_path):
-    run("extract", shards, "-o", tmp_path / "out", "-w", "cls == 1", "-n", "10:", "-f", "cls")
-    assert set(files_below(tmp_path / "out")) == {f"n1/00{number}.cls" for number in (10, 13, 16, 19, 22)}
+def test_writes_what_is_chosen(run, shards):
+    run("extract", shards, "-o", "out", "-w", "cls == 1", "-n", "10:", "-f", "cls")
+    assert set(files_below(Path("out"))) == {f"n1/00{number}.cls" for number in (10, 13, 16, 19, 22)}
 
 
-def test_replaces_no_file_unless_forced(run, refused, shard, tmp_path):
-    (tmp_path / "out/n0").mkdir(parents=True)
-    (tmp_path / "out/n0/0003.cls").write_text("mine")
-    arguments = ("extract", shard, "-o", tmp_path / "out", "-f", "cls")
+def test_replaces_no_file_unless_forced(run, refused, shard):
+    (Path("out/n0")).mkdir(parents=True)
+    (Path("out/n0/0003.cls")).write_text("mine")
+    arguments = ("extract", shard, "-o", Path("out"), "-f", "cls")
     assert "n0/0003.cls: it exists already" in refused(*arguments)
-    assert (tmp_path / "out/n0/0003.cls").read_text() == "mine"
+    assert (Path("out/n0/0003.cls")).read_text() == "mine"
     assert run(*arguments, "--force").returncode == 0
-    assert (tmp_path / "out/n0/0003.cls").read_text() == "0"
+    assert (Path("out/n0/0003.cls")).read_text() == "0"
 
 
 @pytest.mark.parametrize(
     "name", ["../x.txt", "/{}/x.txt", "a/../../x.txt", "a//x.txt", "link/x.txt", "file/x.txt"]
 )
 def test_nothing_leaves_the_folder(refused, tar, tmp_path, name):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out/link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "out/file").write_text("")
+    (Path("out")).mkdir()
+    (Path("elsewhere")).mkdir()
+    (Path("out/link")).symlink_to(Path("elsewhere"))
+    (Path("out/file")).write_text("")
     shard = tar("x.tar", {name.format(tmp_path): b"outside", "a.txt": b"inside"})
-    before = set(tmp_path.rglob("*"))
-    assert "not written" in refused("extract", shard, "-o", tmp_path / "out")
-    assert {path.name for path in set(tmp_path.rglob("*")) - before} <= {"a", "a.txt"}
-    assert files_below(tmp_path / "out")["a.txt"] == b"inside"
+    before = set(Path().rglob("*"))
+    assert "not written" in refused("extract", shard, "-o", "out")
+    assert {path.name for path in set(Path().rglob("*")) - before} <= {"a", "a.txt"}
+    assert files_below(Path("out"))["a.txt"] == b"inside"
 
 
-def test_a_link_is_replaced_not_followed(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "target").write_text("kept")
-    (tmp_path / "out/a.txt").symlink_to(tmp_path / "target")
-    with Folder(str(tmp_path / "out"), force=True) as folder:
+def test_a_link_is_replaced_not_followed():
+    (Path("out")).mkdir()
+    (Path("target")).write_text("kept")
+    (Path("out/a.txt")).symlink_to(Path("target"))
+    with Folder("out", force=True) as folder:
         folder.write("a.txt", b"new")
-    assert (tmp_path / "target").read_text() == "kept"
-    assert (tmp_path / "out/a.txt").read_bytes() == b"new"
+    assert (Path("target")).read_text() == "kept"
+    assert (Path("out/a.txt")).read_bytes() == b"new"
 
 
-def test_a_name_that_starts_with_a_dot_stays_below(tmp_path):
-    with Folder(str(tmp_path / "out")) as folder:
+def test_a_name_that_starts_with_a_dot_stays_below():
+    with Folder("out") as folder:
         folder.write("./a/./b.txt", b"data")
         with pytest.raises(UnsafeName):
             folder.write(".", b"data")
-    assert files_below(tmp_path / "out") == {"a/b.txt": b"data"}
+    assert files_below(Path("out")) == {"a/b.txt": b"data"}
 
 
-def test_a_file_that_cannot_be_finished_is_removed(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_finished_is_removed(monkeypatch):
     def fail(*arguments, **options):
         raise OSError("no space")
 
     monkeypatch.setattr("os.link", fail)
-    with Folder(str(tmp_path / "out")) as folder, pytest.raises(OSError, match="no space"):
+    with Folder("out") as folder, pytest.raises(OSError, match="no space"):
         folder.write("a.txt", b"data")
-    assert files_below(tmp_path / "out") == {}
+    assert files_below(Path("out")) == {}
 
 
-def test_names_that_no_file_can_have_are_refused(tmp_path):
-    with Folder(str(tmp_path / "out")) as folder, pytest.raises(UnsafeName, match="leads out of the folder"):
+def test_names_that_no_file_can_have_are_refused():
+    with Folder("out") as folder, pytest.raises(UnsafeName, match="leads out of the folder"):
         folder.write("a\0b", b"data")
 
 
-def test_json_tells_what_was_written_and_what_was_not(run, tar, tmp_path, objects):
+def test_json_tells_what_was_written_and_what_was_not(run, tar, objects):
     shard = tar("x.tar", {"a.txt": b"one", "a.cls": b"1", "../b.txt": b"two", "../c.txt": b"two"})
-    result = run("extract", shard, "-o", tmp_path / "out", "--json")
+    result = run("extract", shard, "-o", "out", "--json")
     assert result.returncode == 1
-    assert objects(result.stdout) == [
-        {"samples": 3, "files": 2, "output": str(tmp_path / "out"), "problems": 2}
-    ]
+    assert objects(result.stdout) == [{"samples": 3, "files": 2, "output": "out", "problems": 2}]
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_file_that_appears_meanwhile_is_replaced_only_if_forced(tmp_path, monkeypatch, force):
-    (tmp_path / "a.txt").write_text("mine")
+    (Path("a.txt")).write_text("mine")
     monkeypatch.setattr("mpwds.cli.inspect.extract._exists", lambda *arguments: False)
     with Folder(str(tmp_path), force) as folder:
         with contextlib.nullcontext() if force else pytest.raises(FileExistsError):
             folder.write("a.txt", b"new")
-    assert (tmp_path / "a.txt").read_text() == ("new" if force else "mine")
+    assert (Path("a.txt")).read_text() == ("new" if force else "mine")
 
 
 def test_no_folder_stays_open(tmp_path):
     before = os.listdir("/proc/self/fd")
-    (tmp_path / "file").write_text("")
+    (Path("file")).write_text("")
     with Folder(str(tmp_path)) as folder:
         for name in ("a/b/c.txt", "a/d.txt", "x.txt"):
             folder.write(name, b"data")

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -130,8 +131,8 @@ def test_zeros_that_inflate_without_end_take_no_memory():
     check_checksums(gzip.compress(bytes(1 << 26)))
 
 
-def test_a_missing_shard_is_a_problem_and_the_others_are_verified(problems, run, shards, tmp_path):
-    ((_, _, what),) = problems(shards, tmp_path / "no.tar")
+def test_a_missing_shard_is_a_problem_and_the_others_are_verified(problems, run, shards):
+    ((_, _, what),) = problems(shards, Path("no.tar"))
     assert what == "it cannot be read: No such file or directory"
 
 
@@ -192,7 +193,7 @@ def test_of_many_sets_of_fields_the_first_are_compared(problems, write_shard, mo
     assert problems(shard) == []
 
 
-def test_what_a_description_says_is_compared(problems, shard, tmp_path):
+def test_what_a_description_says_is_compared(problems, shard):
     data = shard.read_bytes()
     entry = {
         "url": shard.name,
@@ -200,7 +201,7 @@ def test_what_a_description_says_is_compared(problems, shard, tmp_path):
         "filesize": len(data),
         "md5sum": hashlib.md5(data).hexdigest(),
     }
-    description = tmp_path / "dataset.json"
+    description = Path("dataset.json")
 
     def describe(**changes):
         description.write_text(json.dumps({"wids_version": 1, "shardlist": [{**entry, **changes}]}))
@@ -223,10 +224,10 @@ def test_the_table_shows_the_place(run, shard, flipped, entries, monkeypatch):
     assert "1 problem in 1 shard" in output
 
 
-def test_compressed_shards_are_verified(problems, tmp_path):
-    with mpwds.TarWriter(tmp_path / "x.tar.zst") as sink:
+def test_compressed_shards_are_verified(problems):
+    with mpwds.TarWriter(Path("x.tar.zst")) as sink:
         sink.write({"__key__": "a", "txt": "text"})
-    assert problems(tmp_path / "x.tar.zst") == []
+    assert problems(Path("x.tar.zst")) == []
 
 
 def test_the_table_has_the_first_problems(run, tar, monkeypatch):

@@ -5,6 +5,7 @@ import io
 import itertools
 import tarfile
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -41,10 +42,10 @@ def samples_in(*urls, fields=()):
 
 
 @pytest.fixture
-def written(tmp_path):
+def written():
     def written(data):
-        (tmp_path / "x.tar").write_bytes(data)
-        return tmp_path / "x.tar"
+        (Path("x.tar")).write_bytes(data)
+        return Path("x.tar")
 
     return written
 
