@@ -34,7 +34,7 @@ def test_its_commands_work_one_after_the_other(command, tmp_path):
     program.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
     program.chmod(0o755)
     [pipeline] = re.findall(r"```python\n# augment\.py\n(.*?)```", PAGE, re.DOTALL)
-    (Path("augment.py")).write_text(pipeline)
+    Path("augment.py").write_text(pipeline)
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(root)}
     for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL):

@@ -1,9 +1,7 @@
-import io
 import os
 import re
 import signal
 import subprocess
-from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,68 +15,36 @@ from mpwds.cli.demo.training import Outcome
 from mpwds.cli.main import main
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory):
-    """The first ``mpwds demo`` ever, its output going to no terminal, and the cache folder."""
-    cache = tmp_path_factory.mktemp("cache")
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        redirect_stdout(io.StringIO()) as output,
-        redirect_stderr(io.StringIO()) as errors,
-    ):
-        environment.setenv("XDG_CACHE_HOME", str(cache))
-        returncode = main(["demo"])
-    result = subprocess.CompletedProcess(["demo"], returncode, output.getvalue(), errors.getvalue())
-    return result, cache / "mpwds" / "digits"
-
-
 def figures(result):
     """The epochs' losses and the accuracy, which time does not decide."""
     return re.findall(r"loss \S+|accuracy .*", result.stdout)
 
 
 @pytest.mark.slow
-def test_learns_the_digits_from_an_empty_cache(first):
-    result, _ = first
+def test_learns_the_digits_from_an_empty_cache(run, tmp_path):
+    cache = tmp_path / "cache/mpwds"
+    result = run("demo")
     assert (result.returncode, result.stderr) == (0, "")
     assert float(re.search(r"accuracy +([\d.]+)% on the held-out samples", result.stdout)[1]) >= 97
-
-
-@pytest.mark.slow
-def test_shows_what_it_read_in_a_picture_whose_path_it_prints(first):
-    result, directory = first
-    path = directory.parent / "demo.png"
-    assert f"picture    {path}\n" in result.stdout
-    with Image.open(path) as picture:
+    assert f"wrote 1,797 handwritten digits in {cache}/digits" in result.stdout
+    assert f"data       {cache}/digits (16 shards)" in result.stdout
+    assert len(list((cache / "digits").iterdir())) == 16
+    epochs = [line for line in result.stdout.splitlines() if line.startswith("epoch")]
+    assert len(epochs) == 12
+    for number, line in enumerate(epochs, start=1):  # plain ones, for a pipe
+        assert re.fullmatch(rf"epoch {number}/12  loss [\d.]+  [\d,]+ samples/s  waited \d+% for data", line)
+    assert f"picture    {cache}/demo.png\n" in result.stdout
+    with Image.open(cache / "demo.png") as picture:
         assert picture.size[0] > 800
         assert len(picture.getcolors(1 << 20)) > 20
 
 
 @pytest.mark.slow
-def test_leaves_the_shards_in_the_cache_folder(first):
-    result, directory = first
-    assert f"wrote 1,797 handwritten digits in {directory}" in result.stdout
-    assert f"data       {directory} (16 shards)" in result.stdout
-    assert len(list(directory.iterdir())) == 16
-
-
-@pytest.mark.slow
-def test_a_pipe_gets_one_plain_line_per_epoch(first):
-    result, _ = first
-    epochs = [line for line in result.stdout.splitlines() if line.startswith("epoch")]
-    assert len(epochs) == 12
-    for number, line in enumerate(epochs, start=1):
-        assert re.fullmatch(rf"epoch {number}/12  loss [\d.]+  [\d,]+ samples/s  waited \d+% for data", line)
-    assert "\r" not in result.stdout
-
-
-@pytest.mark.slow
-def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(first, run):
-    _, directory = first
-    second, third = (run("demo", "--cache-dir", directory, "--epochs", 2) for _ in range(2))
-    assert f"found 1,797 handwritten digits in {directory}" in second.stdout
-    assert len(figures(second)) == 3
-    assert figures(second) == figures(third)
+def test_later_runs_read_the_same_shards_and_come_to_the_same_figures(digits, run):
+    first, second = (run("demo", "--cache-dir", digits, "--epochs", 2) for _ in range(2))
+    assert f"found 1,797 handwritten digits in {digits}" in first.stdout
+    assert len(figures(first)) == 3
+    assert figures(first) == figures(second)
 
 
 @pytest.fixture

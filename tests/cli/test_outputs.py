@@ -15,7 +15,7 @@ from mpwds.storage.writing.destinations import is_series, numbered
 def source(write_shard):
     """A shard of three samples, in a folder that is the current one."""
     write_shard("in.tar", *({"cls": number} for number in range(3)))
-    (Path("stages.py")).write_text("stages = []\n")
+    Path("stages.py").write_text("stages = []\n")
     return "in.tar"
 
 
@@ -177,21 +177,20 @@ def test_the_status_tells_wrong_arguments_from_wrong_data(
     assert Path("stages.py").read_text() == "stages = []\n"
 
 
-def test_an_object_on_a_server_is_replaced_only_by_force(run, web, source):
-    web.files["/out-0.tar"] = b"mine"
-    words = ["convert", source, web.url("/out-%d.tar"), "--maxcount", 2]
-    assert f"{web.url('/out-0.tar')} exists already" in run(*words).stderr
-    assert web.files["/out-0.tar"] == b"mine"
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    "words", ["convert in.tar out-%d.tar", "convert in.tar out-%d.cbor", "create files out-%d.tar"]
+)
+def test_an_object_on_a_server_is_replaced_only_by_force(run, web, source, write_files, words, number):
+    write_files({f"{number}.txt": b"" for number in range(4)}, "files")
+    command, read, output = words.split()
+    name = f"/{output}" % number
+    web.files[name] = b"mine"
+    words = [command, read, web.url(f"/{output}"), "--maxcount", 2]
+    assert f"{web.url(name)} exists already" in run(*words).stderr
+    assert web.files[name] == b"mine"
     assert run(*words, "--force").returncode == 0
-    assert len(web.files["/out-0.tar"]) == len(web.files["/out-1.tar"]) == 10_240
-
-
-def test_no_object_on_a_server_is_replaced_whichever_it_is(run, web, source, write_files):
-    web.files["/out-1.tar"] = b"mine"
-    folder = write_files({f"{number}.txt": b"" for number in range(4)}, "files")
-    said = run("create", folder, web.url("/out-%d.tar"), "--maxcount", 2).stderr
-    assert f"{web.url('/out-1.tar')} exists already" in said
-    assert web.files["/out-1.tar"] == b"mine"
+    assert web.files[name] != b"mine"
 
 
 @pytest.mark.parametrize("command", ["convert", "repack", "create"])

@@ -108,7 +108,7 @@ def test_a_missing_shard_is_named(refused, write_shard):
 
 
 def test_a_file_that_is_no_tar_is_named(refused):
-    (Path("own.tar")).write_text("all work and no play makes jack a dull boy\n" * 100)
+    Path("own.tar").write_text("all work and no play makes jack a dull boy\n" * 100)
     errors = refused("demo", "--workers", 0, "--data", "own.tar")
     assert "own.tar has checksum" in errors
     assert "not a tar file" in errors

@@ -329,11 +329,6 @@ class TestCreate:
             del names[".train-.tar.journal"]
         assert parts == whole
 
-    def test_parts_that_have_begun_have_the_same_options(self, run, refused, source):
-        run(*self.words(source, "out/%s-%d.tar"), "--part", "7/9")  # which writes nothing
-        said = refused(*self.words(source, "out/%s-%d.tar"), "--seed", 1, "--part", "0/9")
-        assert "a run was begun with different options" in said
-
     def test_a_run_without_parts_adds_the_index(self, run, refused, source):
         words = self.words(source, "out/%s-%d.tar")
         assert "--index describes all shards" in refused(*words, "--part", "0/2", "--index", status=2)

@@ -91,7 +91,7 @@ def test_an_empty_dataset_is_an_error(bench, pipeline):
 
 
 def test_the_first_use_of_a_stage_is_not_counted_as_its_time(bench):
-    (Path("first_use.py")).write_text(
+    Path("first_use.py").write_text(
         "import time\n"
         "import mpwds\n"
         "used = []\n"

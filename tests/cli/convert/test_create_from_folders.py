@@ -29,7 +29,7 @@ def test_folders_of_single_files_are_classes_numbered_by_name(run, write_files, 
     found = members("out/shard-000000.tar")
     assert found["dog/2.jpg"] == b"dog 2"
     assert (found["cat/0.cls"], found["dog/0.cls"]) == (b"0", b"1")
-    assert json.loads((Path("out/shard.classes.json")).read_text()) == ["cat", "dog"]
+    assert json.loads(Path("out/shard.classes.json").read_text()) == ["cat", "dog"]
     assert "2 classes" in result.stdout
     assert 0 <= float(re.search(r"wrote 6 samples \(36 B, (.*) s\) to 1 shard", result.stdout)[1]) < 1000
 
@@ -109,7 +109,7 @@ def test_a_stray_file_does_not_cost_the_labels_of_a_thousand_pictures(run, write
     result = run("create", source, "x.tar")
     assert result.returncode == 1
     assert f"but for 1 sample of 13: {named}. Move these away" in result.stderr
-    assert not (Path("x.tar")).exists()
+    assert not Path("x.tar").exists()
     assert run("create", source, "x.tar", "--from", "groups").returncode == 0
 
 
@@ -121,7 +121,7 @@ def test_a_single_folder_is_no_class(run, write_files, members):
 
 def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files):
     folder = write_files({"1.txt": b""})
-    (Path("list")).write_text(f"{folder}/1.txt\n")
+    Path("list").write_text(f"{folder}/1.txt\n")
     run("create", "list", "x.tar", "--from", "files")
     assert keys("x.tar") == [f"{folder}/1"[1:]]
 
@@ -130,7 +130,7 @@ def test_folders_named_after_splits_become_splits_with_the_same_classes(run, wri
     files = {f"{split}/{name}": data for split in ("train", "val") for name, data in ANIMALS.items()}
     assert run("create", write_files(files), "out", "-j", 1).returncode == 0
     names = [f"{split}{end}" for split in ("train", "val") for end in ("-000000.tar", ".classes.json")]
-    assert sorted(path.name for path in (Path("out")).glob("[!.]*")) == names
+    assert sorted(path.name for path in Path("out").glob("[!.]*")) == names
 
 
 def test_two_series_of_other_classes_live_in_one_folder(run, write_files):
@@ -138,7 +138,7 @@ def test_two_series_of_other_classes_live_in_one_folder(run, write_files):
         folder = write_files({f"{name} {n}/1.jpg": b"" for n in range(2)}, name)
         assert run("create", folder, f"out/{name}-%d.tar", "-j", 1).returncode == 0
     for name in ("pets", "birds"):
-        content = json.loads((Path(f"out/{name}.classes.json")).read_text())
+        content = json.loads(Path(f"out/{name}.classes.json").read_text())
         assert content == [f"{name} 0", f"{name} 1"]
 
 
@@ -156,7 +156,7 @@ def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output
 
 
 def test_a_name_outside_of_the_folder_is_refused(refused, write_files):
-    (Path("names")).write_text("../a/1.txt\n")
+    Path("names").write_text("../a/1.txt\n")
     options = ["--from", "files", "--root", write_files({"a/1.txt": b""}) / "a"]
     assert "outside of the folder" in refused("create", "names", "-", *options)
 
@@ -166,8 +166,8 @@ def test_any_number_of_processes_writes_the_same_shards_of_all_samples_shuffled(
     folder = write_files({f"{name}.txt": b"" for name in names})
     for jobs in (1, 2):
         run("create", folder, tmp_path / str(jobs), "-j", jobs, "--maxcount", 25, "--shuffle", "--seed", 5)
-    files = sorted(path.name for path in (Path("1")).glob("*.tar"))
-    assert files == sorted(path.name for path in (Path("2")).glob("*.tar"))
+    files = sorted(path.name for path in Path("1").glob("*.tar"))
+    assert files == sorted(path.name for path in Path("2").glob("*.tar"))
     for file in files:
         assert (Path("1") / file).read_bytes() == (Path("2") / file).read_bytes()
     first, second = (keys(Path("1") / file) for file in files)
@@ -183,8 +183,8 @@ def test_train_takes_a_share_at_random_and_val_the_rest(run, write_files):
         train, val = keys("train-x-00.tar"), keys("val-x-00.tar")
         assert sorted(train + val) == [f"{number:03d}" for number in range(100)]
         assert (len(train), train == sorted(train)) == (90, True)
-        (Path(f"val-{seed}")).write_text(" ".join(val)) if not seed else None
-    assert val != (Path("val-0")).read_text().split()
+        Path(f"val-{seed}").write_text(" ".join(val)) if not seed else None
+    assert val != Path("val-0").read_text().split()
 
 
 def test_the_last_line_names_the_shards_of_both_splits(run, write_files):
@@ -202,19 +202,10 @@ def test_no_file_is_larger_than_asked_for(run, write_files):
     assert max(sizes) <= 30_000
 
 
-def test_shards_that_exist_are_replaced_only_by_force(run, refused, write_files):
-    folder = write_files({"1.txt": b"new"})
-    (Path("x-000.tar")).write_bytes(b"mine")
-    assert "exists already" in refused("create", folder, "x-%03d.tar")
-    assert (Path("x-000.tar")).read_bytes() == b"mine"
-    assert run("create", folder, "x-%03d.tar", "--force").returncode == 0
-    assert keys("x-000.tar") == ["1"]
-
-
 def test_a_description_beside_the_shards_lists_them(run, write_files):
     run("create", write_files(ANIMALS), "out", "--maxcount", 4, "--index", "--train", 0.5, "-j", 1)
-    description = json.loads((Path("out/train.json")).read_text())
-    size = (Path("out/train-000000.tar")).stat().st_size
+    description = json.loads(Path("out/train.json").read_text())
+    size = Path("out/train-000000.tar").stat().st_size
     assert description["name"] == "train"
     assert description["shardlist"] == [{"url": "train-000000.tar", "nsamples": 3, "filesize": size}]
     assert run("index", "info", "out/val.json").returncode == 0
@@ -222,7 +213,7 @@ def test_a_description_beside_the_shards_lists_them(run, write_files):
 
 def test_json_tells_what_was_written(run, write_files):
     result = run("create", write_files({"1.txt": b"one"}), "x.tar", "--json")
-    size = (Path("x.tar")).stat().st_size
+    size = Path("x.tar").stat().st_size
     shard = {"url": "x.tar", "samples": 1, "nbytes": 3, "filesize": size}
     assert json.loads(result.stdout) == {"shards": [shard], "files": []}
     assert "wrote 1 sample (3 B," in result.stderr
@@ -262,7 +253,7 @@ def test_what_cannot_be_done_is_an_error_and_writes_nothing(run, write_files, fi
     result = run("create", write_files(files), "out", *arguments)
     assert result.returncode in (1, 2)
     assert message in result.stderr
-    assert not (Path("out")).exists()
+    assert not Path("out").exists()
 
 
 def test_a_source_that_is_not_there_is_an_error(refused):
@@ -292,7 +283,7 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(command, run, writ
     folder = write_files({f"{number}.txt": b"text" for number in range(4)})
     os.mkfifo(folder / "3.bin")  # reading it waits for ever
     os.utime(folder / "3.bin", (0, 0))
-    (Path("names")).write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
+    Path("names").write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
     options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
     words = ["create", Path("names"), Path("out/x-%d.tar"), *options]
     made = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -317,14 +308,14 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(command, run, writ
 @pytest.mark.parametrize(("options", "last"), [((), "shard.json"), (("--train", 0.5), "val.json")])
 def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, options, last):
     words = ["create", write_files(ANIMALS), Path("out"), "--index", "-j", 1, *options]
-    (Path("out")).mkdir()
+    Path("out").mkdir()
     os.mkfifo(Path("out") / last)  # opening it waits for ever
     made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
     wait_until((Path("out") / last.replace(".json", ".classes.json")).exists, made)
     made.kill()
     made.wait()
     (Path("out") / last).unlink()
-    (Path(f"out/.{last}.01234567.partial")).touch()  # had it been killed while writing that
+    Path(f"out/.{last}.01234567.partial").touch()  # had it been killed while writing that
     assert len(list(Path().glob("out/.*.journal"))) == 1
     assert "complete before" in run(*words).stdout
     assert (Path("out") / last).exists()
@@ -338,7 +329,7 @@ def test_a_complete_run_is_repeated_without_an_error_and_writes_nothing(run, wri
     done = run(*words)
     assert (done.returncode, "no shard to write: 3 shards complete before" in done.stdout) == (0, True)
     assert {path: path.stat().st_mtime_ns for path in Path().glob("out/*.tar")} == written
-    (Path("out/x-1.tar")).unlink()
+    Path("out/x-1.tar").unlink()
     assert "wrote 2 samples (12 B" in run(*words).stdout
     assert "with different options: repeat it" in run(*words, "--shuffle").stderr
 
@@ -350,7 +341,7 @@ def killed(command):
     def killed(*words):
         words = ["create", *words, Path("out/x-%d.tar"), "--maxcount", 1, "-j", 1]
         made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-        wait_until((Path("out/x-1.tar")).exists, made)
+        wait_until(Path("out/x-1.tar").exists, made)
         made.kill()
         made.wait()
         return words
@@ -383,10 +374,10 @@ def test_a_run_whose_source_has_changed_does_not_continue(killed, refused, write
 
 @pytest.mark.parametrize("name", ["x.classes.json", "x.json"])
 def test_files_beside_the_shards_are_replaced_only_by_force(run, refused, write_files, name):
-    (Path("new")).mkdir()
+    Path("new").mkdir()
     (Path("new") / name).write_text("mine")
     words = ["create", write_files(ANIMALS), Path("new/x.tar"), "--index"]
     assert "exists already" in refused(*words)
-    assert [path.read_text() for path in (Path("new")).iterdir()] == ["mine"]
+    assert [path.read_text() for path in Path("new").iterdir()] == ["mine"]
     assert run(*words, "--force").returncode == 0
     assert (Path("new") / name).read_text() != "mine"

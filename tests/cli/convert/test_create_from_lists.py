@@ -40,7 +40,7 @@ def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_file
         },
         {"__key__": "000000001", "png": PNG, "cls": b"0", "json": b'{"width": "007", "score": 1.0}'},
     ]
-    assert json.loads((Path("out.classes.json")).read_text()) == ["cat", "dog"]
+    assert json.loads(Path("out.classes.json").read_text()) == ["cat", "dog"]
 
 
 def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files):
@@ -161,12 +161,12 @@ def test_a_damaged_list_or_a_wrong_choice_of_columns_is_an_error_that_names_the_
     result = run("create", write_files(files) / next(iter(files)), "out.tar", *arguments)
     assert result.returncode == 1 or arguments
     assert message in result.stderr
-    assert not (Path("out.tar")).exists()
+    assert not Path("out.tar").exists()
 
 
 def test_without_pyarrow_the_error_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (Path("x.parquet")).write_bytes(b"")
+    Path("x.parquet").write_bytes(b"")
     assert "pip install 'mpwds[parquet]'" in run("create", "x.parquet", "-").stderr
 
 
@@ -280,21 +280,21 @@ def saved():
 
 def test_a_dataset_saved_to_disk_is_read_with_its_classes_and_images(run, saved):
     assert create(run, saved) == [expected(number) for number in range(20)]
-    assert json.loads((Path("out.classes.json")).read_text()) == ["cat", "dog"]
+    assert json.loads(Path("out.classes.json").read_text()) == ["cat", "dog"]
 
 
 def test_splits_of_a_dataset_saved_to_disk_become_splits(run, saved):
-    (Path("both")).mkdir()
+    Path("both").mkdir()
     for split in ("test", "train"):
         shutil.copytree(saved, Path("both") / split)
-    (Path("both/dataset_dict.json")).write_text('{"splits": ["test", "train"]}')
+    Path("both/dataset_dict.json").write_text('{"splits": ["test", "train"]}')
     assert run("create", "both", "x-%d.tar", "-j", 1, "--maxcount", 50).returncode == 0
     for split in ("test", "train"):
         assert read(f"{split}-x-0.tar") == [expected(number) for number in range(20)]
 
 
 def test_splits_of_parquet_files_become_splits(run, tmp_path):
-    (Path("data")).mkdir()
+    Path("data").mkdir()
     for name, count in (
         ("train-00000-of-00002", 10),
         ("train-00001-of-00002", 10),
@@ -325,10 +325,10 @@ def test_what_is_beside_the_tables_of_splits_is_not_left_out_silently(refused, o
 
 
 def test_a_list_is_not_replaced_by_what_describes_its_shards(refused):
-    (Path("x.json")).write_text('{"txt": "a"}\n')
+    Path("x.json").write_text('{"txt": "a"}\n')
     words = ["create", Path("x.json"), Path("x-%d.tar"), "--from", "jsonl", "--index", "--force"]
     assert "x.json is read, so it cannot be written" in refused(*words, status=2)
-    assert (Path("x.json")).read_text() == '{"txt": "a"}\n'
+    assert Path("x.json").read_text() == '{"txt": "a"}\n'
 
 
 def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
@@ -338,7 +338,7 @@ def test_a_label_in_words_has_one_number_in_all_splits(run, tmp_path):
     assert [sample["cls"] for sample in read("train-x-0.tar")] == [b"1", b"2"]
     assert [sample["cls"] for sample in read("test-x-0.tar")] == [b"0", b"2"]
     for split in ("train", "test"):
-        assert json.loads((Path(f"{split}-x.classes.json")).read_text()) == ["ant", "cat", "dog"]
+        assert json.loads(Path(f"{split}-x.classes.json").read_text()) == ["ant", "cat", "dog"]
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
@@ -377,7 +377,7 @@ def test_headers_of_long_names_count_towards_the_limit(run, name):
     listed = [{"key": f"{number:097}", "text": "x"} for number in range(200)]
     columns = ("--columns", "text:long.txt", "--key", "key")
     if name == "x.jsonl":
-        (Path(name)).write_text("\n".join(map(json.dumps, listed)))
+        Path(name).write_text("\n".join(map(json.dumps, listed)))
     elif name == "x.parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), Path(name))
     else:
@@ -400,8 +400,8 @@ def test_a_list_that_names_commands_runs_none(refused, write_files):
     rows = [{"image": "a.jpg"}, {"image": "pipe:touch ran; cat a.jpg"}]
     folder = write_files({"a.jpg": b"a", "list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
     assert "runs a command" in refused("create", folder / "list.jsonl", "x.tar")
-    assert not (Path("ran")).exists()
-    assert not (Path("x.tar")).exists()
+    assert not Path("ran").exists()
+    assert not Path("x.tar").exists()
 
 
 def test_a_list_that_a_command_writes_adds_nothing_to_the_command(run, write_files, web):
@@ -410,7 +410,7 @@ def test_a_list_that_a_command_writes_adds_nothing_to_the_command(run, write_fil
     folder = write_files({"a.jpg": JPEG, "list.jsonl": "\n".join(map(json.dumps, rows)).encode()})
     made = run("create", f"pipe:cat {folder}/list.jsonl", "x.tar", "--from", "jsonl")
     assert made.returncode == 1
-    assert not (Path("ran")).exists()
+    assert not Path("ran").exists()
 
 
 def test_values_of_all_kinds_become_json(run):
@@ -461,14 +461,14 @@ def test_empty_lines_and_a_mark_at_the_beginning_are_no_data(run, write_files, n
 def test_two_columns_of_labels_have_names_of_classes_each(run, write_files):
     folder = write_files({"x.csv": b"one,two,three\ndog,red,7\ncat,red,8\n"})
     create(run, folder / "x.csv", "--columns", "one:cls,two:best.cls,three:n.cls")
-    assert json.loads((Path("out.cls.classes.json")).read_text()) == ["cat", "dog"]
-    assert json.loads((Path("out.best.cls.classes.json")).read_text()) == ["red"]
+    assert json.loads(Path("out.cls.classes.json").read_text()) == ["cat", "dog"]
+    assert json.loads(Path("out.best.cls.classes.json").read_text()) == ["red"]
     assert len(list(Path().glob("*classes.json"))) == 2
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.bin"])
 def test_who_gives_shards_is_told_what_reads_them(refused, name):
-    (Path(name)).write_bytes(b"")
+    Path(name).write_bytes(b"")
     errors = refused("create", name, "out.tar")
     assert "is neither a folder nor a list" in errors
     assert ("mpwds convert and mpwds split read shards" in errors) == (name != "x.bin")

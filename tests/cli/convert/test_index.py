@@ -64,7 +64,7 @@ def test_the_binary_form_is_written_where_the_name_asks_for_it(run, shards, desc
     assert json.loads(told) == {"file": "converted.shardindex", "shards": 2, "samples": 6}
     (totals,) = json.loads(run("index", "info", "--json", "all.json").stdout)
     for name in ("made.shardindex", "converted.shardindex"):
-        assert (Path(name)).read_bytes()[:8] == b"mpwdsix1"
+        assert Path(name).read_bytes()[:8] == b"mpwdsix1"
         assert json.loads(run("index", "info", "--json", name).stdout) == [{**totals, "file": name}]
         assert json.loads(run("index", "sample", name, 4, "--json").stdout)["cls"] == {"bytes": 1}
         assert json.loads(run("ls", name, "--json").stdout.splitlines()[0])
@@ -135,7 +135,7 @@ def test_a_sample_of_a_shard_elsewhere_is_shown(run, web, description):
 
 def test_a_folder_stands_for_its_shards(run, shards, description):
     assert run("index", "create", ".", "-o", "x.json", "--name", "mine").returncode == 0
-    assert (Path("x.json")).read_text() == description.read_text()
+    assert Path("x.json").read_text() == description.read_text()
 
 
 def test_sample_shows_text_that_is_not_ascii(run, write_shard):
@@ -153,26 +153,17 @@ def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard):
     made.send_signal(signal.SIGINT)
     assert made.wait(600) == 130
     wait_until_gone([int(begun.read_text())])
-    assert not (Path("x.json")).exists()
+    assert not Path("x.json").exists()
 
 
 def test_what_is_said_about_a_dataset_is_in_its_description(run, shards):
-    (Path("about.txt")).write_text("ten cats")
-    options = ["--name", "cats", "--info", "about.txt", "--base", "https://host/data"]
-    run("index", "create", shards, "-o", "new/folder/all.json", *options)
-    found = json.loads((Path("new/folder/all.json")).read_text())
+    Path("about.txt").write_text("ten cats")
+    options = ["--name", "cats", "--info", "about.txt", "--base", "https://host/data", "--json"]
+    told = json.loads(run("index", "create", shards, "-o", "new/folder/all.json", *options).stdout)
+    assert told == {"file": "new/folder/all.json", "shards": 2, "samples": 6}
+    found = json.loads(Path("new/folder/all.json").read_text())
     assert (found["name"], found["info"], found["base"]) == ("cats", "ten cats", "https://host/data")
-
-
-def test_shards_are_named_from_the_folder_of_the_description_on(run, shards):
-    run("index", "create", shards, "-o", "new/all.json")
-    found = json.loads((Path("new/all.json")).read_text())
-    assert [shard["url"] for shard in found["shardlist"]] == ["../x-0.tar", "../x-1.tar"]
-
-
-def test_json_tells_what_was_described(run, shards):
-    told = json.loads(run("index", "create", shards, "-o", "all.json", "--json").stdout)
-    assert told == {"file": "all.json", "shards": 2, "samples": 6}
+    assert [shard["url"] for shard in found["shardlist"]] == ["../../x-0.tar", "../../x-1.tar"]
 
 
 @pytest.mark.parametrize(

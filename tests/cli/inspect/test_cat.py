@@ -108,7 +108,7 @@ def test_a_terminal_gets_no_bytes_that_are_not_text(command, shard, options):
 
 
 def test_whole_shards_are_joined(cat, shards, entries):
-    (Path("joined.tar")).write_bytes(cat(shards, "--shards").stdout)
+    Path("joined.tar").write_bytes(cat(shards, "--shards").stdout)
     each = [entry.blocks for number in range(3) for entry in entries(Path(f"train-{number}.tar"))]
     assert [entry.blocks for entry in entries(Path("joined.tar"))] == each
 

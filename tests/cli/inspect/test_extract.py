@@ -24,23 +24,23 @@ def test_writes_what_is_chosen(run, shards):
 
 
 def test_replaces_no_file_unless_forced(run, refused, shard):
-    (Path("out/n0")).mkdir(parents=True)
-    (Path("out/n0/0003.cls")).write_text("mine")
+    Path("out/n0").mkdir(parents=True)
+    Path("out/n0/0003.cls").write_text("mine")
     arguments = ("extract", shard, "-o", Path("out"), "-f", "cls")
     assert "n0/0003.cls: it exists already" in refused(*arguments)
-    assert (Path("out/n0/0003.cls")).read_text() == "mine"
+    assert Path("out/n0/0003.cls").read_text() == "mine"
     assert run(*arguments, "--force").returncode == 0
-    assert (Path("out/n0/0003.cls")).read_text() == "0"
+    assert Path("out/n0/0003.cls").read_text() == "0"
 
 
 @pytest.mark.parametrize(
     "name", ["../x.txt", "/{}/x.txt", "a/../../x.txt", "a//x.txt", "link/x.txt", "file/x.txt"]
 )
 def test_nothing_leaves_the_folder(refused, tar, tmp_path, name):
-    (Path("out")).mkdir()
-    (Path("elsewhere")).mkdir()
-    (Path("out/link")).symlink_to(Path("elsewhere"))
-    (Path("out/file")).write_text("")
+    Path("out").mkdir()
+    Path("elsewhere").mkdir()
+    Path("out/link").symlink_to(Path("elsewhere"))
+    Path("out/file").write_text("")
     shard = tar("x.tar", {name.format(tmp_path): b"outside", "a.txt": b"inside"})
     before = set(Path().rglob("*"))
     assert "not written" in refused("extract", shard, "-o", "out")
@@ -49,13 +49,13 @@ def test_nothing_leaves_the_folder(refused, tar, tmp_path, name):
 
 
 def test_a_link_is_replaced_not_followed():
-    (Path("out")).mkdir()
-    (Path("target")).write_text("kept")
-    (Path("out/a.txt")).symlink_to(Path("target"))
+    Path("out").mkdir()
+    Path("target").write_text("kept")
+    Path("out/a.txt").symlink_to(Path("target"))
     with Folder("out", force=True) as folder:
         folder.write("a.txt", b"new")
-    assert (Path("target")).read_text() == "kept"
-    assert (Path("out/a.txt")).read_bytes() == b"new"
+    assert Path("target").read_text() == "kept"
+    assert Path("out/a.txt").read_bytes() == b"new"
 
 
 def test_a_name_that_starts_with_a_dot_stays_below():
@@ -90,17 +90,17 @@ def test_json_tells_what_was_written_and_what_was_not(run, tar, objects):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_file_that_appears_meanwhile_is_replaced_only_if_forced(tmp_path, monkeypatch, force):
-    (Path("a.txt")).write_text("mine")
+    Path("a.txt").write_text("mine")
     monkeypatch.setattr("mpwds.cli.inspect.extract._exists", lambda *arguments: False)
     with Folder(str(tmp_path), force) as folder:
         with contextlib.nullcontext() if force else pytest.raises(FileExistsError):
             folder.write("a.txt", b"new")
-    assert (Path("a.txt")).read_text() == ("new" if force else "mine")
+    assert Path("a.txt").read_text() == ("new" if force else "mine")
 
 
 def test_no_folder_stays_open(tmp_path):
     before = os.listdir("/proc/self/fd")
-    (Path("file")).write_text("")
+    Path("file").write_text("")
     with Folder(str(tmp_path)) as folder:
         for name in ("a/b/c.txt", "a/d.txt", "x.txt"):
             folder.write(name, b"data")

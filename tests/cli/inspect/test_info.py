@@ -108,7 +108,7 @@ def test_several_processes_find_the_same(run, shards, shard, flipped, nothing_le
 @pytest.mark.parametrize("command", ["info", "ls"])
 def test_an_empty_shard_is_a_damaged_place_beside_the_others(run, shards, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "400")  # no path is folded
-    (Path("train-1.tar")).write_bytes(b"")
+    Path("train-1.tar").write_bytes(b"")
     result = run(command, shards)
     assert result.returncode == 1
     assert "cannot be read" in result.stdout

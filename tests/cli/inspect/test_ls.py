@@ -164,8 +164,9 @@ def test_a_description_at_a_url_may_have_a_query(run, web, shard, objects):
     assert [each["number"] for each in found] == list(range(8))
 
 
-def test_names_do_nothing_to_a_terminal(run, tar):
-    assert "\x1b" not in run("ls", "-l", tar("x.tar", {"a\x1b[2J.cls": b"1"})).stdout
+@pytest.mark.parametrize("words", ["ls -l", "show"])
+def test_names_and_texts_do_nothing_to_a_terminal(run, tar, words):
+    assert "\x1b" not in run(*words.split(), tar("x.tar", {"a\x1b[2J.txt": b"red\x1b[31m"})).stdout
 
 
 @pytest.mark.parametrize(

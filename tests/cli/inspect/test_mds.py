@@ -32,7 +32,7 @@ def test_columns_with_capital_letters_and_underscores_are_fields(capfdbinary):
     assert main(["cat", "mds", "--fields", "Caption.txt"]) == 0
     assert capfdbinary.readouterr().out == b"a cat"
     assert main(["cat", "mds", "--tar"]) == 0
-    (Path("x.tar")).write_bytes(capfdbinary.readouterr().out)
+    Path("x.tar").write_bytes(capfdbinary.readouterr().out)
     (sample,) = mpwds.WebDataset("x.tar")
     assert sample["_id.txt"] == b"7"
 
@@ -89,10 +89,10 @@ def test_an_index_names_a_dataset_as_well(run, dataset, objects):
 
 def test_extracted_fields_are_files_of_their_kind(run, dataset):
     run("extract", dataset(), "-o", "out", "-n", "3")
-    assert sorted(path.name for path in (Path("out")).iterdir()) == [
+    assert sorted(path.name for path in Path("out").iterdir()) == [
         f"000000003.{field}" for field in ("image.jpg", "info.json", "label.cls", "tags", "text")
     ]
-    assert (Path("out/000000003.label.cls")).read_text() == "0"
+    assert Path("out/000000003.label.cls").read_text() == "0"
 
 
 def test_samples_become_a_tar_shard(command, dataset, run):
@@ -107,7 +107,7 @@ def test_bytes_of_columns_are_not_encoded_in_a_tar_shard(capfdbinary):
     with mpwds.MDSWriter(columns={"txt.gz": "bytes"}, out="mds") as sink:
         sink.write({"txt.gz": b"no gzip"})
     assert main(["cat", "mds", "--tar"]) == 0
-    (Path("x.tar")).write_bytes(capfdbinary.readouterr().out)
+    Path("x.tar").write_bytes(capfdbinary.readouterr().out)
     assert main(["cat", "x.tar"]) == 0
     assert capfdbinary.readouterr().out == b"no gzip"
 

@@ -19,6 +19,8 @@ REFUSED = {
     "show x.tar --port 80": "--port is for the page",
     "show tcp://localhost:1 -f jpg": "--where and --fields are for shards",
     "show zsub://localhost:1 -n 3": "--where and --fields are for shards",
+    **{f"repair {each}": "one shard" for each in ("- -o fixed", "- --in-place", "- train-0.tar -o fixed")},
+    "repair train-0.tar train-1.tar -o -": "takes one copy",
     "repair train-0.tar": "say where the copies go",
     "repair train-0.tar -o x --in-place": "say where the copies go",
     "repair train-0.tar other/train-0.tar -o fixed": "two shards have the same name",

@@ -208,18 +208,6 @@ def test_json(proc, members):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_the_same_command_again_finds_everything_done(proc):
-    proc("stages")
-    before = os.stat("out-0.tar")
-    done = proc("stages")
-    assert (done.returncode, done.stdout) == (
-        0,
-        "0 samples, 0 B: 0 shards written; 2 were complete before\n",
-    )
-    assert os.stat("out-0.tar").st_mtime_ns == before.st_mtime_ns
-
-
-@pytest.mark.usefixtures("in_process")
 class TestNothingIsMixed:
     def test_with_shards_of_others(self, proc):
         Path("out-1.tar").touch()
@@ -364,11 +352,3 @@ class TestChanges:
         make_shard("in-1.tar", {"new": {"cls": b"1"}})
         assert "with different inputs:" in again().stderr
         assert "2 shards written" in again("--force").stdout
-
-    def test_of_inputs_on_a_server_are_noticed(self, run, web, shouted):
-        web.files["/in.tar"] = Path("in-0.tar").read_bytes()
-        words = ["proc", "shout.py:stages", web.url("/in.tar"), "out-%d.tar", "-j", 1]
-        assert run(*words).returncode == 0
-        assert "1 were complete before" in run(*words).stdout
-        web.files["/in.tar"] = Path("in-1.tar").read_bytes()
-        assert "with different inputs:" in run(*words).stderr

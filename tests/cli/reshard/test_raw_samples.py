@@ -44,7 +44,7 @@ def samples_in(*urls, fields=()):
 @pytest.fixture
 def written():
     def written(data):
-        (Path("x.tar")).write_bytes(data)
+        Path("x.tar").write_bytes(data)
         return Path("x.tar")
 
     return written
