@@ -14,7 +14,7 @@ import mpwds
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Part
 from mpwds.storage.caches.locks import lock, release
-from tests.cli.running import wait_until
+from tests.cli.running import signalled, wait_until
 
 PIPELINE = """
 import os, random, time
@@ -87,11 +87,6 @@ def test_a_part_that_was_killed_goes_on_and_leaves_what_others_do_alone(run, com
     assert read() == read("whole-*.tar")
 
 
-def test_a_run_without_parts_writes_what_they_left(run, job):
-    run(*job(), "--part", "2/3")
-    assert "4 shards written; 1 were complete before" in run(*job()).stdout
-
-
 def test_two_processes_may_do_one_part(run, job, command):
     words = [*command, *map(str, job()), "--part", "0/1"]
     twins = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
@@ -115,10 +110,7 @@ def test_parts_of_different_jobs_are_not_mixed(run, job, kept):
 
 
 def test_a_job_that_wrote_nothing_may_be_changed(run, job, command):
-    killed = subprocess.Popen([*command, *map(str, job())], env={**os.environ, "HOLD": ""})
-    wait_until(lambda: list(Path().glob(".*.partial")), killed)
-    killed.kill()
-    killed.wait()
+    signalled(lambda: list(Path().glob(".*.partial")), [*command, *job()], env={**os.environ, "HOLD": ""})
     assert run(*job(name="others")).returncode == 0
 
 
@@ -279,17 +271,6 @@ class TestInputs:
         web.files["/out-1.tar"] = b"mine"
         for part in (["--part", "1/2"], ["--part", "1/3"], []):
             assert "/out-1.tar exists already" in refused(*words, *part)
-
-
-def test_the_journal_is_beside_shards_on_a_server(run, job, web):
-    run(*job("whole-%d.tar"))
-    for part in "10":
-        done = run(*job(web.url("/out-%d.tar")), "--part", f"{part}/2")
-        assert done.returncode == 0, done.stderr
-    assert "5 were complete before" in run(*job(web.url("/out-%d.tar"))).stdout
-    there = {path.removeprefix("/out-"): data for path, data in web.files.items() if path.endswith(".tar")}
-    assert there == read("whole-*.tar")
-    assert "different stages" in run(*job(web.url("/out-%d.tar"), "others"), "--part", "0/2").stderr
 
 
 @pytest.mark.parametrize(

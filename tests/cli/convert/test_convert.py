@@ -165,22 +165,16 @@ def test_what_goes_to_standard_output_is_the_shard_alone(capfdbinary, shards, op
     assert (b'"samples": 10' in told) == bool(options)
 
 
-def test_a_folder_of_shards_is_not_read_and_written_at_once(refused, shards, tmp_path):
-    assert "choose another folder" in refused("convert", tmp_path, "y-%d.tar", status=2)
-    assert not list(Path().glob("y-*"))
-
-
 def test_an_index_has_the_hashes_that_are_asked_for(run, shards):
     run("convert", shards, "mds", "--hashes", "sha1,md5")
     (shard,) = json.loads(Path("mds/index.json").read_text())["shards"]
     assert set(shard["raw_data"]["hashes"]) == {"sha1", "md5"}
 
 
-@pytest.mark.parametrize(("name", "files"), [("y-%d.tar", 2), ("y-%d.msgpack", 2)])
-def test_a_shard_holds_ten_thousand_samples_unless_it_is_said(run, write_shard, name, files):
+def test_a_shard_holds_ten_thousand_samples_unless_it_is_said(run, write_shard):
     samples = ({"__key__": f"{number:05d}", "cls": b"1"} for number in range(10_001))
-    run("convert", write_shard("x.tar", *samples), name)
-    assert len(list(Path().glob("y-*"))) == files
+    run("convert", write_shard("x.tar", *samples), "y-%d.msgpack")
+    assert len(list(Path().glob("y-*"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -217,14 +211,6 @@ def test_a_wrong_argument_is_an_error(run, write_shard, arguments, message):
     result = run("convert", path, "mds", *arguments)
     assert result.returncode in (1, 2)
     assert message in result.stderr
-
-
-@pytest.mark.parametrize("name", ["mds", "out-%d.tar", "r.cbor"])
-def test_what_exists_is_not_replaced(run, shards, name):
-    assert run("convert", shards, name).returncode == 0
-    again = run("convert", shards, name)
-    assert again.returncode == 1
-    assert run("convert", shards, name, "--force").returncode == 0
 
 
 @pytest.mark.parametrize("options", [("x-%d.tar",), ("mds", "--to", "mds", "--columns", "cls:int")])

@@ -14,7 +14,7 @@ import pytest
 
 import mpwds
 from mpwds.cli.main import main
-from tests.cli.running import wait_until
+from tests.cli.running import signalled
 
 ANIMALS = {f"{kind}/{n}.jpg": f"{kind} {n}".encode() for kind in ("dog", "cat") for n in range(3)}
 
@@ -131,15 +131,6 @@ def test_folders_named_after_splits_become_splits_with_the_same_classes(run, wri
     assert run("create", write_files(files), "out", "-j", 1).returncode == 0
     names = [f"{split}{end}" for split in ("train", "val") for end in ("-000000.tar", ".classes.json")]
     assert sorted(path.name for path in Path("out").glob("[!.]*")) == names
-
-
-def test_two_series_of_other_classes_live_in_one_folder(run, write_files):
-    for name in ("pets", "birds"):
-        folder = write_files({f"{name} {n}/1.jpg": b"" for n in range(2)}, name)
-        assert run("create", folder, f"out/{name}-%d.tar", "-j", 1).returncode == 0
-    for name in ("pets", "birds"):
-        content = json.loads(Path(f"out/{name}.classes.json").read_text())
-        assert content == [f"{name} 0", f"{name} 1"]
 
 
 def test_a_list_of_names_on_standard_input_becomes_an_archive_on_standard_output(command, write_files):
@@ -284,12 +275,11 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(command, run, writ
     os.mkfifo(folder / "3.bin")  # reading it waits for ever
     os.utime(folder / "3.bin", (0, 0))
     Path("names").write_text("0.txt\n1.txt\n2.txt\n3.txt\n3.bin\n")
-    options = ["--from", "files", "--root", folder, "--maxcount", "1", "-j", str(jobs)]
-    words = ["create", Path("names"), Path("out/x-%d.tar"), *options]
-    made = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(Path().glob("out/*.tar"))) == 3, made)
-    made.send_signal(number)
-    assert made.wait(600) in (130, 143, -signal.SIGKILL)
+    options = ["--from", "files", "--root", folder, "--maxcount", 1, "-j", jobs]
+    words = ["create", "names", "out/x-%d.tar", *options]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    status = signalled(lambda: len(list(Path().glob("out/*.tar"))) == 3, [*command, *words], number, **quiet)
+    assert status in (130, 143, -signal.SIGKILL)
     whole = sorted(Path().glob("out/*.tar"))
     assert keys(*whole) == ["0", "1", "2"]
     if number != signal.SIGKILL:
@@ -307,13 +297,10 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(command, run, writ
 
 @pytest.mark.parametrize(("options", "last"), [((), "shard.json"), (("--train", 0.5), "val.json")])
 def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, options, last):
-    words = ["create", write_files(ANIMALS), Path("out"), "--index", "-j", 1, *options]
+    words = ["create", write_files(ANIMALS), "out", "--index", "-j", 1, *options]
     Path("out").mkdir()
     os.mkfifo(Path("out") / last)  # opening it waits for ever
-    made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-    wait_until((Path("out") / last.replace(".json", ".classes.json")).exists, made)
-    made.kill()
-    made.wait()
+    signalled((Path("out") / last.replace(".json", ".classes.json")).exists, [*command, *words])
     (Path("out") / last).unlink()
     Path(f"out/.{last}.01234567.partial").touch()  # had it been killed while writing that
     assert len(list(Path().glob("out/.*.journal"))) == 1
@@ -339,11 +326,8 @@ def killed(command):
     """Runs ``create`` into shards of one sample; kills it at the one that is a pipe nobody writes to."""
 
     def killed(*words):
-        words = ["create", *words, Path("out/x-%d.tar"), "--maxcount", 1, "-j", 1]
-        made = subprocess.Popen([*command, *map(str, words)], stdout=subprocess.DEVNULL)
-        wait_until(Path("out/x-1.tar").exists, made)
-        made.kill()
-        made.wait()
+        words = ["create", *words, "out/x-%d.tar", "--maxcount", 1, "-j", 1]
+        signalled(Path("out/x-1.tar").exists, [*command, *words])
         return words
 
     return killed

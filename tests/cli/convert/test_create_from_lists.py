@@ -74,10 +74,10 @@ def test_one_column_of_words_is_the_label_and_all_of_numbers_are(run, write_file
 
 
 def test_the_table_of_what_was_guessed_is_shown(run, write_files):
-    folder = write_files({"list.csv": b"label,caption,age\n1,a,2\n"})
+    folder = write_files({"list.csv": b"path,label,caption,age\na.jpg,1,a,2\n", "a.jpg": JPEG})
     shown = run("create", folder / "list.csv", "x.tar").stdout
-    for column, field in (("label", "cls"), ("caption", "txt"), ("age", "json")):
-        assert [line for line in shown.splitlines() if line.split()[:2] == [column, field]]
+    for guessed in ("path * (by its content)", "label cls", "caption txt", "age json"):
+        assert [line for line in shown.splitlines() if " ".join(line.split()).startswith(guessed)]
 
 
 def test_a_row_without_a_key_is_named(refused, write_files):
@@ -307,10 +307,9 @@ def test_splits_of_parquet_files_become_splits(run, tmp_path):
     assert len(read("test-x-0.tar")) == 3
 
 
-@pytest.mark.parametrize("names", [("train", "test"), ("digits-train", "digits-test-00000-of-00001")])
-def test_a_split_is_named_after_the_dataset(run, tmp_path, names):
-    for name in names:
-        pyarrow.parquet.write_table(rows(3), Path(f"{name}.parquet"))
+def test_a_split_is_named_after_the_dataset(run, tmp_path):
+    for name in ("digits-train", "digits-test-00000-of-00001"):
+        pyarrow.parquet.write_table(rows(3), f"{name}.parquet")
     assert run("create", tmp_path, "x-%d.tar", "-j", 1).returncode == 0
     assert {path.name for path in Path().glob("*-0.tar")} == {"train-x-0.tar", "test-x-0.tar"}
 
@@ -478,9 +477,3 @@ def test_files_with_different_columns_are_refused(refused, tmp_path):
     for name in "ab":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{name: 1}]), Path(f"train-{name}.parquet"))
     assert "has other columns (b) than" in refused("create", tmp_path, "out.tar")
-
-
-def test_a_column_that_goes_by_its_content_is_said_to(run, write_files):
-    folder = write_files({"list.csv": b"path\na.jpg\n", "a.jpg": JPEG})
-    shown = run("create", folder / "list.csv", "x.tar").stdout
-    assert ["path", "*", "(by", "its", "content)"] in [line.split() for line in shown.splitlines()]

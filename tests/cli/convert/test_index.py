@@ -9,7 +9,7 @@ import pytest
 
 import mpwds
 from mpwds.viewing.wording import size
-from tests.cli.running import wait_until
+from tests.cli.running import signalled
 from tests.loader.faults.processes import wait_until_gone
 
 
@@ -147,11 +147,8 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
 
 def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard):
     slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > begun; exec sleep 600"
-    made = subprocess.Popen([*command, "index", "create", slow, "-o", Path("x.json")])
-    begun = Path("begun")
-    wait_until(lambda: begun.exists() and begun.read_text(), made)
-    made.send_signal(signal.SIGINT)
-    assert made.wait(600) == 130
+    words, begun = [*command, "index", "create", slow, "-o", "x.json"], Path("begun")
+    assert signalled(lambda: begun.exists() and begun.read_text(), words, signal.SIGINT) == 130
     wait_until_gone([int(begun.read_text())])
     assert not Path("x.json").exists()
 

@@ -35,11 +35,6 @@ def test_looks_into_the_first_samples_alone_unless_asked(run, write_shard, objec
     assert total["fields"]["cls"]["looked_into"] == 10
 
 
-def test_a_field_that_cannot_be_read_is_counted_apart(run, tar, objects):
-    shard = tar("x.tar", {"a.json": b"{}", "b.json": b"{"})
-    assert objects(run("info", shard, "--json").stdout)[-1]["fields"]["json"]["kinds"]["unreadable"] == 1
-
-
 def test_the_table_names_everything(run, shards, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")  # the shards' paths may be long
     output = run("info", shards).stdout

@@ -82,11 +82,6 @@ def test_nothing_is_written_beside_compressed_shards(run, dataset):
     assert set(folder.iterdir()) == before
 
 
-def test_an_index_names_a_dataset_as_well(run, dataset, objects):
-    folder = dataset()
-    assert run("ls", folder / "index.json").stdout == run("ls", folder).stdout
-
-
 def test_extracted_fields_are_files_of_their_kind(run, dataset):
     run("extract", dataset(), "-o", "out", "-n", "3")
     assert sorted(path.name for path in Path("out").iterdir()) == [
@@ -110,10 +105,6 @@ def test_bytes_of_columns_are_not_encoded_in_a_tar_shard(capfdbinary):
     Path("x.tar").write_bytes(capfdbinary.readouterr().out)
     assert main(["cat", "x.tar"]) == 0
     assert capfdbinary.readouterr().out == b"no gzip"
-
-
-def test_show_has_pictures_and_labels(run, dataset):
-    assert "labels: 0, 1, 2, 0" in run("show", dataset()).stdout
 
 
 @pytest.mark.parametrize("options", [{"hashes": ["sha1"]}, {"hashes": ["sha1"], "compression": "gz"}])
