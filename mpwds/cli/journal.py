@@ -227,7 +227,6 @@ class _Run:
 
 
 def digest(parts: Iterable[object]) -> str:
-    """A digest of what a run depends on."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(repr(part).encode("utf-8", "surrogateescape"))

@@ -41,7 +41,6 @@ class Part:
     count: int
 
     def of(self, items: Sequence[T]) -> Sequence[T]:
-        """The items that belong to the part."""
         return items[self.index :: self.count]
 
 
@@ -219,5 +218,4 @@ class Distributed:
     ] = None
 
     def own(self, items: Sequence[T]) -> Sequence[T]:
-        """The items that this process works on."""
         return items if self.part is None else self.part.of(items)

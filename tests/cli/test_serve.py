@@ -111,61 +111,45 @@ def test_metrics_for_other_machines_need_a_token(folder):
         assert "mpwds_server_workers 4.0" in urllib.request.urlopen(request).read().decode()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["nothing.py:dataset"], 1, "there is no file nothing.py"),
-        (["pipeline.py"], 2, "expected FILE.py:NAME"),
-        (["pipeline.py:other"], 2, "has no 'other'"),
-        ([], 2, "say what to serve"),
-        (["pipeline.py:dataset", "--images", "."], 2, "say what to serve"),
-        (["--images", "."], 1, "no images in folders of classes"),
-        (["pipeline.py:dataset", "--bind", "tcp://0.0.0.0:7880"], 1, "pass keys="),
-        (["pipeline.py:dataset", "--bind", "http://x"], 1, "tcp://HOST:PORT or ipc://PATH"),
-        (["pipeline.py:dataset", "--keys", "none"], 1, "there is no key"),
-        (["pipeline.py:dataset", "--start-method", "thread"], 1, "start_method must be one of"),
-        (["pipeline.py:dataset", "--bind", "ipc:///nowhere/at/all"], 1, "must lie in a folder"),
-        (["pipeline.py:double"], 2, "is a function, which workers call without arguments: missing"),
-        (["pipeline.py:LENGTH"], 2, "pipeline.py:LENGTH: a loader's dataset must be"),
-        (["pipeline.py:dataset", "--epochs", "2"], 2, "--epochs belongs to --tensorcom"),
-        (["pipeline.py:dataset", "--batch-size", "2"], 2, "--batch-size belongs to --images and --shards"),
-        (["pipeline.py:dataset", "--size", "2"], 2, "--size belongs to --images and --shards"),
-        (["pipeline.py:dataset", "--metrics", "99999"], 2, "a port is a number up to 65535"),
-        (
-            ["pipeline.py:dataset", "--metrics", "0.0.0.0:0"],
-            1,
-            "0.0.0.0:0 can be reached from other machines",
-        ),
-        (["pipeline.py:dataset", "--metrics", "0", "--metrics-token", "empty"], 1, "empty is empty: write a"),
-        (
-            ["pipeline.py:dataset", "--tensorcom", "zpub://{127.0.0.1,0.0.0.0}:1"],
-            2,
-            "zpub://0.0.0.0:1 can be reached from other machines",
-        ),
-        *(
-            (
-                ["pipeline.py:double", "--tensorcom", "zpub://127.0.0.1:1", *words],
-                2,
-                f"{words[0]} means nothing",
-            )
-            for words in (
-                ["--bind", "tcp://127.0.0.1:1"],
-                ["--keys", "k"],
-                ["--max-clients", "1"],
-                ["--workers-per-client", "1"],
-                ["--client-timeout", "9"],
-                ["--no-shared-memory"],
-                ["--metrics", "0"],
-                ["--metrics-token", "token"],
-            )
-        ),
-        (["pipeline.py:dataset", "--tensorcom", "zpush://host:1"], 2, "say --insecure"),
-    ],
-)
-def test_a_wrong_argument_is_one_line(serve, arguments, status, message):
-    done = serve(*arguments)
-    assert done.returncode == status
-    assert message in " ".join(done.stderr.split())
+WRONG = {
+    "nothing.py:dataset": "there is no file nothing.py",
+    "--images .": "no images in folders of classes",
+    "pipeline.py:dataset --bind tcp://0.0.0.0:7880": "pass keys=",
+    "pipeline.py:dataset --bind http://x": "tcp://HOST:PORT or ipc://PATH",
+    "pipeline.py:dataset --keys none": "there is no key",
+    "pipeline.py:dataset --start-method thread": "start_method must be one of",
+    "pipeline.py:dataset --bind ipc:///nowhere/at/all": "must lie in a folder",
+    "pipeline.py:dataset --metrics 0.0.0.0:0": "0.0.0.0:0 can be reached from other machines",
+    "pipeline.py:dataset --metrics 0 --metrics-token empty": "empty is empty: write a",
+}
+MISUSED = {
+    "pipeline.py": "expected FILE.py:NAME",
+    "pipeline.py:other": "has no 'other'",
+    "": "say what to serve",
+    "pipeline.py:dataset --images .": "say what to serve",
+    "pipeline.py:double": "is a function, which workers call without arguments: missing",
+    "pipeline.py:LENGTH": "pipeline.py:LENGTH: a loader's dataset must be",
+    "pipeline.py:dataset --epochs 2": "--epochs belongs to --tensorcom",
+    "pipeline.py:dataset --batch-size 2": "--batch-size belongs to --images and --shards",
+    "pipeline.py:dataset --size 2": "--size belongs to --images and --shards",
+    "pipeline.py:dataset --metrics 99999": "a port is a number up to 65535",
+    "pipeline.py:dataset --tensorcom zpush://host:1": "say --insecure",
+    "pipeline.py:dataset --tensorcom zpub://{127.0.0.1,0.0.0.0}:1": "zpub://0.0.0.0:1 can be reached",
+}
+for words in (
+    "--bind tcp://127.0.0.1:1,--keys k,--max-clients 1,--workers-per-client 1,--client-timeout 9,"
+    "--no-shared-memory,--metrics 0,--metrics-token token"
+).split(","):
+    MISUSED[f"pipeline.py:double --tensorcom zpub://127.0.0.1:1 {words}"] = (
+        f"{words.split()[0]} means nothing"
+    )
+
+
+@pytest.mark.parametrize("words", [*WRONG, *MISUSED])
+def test_a_wrong_argument_is_one_line(serve, words):
+    done = serve(*words.split())
+    assert done.returncode == (2 if words in MISUSED else 1)
+    assert {**WRONG, **MISUSED}[words] in " ".join(done.stderr.split())
 
 
 USUAL = {

@@ -118,7 +118,6 @@ def read_arrow(paths: Sequence[str]) -> tuple[list[Block], dict[str, TableColumn
 
 
 def read_columns(blocks: Sequence[Block], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of blocks, with some of the columns."""
     for path, of_path in itertools.groupby(blocks, lambda block: block[0]):
         opened = _open(path)
         for _, index, _, _ in of_path:

@@ -264,7 +264,6 @@ def _target(destination: str, name: str, source: Format) -> tuple[Format, str]:
 
 
 def _plan_table(plan: Plan, columns: Mapping[str, str], source: str, target: str) -> Table:
-    """A table of what becomes of each field."""
     rows = []
     for name, (new, encoding, _) in plan.items():
         before = f"{name} ({columns[name]})" if name in columns else name

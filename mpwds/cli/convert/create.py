@@ -271,8 +271,6 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """A shard that is complete."""
-
     url: str
     samples: int
     nbytes: int | None  # of their data; ``None`` if an earlier run has written them

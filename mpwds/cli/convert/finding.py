@@ -38,8 +38,6 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source, as it was found."""
-
     text: str  # what it is, in words
     splits: Mapping[str, Samples]  # one without a name if there are no splits
     digest: str  # of the names, sizes and times of its files, and of rows that are in memory

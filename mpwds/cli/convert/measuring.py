@@ -93,7 +93,6 @@ class _Measured(MultiLoader):
 
 
 def _epochs(loader: MultiLoader) -> Iterator[Any]:
-    """All epochs, one after the other."""
     while True:
         empty = True
         for batch in loader:

@@ -82,7 +82,6 @@ class ColumnMap:
         return sample
 
     def _field(self, column: str, value: Any) -> tuple[str, bytes]:
-        """The name and the bytes of a column's field."""
         name, path = self.fields[column], ""
         if column in self.files:
             value, path = self._contents(value), value
@@ -334,7 +333,6 @@ def _records(lines: io.TextIOWrapper, url: str, delimiter: str) -> list[dict[str
 
 
 def _numbers(values: list[Any]) -> list[Any]:
-    """The values as numbers, if all of them are."""
     for pattern, convert in ((_INTEGER, int), (_NUMBER, float)):
         if all(value is None or pattern.fullmatch(value) for value in values):
             return [None if value is None else convert(value) for value in values]

@@ -57,7 +57,6 @@ def monitor(
 
 
 def _follow(source: StatusSource, interval_s: float, as_json: bool) -> NoReturn:
-    """Shows readings until it is interrupted."""
     from rich.live import Live
     from rich.text import Text
 

@@ -61,20 +61,18 @@ def ls(
     are read, and the fields that --where needs.
     """
     from mpwds.cli.inspect.selection import SampleSelection
-    from mpwds.cli.inspect.shards import shards_of
 
-    damaged = False
+    samples = SampleSelection(shards, chosen, limit)
 
     def report_problem(problem: Problem) -> None:
-        nonlocal damaged
-        damaged = True
+        samples.problems += 1
         if as_json:
             report(as_json, problem.as_dict())
         else:
             _print_line(f"damaged: {problem}")
 
     shard = None
-    for sample in SampleSelection(shards_of(shards), chosen, limit).read(lambda *_: False, report_problem):
+    for sample in samples.read(lambda *_: False, report_problem):
         if as_json:
             report(as_json, sample.as_dict())
             continue
@@ -87,7 +85,7 @@ def ls(
         _print_line(f"{sample.number:>8} {size(sample.size):>8}  {sample.key}{text}{note}")
         for member in sample.members if long else ():
             _print_line(f"{member.offset:>13} {member.size:>10}  {member.name}")
-    return int(damaged)
+    return int(samples.problems > 0)
 
 
 def _print_line(line: str) -> None:
@@ -126,9 +124,8 @@ def cat(
         return Invocation().run(["merge", "--", *shards, "-"])
     from mpwds.cli.inspect.describing import as_json_value
     from mpwds.cli.inspect.selection import SampleSelection
-    from mpwds.cli.inspect.shards import shards_of
 
-    samples = SampleSelection(shards_of(shards), chosen, limit)
+    samples = SampleSelection(shards, chosen, limit)
     try:
         if as_json:
             for sample in samples:
@@ -341,7 +338,6 @@ def _saved(stack: ExitStack) -> str:
 
 
 def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
-    """Names the copies, and makes their folders."""
     if len(names) == 1 and is_file(output):
         targets = [output]
     elif output == "-":

@@ -30,9 +30,9 @@ def extract(
     have made incomplete are left out, and named on standard error; the exit status is 1 then.
     """
     from mpwds.cli.inspect.selection import SampleSelection
-    from mpwds.cli.inspect.shards import Problem, shards_of
+    from mpwds.cli.inspect.shards import Problem
 
-    samples = SampleSelection(shards_of(shards), chosen, limit)
+    samples = SampleSelection(shards, chosen, limit)
     count = files = 0
     with Folder(output, force) as folder, progress(None) as advance:
         for sample in samples:
@@ -78,7 +78,6 @@ class Folder(Closes):
         write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
 
     def close(self) -> None:
-        """Closes the directory that is open."""
         if self._open is not None:
             os.close(self._open[1])
             self._open = None

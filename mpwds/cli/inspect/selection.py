@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import typer
 
-from mpwds.cli.inspect.shards import Problem, Sample, Shard, Wants, read_or_report
+from mpwds.cli.inspect.shards import Problem, Sample, Wants, read_or_report, shards_of
 from mpwds.cli.options import Chosen
 from mpwds.pipeline.decoding.decoders import Decoder
 from mpwds.viewing.wording import printable
@@ -28,13 +28,13 @@ class SampleSelection:
     most samples, ``None`` for all. ``problems`` counts the problems that standard error names.
     """
 
-    def __init__(self, shards: Sequence[Shard], chosen: Chosen, limit: int | None = None) -> None:
+    def __init__(self, urls: Sequence[str], chosen: Chosen, limit: int | None = None) -> None:
+        self._shards = shards_of(urls)
         try:
             self._ranges = tuple(map(_range, _words(chosen.number)))
             self._where = Expression(chosen.where) if chosen.where else None
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        self._shards = shards
         self._keys = chosen.key or ()
         self._fields = _words(chosen.fields.lower())
         self._end = max((each.stop for each in self._ranges), default=sys.maxsize)
@@ -182,7 +182,6 @@ class Expression:
         return ValueError(f'expression "{self.text}": {reason}')
 
     def _built(self, node: ast.expr) -> _Part:
-        """The function that an expression stands for."""
         name = _name_of(node)
         if name is not None:
             self._names.add(name)

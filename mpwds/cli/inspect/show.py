@@ -78,10 +78,9 @@ def show(
         if web:
             raise BadParameter("--web is for feeds; --save writes a contact sheet of shards")
         from mpwds.cli.inspect.selection import SampleSelection
-        from mpwds.cli.inspect.shards import shards_of
         from mpwds.cli.inspect.sheet import draw
 
-        selection = SampleSelection(shards_of(urls), chosen, limit)
+        selection = SampleSelection(urls, chosen, limit)
         sections, figures = draw(selection)
         problems, figure_table = selection.problems, _histograms(figures)
     if save is None:

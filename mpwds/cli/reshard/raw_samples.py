@@ -63,7 +63,6 @@ class RawSample:
         return f"sample {self.key!r} at offset {self.extents[0][0]} of {self.blocks.url}"
 
     def read(self) -> bytearray:
-        """All of its blocks."""
         data = bytearray(self.size)
         left = memoryview(data)
         for start, stop in self.extents:
@@ -274,7 +273,6 @@ def _data(members: list[_Named], fields: Collection[str]) -> dict[str, bytes]:
 
 
 def fill(target: memoryview, descriptor: int, position: int, url: str) -> None:
-    """Fills ``target`` from ``position`` of a file on."""
     while target:
         count = os.preadv(descriptor, [target], position)
         if not count:

@@ -60,7 +60,6 @@ class ShardSink(ClosesOrDiscards):
             self._copier.copy(sample.blocks, start, stop)
 
     def close(self) -> None:
-        """Completes the last shard."""
         try:
             self._finish()
         except BaseException:

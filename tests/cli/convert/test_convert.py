@@ -17,7 +17,7 @@ import mpwds
 from mpwds.cli.main import main
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
-from tests.cli.convert.reading import read
+from tests.cli.convert.conftest import read
 
 PEER = Path(__file__).parents[2] / "storage" / "mds" / "peer.py"
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import mpwds
-from tests.cli.convert.reading import read
+from tests.cli.convert.conftest import read
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"

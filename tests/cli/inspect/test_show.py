@@ -7,7 +7,6 @@ import pytest
 
 import mpwds
 from mpwds.cli.inspect.selection import SampleSelection
-from mpwds.cli.inspect.shards import shards_of
 from mpwds.cli.inspect.sheet import draw
 from mpwds.cli.options import Chosen
 from tests.cli.inspect.test_describing import video
@@ -19,7 +18,7 @@ def sheet(run):
     """The sections and the histograms of shards, with options as for ``Chosen``."""
 
     def sheet(pattern, limit=None, **options):
-        return draw(SampleSelection(shards_of([str(pattern)]), Chosen(**options), limit))
+        return draw(SampleSelection([str(pattern)], Chosen(**options), limit))
 
     return sheet
 
@@ -88,7 +87,7 @@ def test_fields_and_samples_can_be_chosen(sheet, shards):
 
 def test_an_image_that_cannot_be_decoded_is_named_and_the_others_are_shown(sheet, capsys, tar, samples):
     shard = tar("x.tar", {"a.jpg": samples[0]["jpg"], "b.jpg": b"no image", "c.jpg": samples[1]["jpg"]})
-    selection = SampleSelection(shards_of([str(shard)]), Chosen())
+    selection = SampleSelection([str(shard)], Chosen())
     sections, _ = draw(selection)
     assert len(sections[0][1].samples) == 2
     assert selection.problems == 1

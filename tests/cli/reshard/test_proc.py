@@ -254,30 +254,27 @@ class TestNothingIsMixed:
         assert Path("notes").read_text() == content
 
 
+MISTAKES = {
+    "pipeline.py:number in-0.tar out-%d.tar": "stages must be",
+    "pipeline.py:augmented in-0.tar out-%d.tar": "write stages = [mpwds.map(f)]",
+    "pipeline.py:stages in-{0..1}.tar out.tar": "2 are to be written",
+    "pipeline.py:stages in-0.tar out-%d.tar --on-error x": "expected stop, skip",
+    "pipeline.py:missing in-0.tar out-%d.tar": "has no 'missing'",
+    "pipeline.py:stages missing.tar out-%d.tar": "missing.tar",
+    "unknown_name.py:stages in-0.tar out-%d.tar": "AttributeError: module 'mpwds' has no",
+    "unfinished.py:stages in-0.tar out-%d.tar": "(unfinished.py, line 1); in importing",
+    "pipeline.py:numbers in-0.tar out-%d.tar": "TypeError: a stage is an object",
+    "pipeline.py:no_dataset in-0.tar out-%d.tar": "stages(dataset) returned list, expected",
+    "pipeline.py:mistaken in-0.tar out-%d.tar": "KeyError: 'no such field'; in map(<lambda>), on",
+}
+
+
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pipeline.py:number", "in-0.tar", "out-%d.tar"], "stages must be"),
-        (["pipeline.py:augmented", "in-0.tar", "out-%d.tar"], "write stages = [mpwds.map(f)]"),
-        (["pipeline.py:stages", "in-{0..1}.tar", "out.tar"], "2 are to be written"),
-        (["pipeline.py:stages", "in-0.tar", "out-%d.tar", "--on-error", "x"], "expected stop, skip"),
-        (["pipeline.py:missing", "in-0.tar", "out-%d.tar"], "has no 'missing'"),
-        (["pipeline.py:stages", "missing.tar", "out-%d.tar"], "missing.tar"),
-        (["unknown_name.py:stages", "in-0.tar", "out-%d.tar"], "AttributeError: module 'mpwds' has no"),
-        (["unfinished.py:stages", "in-0.tar", "out-%d.tar"], "(unfinished.py, line 1); in importing"),
-        (["pipeline.py:numbers", "in-0.tar", "out-%d.tar"], "TypeError: a stage is an object"),
-        (["pipeline.py:no_dataset", "in-0.tar", "out-%d.tar"], "stages(dataset) returned list, expected"),
-        (
-            ["pipeline.py:mistaken", "in-0.tar", "out-%d.tar"],
-            "KeyError: 'no such field'; in map(<lambda>), on",
-        ),
-    ],
-)
-def test_mistakes_are_explained(run, arguments, message):
+@pytest.mark.parametrize(("words", "message"), MISTAKES.items(), ids=MISTAKES)
+def test_mistakes_are_explained(run, words, message):
     Path("unknown_name.py").write_text("import mpwds\nstages = [mpwds.mapp(len)]\n")
     Path("unfinished.py").write_text("stages = [\n")
-    done = run("proc", *arguments)
+    done = run("proc", *words.split())
     assert done.stderr.count("\n") == 1
     assert done.returncode != 0
     assert message in done.stderr
