@@ -15,12 +15,6 @@ def test_json_has_null_for_what_is_no_number_at_any_depth(capsys):
     assert capsys.readouterr().out == '{"a": [null, [{"b": null}, 1.5]], "c": "NaN"}\n'
 
 
-@pytest.mark.parametrize("to_stderr", [False, True])
-def test_a_report_for_people_is_its_text(capsys, to_stderr):
-    console.report(False, {"a": 1}, "one a", to_stderr)
-    assert capsys.readouterr()[:: -1 if to_stderr else 1] == ("one a\n", "")
-
-
 def test_files_and_pipes_get_wide_tables(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())

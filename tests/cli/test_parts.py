@@ -39,14 +39,11 @@ def job(monkeypatch, write_shard, in_process):
     Path("pipeline.py").write_text(PIPELINE)
     for shard in range(SHARDS):
         write_shard(f"in-{shard}.tar", *({"__key__": f"{shard}{n}", "cls": n} for n in range(3)))
-    return lambda output="out-%d.tar", name="stages": (
-        "proc",
-        f"pipeline.py:{name}",
-        "in-{0..4}.tar",
-        output,
-        "-j",
-        1,
-    )
+
+    def job(output="out-%d.tar", name="stages"):
+        return "proc", f"pipeline.py:{name}", "in-{0..4}.tar", output, "-j", 1
+
+    return job
 
 
 def read(pattern="out-*.tar"):

@@ -136,10 +136,16 @@ MISUSED = {
     "pipeline.py:dataset --tensorcom zpush://host:1": "say --insecure",
     "pipeline.py:dataset --tensorcom zpub://{127.0.0.1,0.0.0.0}:1": "zpub://0.0.0.0:1 can be reached",
 }
-for words in (
-    "--bind tcp://127.0.0.1:1,--keys k,--max-clients 1,--workers-per-client 1,--client-timeout 9,"
-    "--no-shared-memory,--metrics 0,--metrics-token token"
-).split(","):
+for words in [
+    "--bind tcp://127.0.0.1:1",
+    "--keys k",
+    "--max-clients 1",
+    "--workers-per-client 1",
+    "--client-timeout 9",
+    "--no-shared-memory",
+    "--metrics 0",
+    "--metrics-token token",
+]:
     MISUSED[f"pipeline.py:double --tensorcom zpub://127.0.0.1:1 {words}"] = (
         f"{words.split()[0]} means nothing"
     )

@@ -204,9 +204,7 @@ def plan_shards(
         parts = into_shards(numbers, samples.size_of, maxcount or 10_000, maxsize or 10**9)
     else:
         parts = into_even_shards(numbers, samples.size_of)
-    return [
-        Planned(numbered(pattern, number), samples.part(part), len(part)) for number, part in enumerate(parts)
-    ]
+    return [Planned(numbered(pattern, n), samples.part(part), len(part)) for n, part in enumerate(parts)]
 
 
 def split_in_two(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:

@@ -206,10 +206,8 @@ def sample(
         sys.stdout.buffer.write(found[field])
         return
     if as_json:
-        described = {
-            name: value if isinstance(value, str) else {"bytes": len(value)} for name, value in found.items()
-        }
-        report(as_json, described)
+        sizes = {name: {"bytes": len(value)} for name, value in found.items() if not isinstance(value, str)}
+        report(as_json, {**found, **sizes})
         return
     widest = max(map(len, found))
     for name, value in found.items():

@@ -35,16 +35,6 @@ from mpwds.cli.demo.training import default_cache_dir, digits_task
 dataset = digits_task(default_cache_dir().absolute()).train
 """
 
-Size = Annotated[
-    int | None,
-    Option(
-        min=_SMALLEST_SIZE,
-        max=_LARGEST_SIZE,
-        metavar="PIXELS",
-        help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
-    ),
-]
-
 
 def demo(
     data: Annotated[
@@ -54,7 +44,15 @@ def demo(
     test: Annotated[
         list[str] | None, Option(metavar="PATTERN", help="Shards with the held-out samples.")
     ] = None,
-    size: Size = None,
+    size: Annotated[
+        int | None,
+        Option(
+            min=_SMALLEST_SIZE,
+            max=_LARGEST_SIZE,
+            metavar="PIXELS",
+            help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
+        ),
+    ] = None,
     epochs: Annotated[int, Option(min=1, metavar="N")] = 12,
     workers: Annotated[int, Option(min=0, metavar="N", help="Worker processes.")] = 2,
     batch_size: Annotated[int, Option(min=1, metavar="N")] = 64,

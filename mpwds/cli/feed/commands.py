@@ -16,7 +16,6 @@ from mpwds.cli.options import Json
 from mpwds.errors import MpwdsError
 
 if TYPE_CHECKING:
-    from mpwds.feed.report import FeedReport
     from mpwds.feed.status_client import StatusSource
 
 Urls = Annotated[
@@ -68,22 +67,19 @@ def _follow(source: StatusSource, interval_s: float, as_json: bool) -> NoReturn:
     with Live(console=screen, auto_refresh=False, screen=True) as live:
         while True:
             try:
-                reading = _next(source, interval_s)
+                time.sleep(interval_s)
+                reading = source.read()
                 live.update(tables.fitting(reading, source.name, screen, screen.height), refresh=True)
             except MpwdsError as error:  # it may pass
                 live.update(Text(str(error), "bold red"), refresh=True)
-
-
-def _next(source: StatusSource, interval_s: float) -> FeedReport:
-    time.sleep(interval_s)
-    return source.read()
 
 
 def _print_next(source: StatusSource, interval_s: float, as_json: bool) -> None:
     from mpwds.cli.feed import tables
     from mpwds.stats.diagnosis import no_answer
 
-    reading = _next(source, interval_s)
+    time.sleep(interval_s)
+    reading = source.read()
     if reading.lost:
         print(no_answer(reading.lost), file=sys.stderr, flush=True)
     if as_json:

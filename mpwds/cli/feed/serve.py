@@ -31,10 +31,6 @@ _NORMALISED: dict[str, Any] = {
     "std": (0.229, 0.224, 0.225),
 }
 
-Source = Annotated[
-    str | None, Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
-]
-
 
 @dataclass(frozen=True)
 class HttpAddress:
@@ -84,7 +80,9 @@ class Serving:
 def serve(
     context: Context,
     to: Serving,
-    source: Source = None,
+    source: Annotated[
+        str | None, Argument(metavar="FILE.py:NAME", help="The dataset: its file or module, and its name.")
+    ] = None,
     no_shared_memory: Annotated[
         bool, Option("--no-shared-memory", help="Send bytes to trainers on this machine, too.")
     ] = False,

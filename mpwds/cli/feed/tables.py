@@ -65,11 +65,9 @@ def _text(text: str, style: str = "") -> Text:
 def _table(content: Table, most: int | None = None) -> RichTable:
     table = empty_table(content.title, pad_edge=False, collapse_padding=True)
     for position, column in enumerate(content.columns):
-        is_long = column in _LONG
-        side: Any = "left" if is_long or position < content.left else "right"
-        table.add_column(
-            column, justify=side, no_wrap=not is_long, overflow="fold" if is_long else "ellipsis"
-        )
+        long = column in _LONG
+        side: Any = "left" if long or position < content.left else "right"
+        table.add_column(column, justify=side, no_wrap=not long, overflow="fold" if long else "ellipsis")
     shown = content.rows if most is None else content.rows[: max(most, 1)]
     for row in shown:
         table.add_row(*_cells(row, content.left))
@@ -94,10 +92,8 @@ def _stages(stages: Sequence[Any]) -> RichTable:
     largest = max(stage.share for stage in stages)
     for stage in stages:
         style = "bold" if stage.share == largest else ""
-        share = Text(f"{stage.share:.0%}", style)
-        table.add_row(
-            _text(stage.name, style), _bar(stage.share), share, Text(wording.stage_cost(stage), style)
-        )
+        share, cost = Text(f"{stage.share:.0%}", style), Text(wording.stage_cost(stage), style)
+        table.add_row(_text(stage.name, style), _bar(stage.share), share, cost)
     return table
 
 

@@ -53,18 +53,18 @@ class Checker:
         before = self.offsets.setdefault(sample.key, sample.offset)
         if before != sample.offset:
             yield _problem(sample, f"the sample at offset {before} has the same key")
-        for member in sample.members:
+        for name, member in sample.members.items():
             if member.data is None:
                 continue
             try:
                 check_checksums(member.data)
                 if self._decode is not None:
-                    self._decode(member.field, member.data)
+                    self._decode(name, member.data)
             except ImportError:  # concerns every sample
                 raise
             except Exception as error:  # decoders raise many kinds
                 reason = str(error) or type(error).__name__
-                yield Problem(sample.shard, member.offset, sample.key, member.field, reason)
+                yield Problem(sample.shard, member.offset, sample.key, name, reason)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Report:
         self.samples += 1
         if not is_sound:
             return
-        fields = tuple(sorted(member.field for member in sample.members))
+        fields = tuple(sorted(sample.members))
         if fields not in self.sets and len(self.sets) >= _MOST_SETS:
             return
         self.sets[fields] += 1
@@ -233,10 +233,10 @@ class Repair:
                     copy.left_out_keys += [found.key] if len(copy.left_out_keys) < _MOST_KEPT else []
                 else:
                     copy.kept += 1
-                    sink.write_blocks(b"".join(member.blocks for member in found.members))
+                    sink.write_blocks(b"".join(member.blocks for member in found.members.values()))
 
     def _is_incomplete(self, sample: Sample) -> bool:
-        return sample.interrupted or not self.required <= {member.field for member in sample.members}
+        return sample.interrupted or not self.required.issubset(sample.members)
 
 
 def check_checksums(data: bytes) -> None:

@@ -80,10 +80,10 @@ def ls(
             shard = sample.shard
             _print_line(f"{without_credentials(shard)}:")
         note = "" if sample.is_whole else "  (incomplete: the shard is damaged here)"
-        members = ", ".join(f"{member.field} {size(member.size)}" for member in sample.members)
+        members = ", ".join(f"{name} {size(member.size)}" for name, member in sample.members.items())
         text = "" if long else f"  {members}"
         _print_line(f"{sample.number:>8} {size(sample.size):>8}  {sample.key}{text}{note}")
-        for member in sample.members if long else ():
+        for member in sample.members.values() if long else ():
             _print_line(f"{member.offset:>13} {member.size:>10}  {member.name}")
     return int(samples.problems > 0)
 
@@ -147,9 +147,9 @@ def _write_fields(samples: Iterable[Sample], stream: BinaryIO, end: bytes) -> No
     """Writes the fields as they are stored. A terminal gets text alone, without control characters."""
     is_terminal = stream.isatty()
     for sample in samples:
-        for member in sample.members:
+        for name, member in sample.members.items():
             data = member.data or b""
-            stream.write(_for_terminal(sample, member.field, data) if is_terminal else data)
+            stream.write(_for_terminal(sample, name, data) if is_terminal else data)
             stream.write(end)
 
 
@@ -181,8 +181,9 @@ def _write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
                     "it another one"
                 )
             last_key = sample.key
-            if all(member.header for member in sample.members):
-                sink.write_blocks(b"".join(member.blocks for member in sample.members))
+            members = sample.members.values()
+            if all(member.header for member in members):
+                sink.write_blocks(b"".join(member.blocks for member in members))
             else:
                 sink.write({"__key__": sample.key, **sample.data()})
 

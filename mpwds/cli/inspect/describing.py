@@ -190,8 +190,8 @@ class ShardFigures:
             return
         self.samples += 1
         self.nbytes += found.size
-        for member in found.members:
-            self._field(member.field).add(member.field, member.size, member.data)
+        for name, member in found.members.items():
+            self._field(name).add(name, member.size, member.data)
 
     def merge(self, other: ShardFigures) -> None:
         self.samples += other.samples

@@ -36,12 +36,12 @@ def extract(
     count = files = 0
     with Folder(output, force) as folder, progress(None) as advance:
         for sample in samples:
-            for member in sample.members:
+            for name, member in sample.members.items():
                 try:
                     folder.write(member.name, member.data or b"")
                     files += 1
                 except UnsafeName as error:
-                    samples.report(Problem(sample.shard, member.offset, sample.key, member.field, str(error)))
+                    samples.report(Problem(sample.shard, member.offset, sample.key, name, str(error)))
             count += 1
             advance(1, "extracting samples")
     values = {"samples": count, "files": files, "output": output, "problems": samples.problems}

@@ -74,12 +74,13 @@ class SampleSelection:
                         continue
                     number = found.number + 1
                     if unknown:
-                        seen.update((member.field, None) for member in found.members)
+                        seen.update(dict.fromkeys(found.members))
                         known = [*seen, *map(str.lower, seen)]
                         unknown -= {name for name in unknown if _is_there(name, known)}
                     if self._holds(found):
                         count += 1
-                        found.members = [each for each in found.members if self._takes_field(each.field)]
+                        taken = filter(self._takes_field, found.members)
+                        found.members = {name: found.members[name] for name in taken}
                         yield found
                     if count == self.limit or number >= self._end:
                         break
@@ -203,10 +204,10 @@ class Expression:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 compute = _ARITHMETIC[type(op)]
                 return self._applied(lambda one, other: compute(_number(one), _number(other)), left, right)
-            case ast.Compare(left=left, ops=ops, comparators=others) if {
+            case ast.Compare(left=left, ops=ops, comparators=rest) if {
                 *map(type, ops)
             } <= _COMPARISONS.keys():
-                sides = [left, *others]
+                sides = [left, *rest]
                 tests = [
                     self._applied(_COMPARISONS[type(op)], *sides[place : place + 2])
                     for place, op in enumerate(ops)

@@ -24,32 +24,10 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_description, without_credentials
 from mpwds.storage.tar.headers import BLOCK
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.tar.scanning import Damage, ScannedMember, blocks, scan
+from mpwds.storage.tar.scanning import Damage, ScannedMember, scan
 
 _MOST_ROWS = 50
 _PIECE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Member:
-    """A field of a sample, and the file that holds it. ``data`` is ``None`` if it was not asked for."""
-
-    field: str
-    name: str
-    offset: int
-    size: int
-    header: bytes = b""
-    data: bytes | None = None
-
-    @property
-    def end(self) -> int:
-        """The offset of the next member in a tar archive."""
-        return self.offset + len(self.header) + self.size + -self.size % BLOCK
-
-    @property
-    def blocks(self) -> bytes:
-        """The member as it is in the archive, if its data was asked for."""
-        return blocks(self.header, self.data)
 
 
 @dataclass
@@ -60,13 +38,13 @@ class Sample:
     number: int  # in the dataset
     key: str
     offset: int
-    members: list[Member] = field(default_factory=list)
+    members: dict[str, ScannedMember] = field(default_factory=dict)  # by field, with the data asked for
     interrupted: bool = False  # damage begins inside it or right after it, so its last member may be wrong
     after_damage: bool = False  # it is the first one after damage, so members may be missing
 
     @property
     def size(self) -> int:
-        return sum(member.size for member in self.members)
+        return sum(member.size for member in self.members.values())
 
     @property
     def is_whole(self) -> bool:
@@ -74,12 +52,12 @@ class Sample:
         return not (self.interrupted or self.after_damage)
 
     def data(self) -> dict[str, bytes]:
-        return {member.field: member.data for member in self.members if member.data is not None}
+        return {name: member.data for name, member in self.members.items() if member.data is not None}
 
     def as_dict(self) -> dict[str, Any]:
         fields = {
-            member.field: {"name": member.name, "offset": member.offset, "bytes": member.size}
-            for member in self.members
+            name: {"name": member.name, "offset": member.offset, "bytes": member.size}
+            for name, member in self.members.items()
         }
         return {
             "key": self.key,
@@ -168,7 +146,8 @@ class TarShard:
         for found in scan(self.name, wants_member):
             if isinstance(found, Damage):
                 after_damage = True
-                if sample is not None and found.offset <= sample.members[-1].end:  # no archive's end between
+                # Unless an archive's end is between.
+                if sample is not None and found.offset <= _end(sample):
                     sample.interrupted = True
                 yield Problem(self.name, found.offset, sample.key if sample else "", "", self._reason(found))
                 continue
@@ -183,15 +162,14 @@ class TarShard:
                 number += 1
                 in_twin = False
             after_damage = False
-            names = [member.field for member in sample.members]
+            names = list(sample.members)
             in_twin = in_twin or (len(names) > 1 and name == names[0])
             if in_twin or name in names:
                 lost = "the sample has this field already: one of them is lost"
                 of_twin = "it is of another sample of the same key, the others of which are lost"
                 yield Problem(self.name, found.offset, key, name, lost if name in names else of_twin)
             else:
-                data = found.data
-                sample.members.append(Member(name, found.name, found.offset, found.size, found.header, data))
+                sample.members[name] = found
         if sample is not None:
             yield sample
 
@@ -215,6 +193,12 @@ class TarShard:
             yield f"it has {nbytes} bytes, its description says {self.nbytes}"
         if self.md5sum not in (None, digest.hexdigest()):
             yield f"its MD5 checksum is {digest.hexdigest()}, its description says {self.md5sum}"
+
+
+def _end(sample: Sample) -> int:
+    """The offset after a sample's last member in a tar archive."""
+    last = list(sample.members.values())[-1]
+    return last.offset + len(last.header) + last.size + -last.size % BLOCK
 
 
 @dataclass(frozen=True)
@@ -247,7 +231,7 @@ class MDSShard:
             number = first + index
             key = bytes(stored.pop(KEY, b"")).decode("utf-8", "replace") or f"{before + index:09d}"
             fields = fields or {name: self._field(name, data) for name, data in stored.items()}
-            members = []
+            members = {}
             for name, data in stored.items():
                 field, convert = fields[name]
                 try:
@@ -255,7 +239,7 @@ class MDSShard:
                 except Exception as error:  # decoders raise many kinds
                     yield Problem(self.name, 0, key, field, f"it is no {self.columns[name]}: {error}")
                     value = None
-                members.append(Member(field, f"{key}.{field}", 0, len(data), data=value))
+                members[field] = ScannedMember(f"{key}.{field}", 0, len(data), b"", True, value)
             yield Sample(self.name, number, key, index, members)
 
     def contradictions(self, samples: int) -> Iterator[str]:
@@ -272,6 +256,7 @@ class MDSShard:
             field = field_of(column, encoding, data)
         except ValueError:  # of lists, which no file holds
             return column, bytes
+        field = column if field in self.columns else field  # of another column
         return field, from_column(encoding, field)
 
 

@@ -50,15 +50,15 @@ def draw(samples: SampleSelection) -> tuple[list[tuple[str, Pictures]], list[Ten
 
     with progress(samples.limit) as advance:
         for sample in samples.read(wants):
-            for member in sample.members:
-                columns.setdefault(f"bytes of {member.field}", []).append(member.size)
-                if _is_label(member.field) and member.data is not None:
+            for name, member in sample.members.items():
+                columns.setdefault(f"bytes of {name}", []).append(member.size)
+                if _is_label(name) and member.data is not None:
                     with contextlib.suppress(ValueError):
-                        columns.setdefault(member.field, []).append(int(member.data))
+                        columns.setdefault(name, []).append(int(member.data))
             if sample.is_whole and len(first) < _MOST["image"]:
                 first.append(sample)
             advance(1, "reading samples")
-    fields = dict.fromkeys(member.field for sample in first for member in sample.members)
+    fields = dict.fromkeys(name for sample in first for name in sample.members)
     sections = []
     for name in sorted(filter(_kind, fields), key=lambda name: list(_MOST).index(_kind(name))):
         if (shown := _section(name, first, samples.report)).samples:

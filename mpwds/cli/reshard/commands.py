@@ -155,11 +155,9 @@ def process(
 ) -> None:
     """Writes the shards, prints how much that was, and shows further figures. ``code`` is the stages'."""
     to, run = processing.to, processing.describe(code)
-    outputs = [job.output for job in processing.jobs]
+    names = [job.output for job in processing.jobs]
     inputs = [processing.urls[job.shard] for job in processing.jobs]
-    with resume_or_start(
-        to.output, outputs, run, to.force, to.journal, part=over.part, inputs=inputs
-    ) as done:
+    with resume_or_start(to.output, names, run, to.force, to.journal, part=over.part, inputs=inputs) as done:
         counts = processing.run(over, done)
     text = _sum_up(counts)
     figures = {name: counts.pop(name, 0) for name in ("samples", "bytes", "skipped")}

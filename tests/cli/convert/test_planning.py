@@ -32,11 +32,6 @@ def test_a_shuffle_has_each_sample_once(count, seed):
     assert sorted(shuffled(range(count), seed)) == list(range(count))
 
 
-def test_seeds_make_orders_and_splits_differ():
-    assert shuffled(range(100), 0) != shuffled(range(100), 1)
-    assert split_in_two(100, 0.5, 0) != split_in_two(100, 0.5, 1)
-
-
 @given(
     sizes=st.lists(st.integers(0, 20_000), max_size=60),
     maxcount=st.integers(1, 10),

@@ -170,7 +170,3 @@ def test_an_mpg_is_a_video_though_webdataset_lists_it_among_images():
     data = video("mpeg", "mpeg1video")
     assert describe("mpg", data)[0].startswith("mpeg1video video, 25 frames/s")
     make_decoder()("x.mpg", data)
-
-
-def test_nothing_has_no_mean():
-    assert FieldFigures().mean == 0
