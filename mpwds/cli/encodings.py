@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpwds.pipeline.decoding.fields import extension_of
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
@@ -84,7 +85,7 @@ def guessed_encoding(field: str) -> str:
         >>> [guessed_encoding(field) for field in ("jpg", "cls", "seg.png", "wav")]
         ['jpeg', 'int', 'png', 'bytes']
     """
-    extension = _extension(field)
+    extension = extension_of(field)
     return next((name for name, known in _EXTENSIONS.items() if extension in known), "bytes")
 
 
@@ -110,9 +111,9 @@ def to_column(field: str, name: str) -> Convert:
         return bytes
     if name in _AS_TEXT:
         return lambda data: column.encode(data.decode().encode())
-    if name in ("jpeg", "png") and _extension(field) in _EXTENSIONS[name]:
+    if name in ("jpeg", "png") and extension_of(field) in _EXTENSIONS[name]:
         return bytes
-    if name == "json" and _extension(field) in _EXTENSIONS["json"]:
+    if name == "json" and extension_of(field) in _EXTENSIONS["json"]:
         return _checked_json
     if name.startswith("ndarray"):
         return lambda data: column.encode(np.load(io.BytesIO(data), allow_pickle=False))
@@ -139,15 +140,15 @@ def field_of(column: str, name: str, first: bytes) -> str:
     kind = name.partition(":")[0]
     known: tuple[str, ...]
     if name in ("bytes", "pkl"):
-        extension = "pkl" if name == "pkl" else extension_of(first)
-        known = (_extension(column), "pkl") if extension == "bin" else (extension, "jpeg")
+        extension = "pkl" if name == "pkl" else extension_by_content(first)
+        known = (extension_of(column), "pkl") if extension == "bin" else (extension, "jpeg")
     elif name == "pil":
         known = ("png",)
     elif kind in ("ndarray", "jpeg", "png", "json") or kind in _AS_TEXT - {"str_int"}:
         known = _EXTENSIONS["str" if kind in _AS_TEXT else kind]
     else:
         known = ("json",) if kind.startswith("float") else _EXTENSIONS["int"]
-    return column if _extension(column) in known else f"{column}.{known[0]}"
+    return column if extension_of(column) in known else f"{column}.{known[0]}"
 
 
 def from_column(name: str, field: str) -> Convert:
@@ -164,7 +165,7 @@ def _value_as_field(name: str, field: str, data: bytes) -> bytes:
     return str(value).encode() if field == KEY else encode_field(field, value)
 
 
-def extension_of(data: Any, path: str = "") -> str:
+def extension_by_content(data: Any, path: str = "") -> str:
     """The extension of a file: what its first bytes say, its name, or ``bin``."""
     for signature, place, extension in SIGNATURES:
         if isinstance(data, bytes) and data.startswith(signature, place):
@@ -210,10 +211,6 @@ def convert_fields(
     return converted
 
 
-def _extension(name: str) -> str:
-    return name.rpartition(".")[2].lower()
-
-
 def _checked_json(data: bytes) -> bytes:
     json.loads(data)
     return data
@@ -225,5 +222,5 @@ def _decoded(field: str, data: bytes) -> Any:
 
     value = Decoder(imagehandler("pil"))({field: data})[field]
     if isinstance(value, bytes):
-        raise ValueError(f"the extension {_extension(field)!r} does not tell how to decode it")
+        raise ValueError(f"the extension {extension_of(field)!r} does not tell how to decode it")
     return value

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from mpwds.cli import outputs
 from mpwds.cli.options import Part
 from mpwds.errors import WrongArgument
 from mpwds.storage.caches.locks import lock, release
+from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.gopen import gopen, version_at
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing import destinations
@@ -248,8 +248,7 @@ def version_of(url: str) -> object:
 
 def versions_of(urls: Iterable[str]) -> list[str]:
     """Short digests of the versions of files."""
-    with ThreadPoolExecutor(_VERSIONS) as threads:
-        return [digest([version])[:16] for version in threads.map(version_of, urls)]
+    return [digest([found.result()])[:16] for _, found in work_ahead(version_of, urls, _VERSIONS)]
 
 
 def hidden_beside(output: str, ending: str) -> str:

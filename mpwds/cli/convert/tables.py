@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
 
-from mpwds.cli.encodings import SIGNATURES, extension_of
+from mpwds.cli.encodings import SIGNATURES, extension_by_content
 from mpwds.cli.journal import version_of
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
@@ -90,7 +90,7 @@ class ColumnMap:
         if name in self.classes:
             value = self.classes[name][str(value)]
         if _BY_CONTENT in name:
-            name = name.replace(_BY_CONTENT, extension_of(value, path))
+            name = name.replace(_BY_CONTENT, extension_by_content(value, path))
         if isinstance(value, (int, float)) and name.rpartition(".")[2] in _TEXTS:
             value = str(value)
         return name, encode_field(name, value)

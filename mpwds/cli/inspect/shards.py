@@ -205,7 +205,7 @@ def _end(sample: Sample) -> int:
 class MDSShard:
     """A shard of an MDS dataset.
 
-    A column becomes a field that is named as ``mpwds convert`` does: the jpeg column ``image`` ``image.jpg``.
+    A column becomes the field that ``mpwds convert`` makes of it: ``image`` ``image.jpg`` if it holds JPEG.
     Sizes are those of the columns' bytes. The format does not say where fields are.
     """
 

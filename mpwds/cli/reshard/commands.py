@@ -194,7 +194,7 @@ def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = (
         advance(unshown, f"{read:,} samples")
 
     with contextlib.ExitStack() as ends:
-        files = ends.enter_context(contextlib.closing(OpenFiles()))
+        files = ends.enter_context(OpenFiles())
         advance = ends.enter_context(progress(_local_size(urls), in_bytes=True))
         sink = ends.enter_context(ShardSink(to))
         for sample in arrange(counting(read_raw_samples(urls, files, fields))):

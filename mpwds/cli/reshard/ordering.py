@@ -15,6 +15,7 @@ from typing import Any
 
 from mpwds.cli.outputs import path_of
 from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, RawSample, fill
+from mpwds.closing import Closes
 from mpwds.errors import ShardError
 
 _MOST_FILES = 256  # open at a time
@@ -46,7 +47,7 @@ def bucket_shuffle(
         def deal(rank: float, sample: RawSample) -> None:
             number = int((rank - low) / width)
             if number not in buckets:
-                buckets[number] = files.enter_context(contextlib.closing(SpillFile(directory)))
+                buckets[number] = files.enter_context(SpillFile(directory))
             buckets[number].add(rank, sample)
 
         for rank, sample in ranked:
@@ -84,7 +85,7 @@ def external_sort(
             return heapq.merge(*runs, *further, key=_RANK, reverse=reverse)
 
         def spilled(samples: Iterable[Ranked]) -> SpillFile:
-            file = files.enter_context(contextlib.closing(SpillFile(directory)))
+            file = files.enter_context(SpillFile(directory))
             for rank, sample in samples:
                 file.add(rank, sample)
             return file
@@ -131,7 +132,7 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     return [1, str(value)] if text or isinstance(value, str) else [0, value]
 
 
-class SpillFile:
+class SpillFile(Closes):
     """Samples in a temporary file without a name, which vanishes with this process, however that ends."""
 
     def __init__(self, directory: str) -> None:

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import BinaryIO, Protocol
 
+from mpwds.closing import Closes
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url, without_credentials
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
@@ -86,7 +87,7 @@ class RawSample:
         return RawSample(key, blocks, [(0, written.tell())], written.tell())
 
 
-class OpenFiles:
+class OpenFiles(Closes):
     """Files to read from. When there are many, the one that was not used for longest is closed."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class GroupShuffle:
         def output_of(ranked: tuple[float, RawSample]) -> str:
             return group.outputs[int(ranked[0] * len(group.outputs))]
 
-        with contextlib.closing(OpenFiles()) as files:
+        with OpenFiles() as files:
             in_order = bucket_shuffle(ranked(), self.memory, self.directory)
             shares = itertools.groupby(in_order, output_of)
             share = next(shares, None)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import tarfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def archive_of(members, archive_format=tarfile.PAX_FORMAT):
 
 
 def samples_in(*urls, fields=()):
-    with closing(OpenFiles()) as files:
+    with OpenFiles() as files:
         return [
             (sample.key, bytes(sample.read()), sample.fields)
             for sample in read_raw_samples(map(str, urls), files, fields)
@@ -82,7 +81,7 @@ def test_damage_ends_the_samples_of_a_file_where_it_ends_those_of_a_pipe(tmp_pat
 
     def samples_before_the_damage(url):
         found = []
-        with closing(OpenFiles()) as files, contextlib.suppress(ShardError):
+        with OpenFiles() as files, contextlib.suppress(ShardError):
             found.extend((sample.key, bytes(sample.read())) for sample in read_raw_samples([url], files))
         return found
 
@@ -137,7 +136,7 @@ def test_a_global_header_that_says_more_than_a_comment_is_an_error(written):
 
 def test_a_shard_that_became_shorter_is_an_error(written):
     path = written(archive_of([("a.txt", bytes(70_000))]))
-    with closing(OpenFiles()) as files:
+    with OpenFiles() as files:
         [sample] = read_raw_samples([str(path)], files)
         path.write_bytes(b"")
         with pytest.raises(ShardError, match="became shorter"):
