@@ -123,16 +123,8 @@ def _show(runs: Sequence[Run], figures: dict[str, float]) -> None:
         stats = run.stats
         active_s = max(worker.active_s for worker in stats.workers)
         busy = sum(worker.cpu_s for worker in stats.workers) / max(active_s, 1e-9)
-        rates.append(
-            (
-                str(run.workers),
-                f"{run.samples_per_s:,.0f}",
-                f"{run.bytes_per_s / 1e6:,.1f}",
-                f"{run.batches_per_s:,.1f}",
-                f"{busy:.1f}",
-                f"{run.first_batch_s:.2f} s",
-            )
-        )
+        speeds = f"{run.samples_per_s:,.0f}", f"{run.bytes_per_s / 1e6:,.1f}", f"{run.batches_per_s:,.1f}"
+        rates.append((str(run.workers), *speeds, f"{busy:.1f}", f"{run.first_batch_s:.2f} s"))
     columns = ("workers", "samples/s", "MB/s", "batches/s", "processors", "first batch")
     of_runs = table("", columns, rates)
     of_runs.rows[runs.index(best)].style = "bold"

@@ -89,10 +89,9 @@ def convert(
     dataset = format.samples(place)
     target, where = _target(destination, to, format)
     kind, in_columns = target.name, bool(target.indexes)
-    if in_columns:
-        if maxcount:
-            raise BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
-    else:
+    if in_columns and maxcount:
+        raise BadParameter("--maxcount is not for MDS, whose shards are limited by --maxsize")
+    if not in_columns:
         outputs.refuse_limits(where, maxcount or maxsize)
         outputs.refuse_inside(source, where)
     outputs.refuse_own_input(dataset.urls, where)

@@ -24,7 +24,6 @@ from mpwds.viewing.wording import counted
 _EXPECTED_ACCURACY = 0.95
 _MUCH_WAITING = 0.2
 _DEFAULT_SIZE = 64
-_SMALLEST_SIZE, _LARGEST_SIZE = 8, 1024
 
 _SERVERS = 2
 _WORKERS = 2  # of each server
@@ -47,8 +46,8 @@ def demo(
     size: Annotated[
         int | None,
         Option(
-            min=_SMALLEST_SIZE,
-            max=_LARGEST_SIZE,
+            min=8,
+            max=1024,
             metavar="PIXELS",
             help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
         ),

@@ -104,15 +104,9 @@ def image_task(
     held_out = mpwds.WebDataset(held_out_urls or urls, empty_check=False)
     if not held_out_urls:
         train, held_out = train.select(lambda sample: not _is_held_out(sample)), held_out.select(_is_held_out)
-    return ImageTask(
-        batches(train.shuffle(_SHUFFLED_SAMPLES)),
-        batches(held_out),
-        train_labels.total(),
-        held_out_labels.total(),
-        [str(label) for label in classes],
-        size,
-        len(urls) + len(held_out_urls),
-    )
+    datasets = batches(train.shuffle(_SHUFFLED_SAMPLES)), batches(held_out)
+    counts = train_labels.total(), held_out_labels.total()
+    return ImageTask(*datasets, *counts, list(map(str, classes)), size, len(urls) + len(held_out_urls))
 
 
 def _count_labels(
@@ -242,11 +236,8 @@ def train(task: ImageTask, *, epochs: int, workers: int, lr: float, loader: Any 
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     first: list[torch.Tensor] = []
-    with (
-        mpwds.MultiLoader(task.train, workers=workers)
-        if loader is None
-        else contextlib.nullcontext(loader) as loader
-    ):
+    given: Any = None if loader is None else contextlib.nullcontext(loader)
+    with given or mpwds.MultiLoader(task.train, workers=workers) as loader:
         for epoch in range(1, epochs + 1):
             losses = []
             with progress(task.train_samples) as advance:

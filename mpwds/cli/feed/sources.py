@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from mpwds.errors import MpwdsError
+from mpwds.errors import MpwdsError, TenbinError
 from mpwds.feed.client.addresses import ServerAddresses
 from mpwds.feed.keys import check_url, needs_keys
 from mpwds.feed.report import FeedReport
@@ -91,8 +91,6 @@ class TensorcomStatus:
             self._connection.close(0)
 
     def _receive_one(self) -> None:
-        from mpwds.errors import TenbinError
-
         try:
             arrays, names = self._connection.recv()
         except TimeoutError:

@@ -177,13 +177,8 @@ class Copy:
         return without_credentials(self.target or self.shard.name)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "shard": without_credentials(self.shard.name),
-            "copy": self.name,
-            "samples": self.kept,
-            "left_out": self.left_out,
-            "left_out_keys": self.left_out_keys,
-        }
+        names = {"shard": without_credentials(self.shard.name), "copy": self.name, "samples": self.kept}
+        return {**names, "left_out": self.left_out, "left_out_keys": self.left_out_keys}
 
 
 @dataclass(frozen=True)

@@ -226,16 +226,11 @@ def info(
     by_shard = table("shards", ("shard", "samples", "data", "damaged places"), rows, ("shard",))
     if len(found) > len(rows):
         by_shard.caption = f"and {len(found) - len(rows):,} more shards; --json lists all of them"
-    of_fields = [
-        (
-            name,
-            f"{of_field.samples:,}",
-            *(size(nbytes) for nbytes in (of_field.least, of_field.mean, of_field.largest)),
-            ", ".join(filter(None, (of_field.kind_text, of_field.shape_text)))
-            or "(none looked at: add --shapes)",
-        )
-        for name, of_field in sorted(total.fields.items())
-    ]
+    of_fields = []
+    for name, field in sorted(total.fields.items()):
+        sizes = map(size, (field.least, field.mean, field.largest))
+        holds = ", ".join(filter(None, (field.kind_text, field.shape_text)))
+        of_fields.append((name, f"{field.samples:,}", *sizes, holds or "(none looked at: add --shapes)"))
     columns = ("field", "samples", "least", "mean", "largest", "holds")
     tables = [by_shard, table("fields", columns, of_fields, ("field", "holds"))]
     tables += [problem_table(total.problems, total.problem_count)] if total.problems else []

@@ -59,15 +59,9 @@ class Sample:
             name: {"name": member.name, "offset": member.offset, "bytes": member.size}
             for name, member in self.members.items()
         }
-        return {
-            "key": self.key,
-            "number": self.number,
-            "shard": without_credentials(self.shard),
-            "offset": self.offset,
-            "bytes": self.size,
-            "whole": self.is_whole,
-            "fields": fields,
-        }
+        names = {"key": self.key, "number": self.number, "shard": without_credentials(self.shard)}
+        extent = {"offset": self.offset, "bytes": self.size, "whole": self.is_whole}
+        return {**names, **extent, "fields": fields}
 
 
 @dataclass(frozen=True)
@@ -86,26 +80,16 @@ class Problem:
         return f"{without_credentials(self.shard)}, offset {self.offset}{where}: {self.what}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "shard": without_credentials(self.shard),
-            "offset": self.offset,
-            "key": self.key,
-            "field": self.field,
-            "problem": self.what,
-        }
+        place = {"shard": without_credentials(self.shard), "offset": self.offset}
+        return {**place, "key": self.key, "field": self.field, "problem": self.what}
 
 
 def problem_table(problems: Sequence[Problem], total: int) -> Table:
     """The first problems in a table, with a note about the others."""
-    rows = [
-        (
-            without_credentials(each.shard),
-            f"{each.offset:,}",
-            ": ".join(filter(None, (each.key, each.field))),
-            each.what,
-        )
-        for each in problems[:_MOST_ROWS]
-    ]
+    rows = []
+    for each in problems[:_MOST_ROWS]:
+        sample = ": ".join(filter(None, (each.key, each.field)))
+        rows.append((without_credentials(each.shard), f"{each.offset:,}", sample, each.what))
     columns = ("shard", "offset", "sample", "what is wrong")
     found = table("problems", columns, rows, ("shard", "sample", "what is wrong"))
     if total > len(rows):

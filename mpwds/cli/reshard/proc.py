@@ -69,13 +69,8 @@ class Processing:
 
     def describe(self, code: list[str]) -> dict[str, Any]:
         """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
-        return {
-            "shards": self.urls,
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "stages": fingerprint(self.dataset),
-            "code": digest(code),
-        }
+        given = {"shards": self.urls, "rounds": self.rounds, "seed": self.seed}
+        return {**given, "stages": fingerprint(self.dataset), "code": digest(code)}
 
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)

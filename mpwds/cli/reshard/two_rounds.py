@@ -135,12 +135,8 @@ def shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distr
         raise WrongArgument(
             "--part and --on: each shard is read by itself, and a stream has none: name shards"
         )
-    run = {
-        "shards": list(urls),
-        "inputs": digest(versions_of(urls)),
-        "seed": seed,
-        "duplicates": to.duplicates.value,
-    }
+    given = {"seed": seed, "duplicates": to.duplicates.value}
+    run = {"shards": list(urls), "inputs": digest(versions_of(urls)), **given}
     rounds = plan_rounds(urls, to.output, digest(sorted(run.items()))[:8])
     work = GroupShuffle(to, spilling.memory, spilling.tmp or temporary_directory(to.output), seed)
     goes_on = functools.partial(resume_or_start, to.output, rounds.outputs, run, part=over.part)
