@@ -163,14 +163,12 @@ def _train_remotely(
         expected = [_digest(batch) for _ in range(epochs) for batch in local]
     same = victim.digests == expected
     workers = f"{_SERVERS * _WORKERS} workers that nothing happens to"
-    print(
-        f"""
+    print(f"""
   servers    {_SERVERS} of {_WORKERS} workers each; one was killed after {victim.killed_at} batches
   batches    {len(victim.digests)} arrived; {len(expected)} come from {workers}
   compared   {"all are the same, bit for bit, in the same order" if same else "THEY DIFFER"}
   accuracy   {outcome.accuracy:.1%} on the held-out samples
-"""
-    )
+""")
     return 0 if same and victim.killed_at else 1
 
 

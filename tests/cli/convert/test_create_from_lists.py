@@ -242,17 +242,10 @@ SCHEMA = pyarrow.schema(
 
 
 def rows(count, first=0):
-    return pyarrow.Table.from_pylist(
-        [
-            {
-                "image": {"bytes": (PNG if number % 2 else JPEG) + bytes([number]), "path": f"{number}.jpeg"},
-                "label": number % 2,
-                "seen": datetime.date(2026, 1, 1 + number),
-            }
-            for number in range(first, first + count)
-        ],
-        SCHEMA,
-    )
+    numbers = range(first, first + count)
+    images = [{"bytes": (PNG if n % 2 else JPEG) + bytes([n]), "path": f"{n}.jpeg"} for n in numbers]
+    seen = [datetime.date(2026, 1, 1 + n) for n in numbers]
+    return pyarrow.table({"image": images, "label": [n % 2 for n in numbers], "seen": seen}, SCHEMA)
 
 
 def expected(number):

@@ -27,17 +27,12 @@ def make_shard(tmp_path):
 @pytest.fixture
 def two_shards(make_shard):
     """``in-0.tar`` and ``in-1.tar`` of 10 samples each; returns their members."""
-    return [
-        member
-        for shard in range(2)
-        for member in make_shard(
-            f"in-{shard}.tar",
-            {
-                f"{shard}{n:03}": {"jpg": bytes([n]) * (300 * n), "cls": b"%d" % (n * 7 % 10)}
-                for n in range(10)
-            },
-        )
-    ]
+    members = []
+    for shard in range(2):
+        fields = ({"jpg": bytes([n]) * (300 * n), "cls": b"%d" % (n * 7 % 10)} for n in range(10))
+        samples = {f"{shard}{n:03}": each for n, each in enumerate(fields)}
+        members += make_shard(f"in-{shard}.tar", samples)
+    return members
 
 
 def read(*names):

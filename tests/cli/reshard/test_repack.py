@@ -26,6 +26,10 @@ def opened(data):
     return image
 
 
+def shrunk(data, size):
+    return opened(data).resize(size, PIL.Image.Resampling.LANCZOS)
+
+
 @pytest.fixture(name="samples")
 def _samples():
     exif = PIL.Image.Exif()
@@ -60,7 +64,7 @@ def test_images_become_smaller_and_all_else_stays(run, samples):
     assert {image.getexif()[0x0112] for image in images.values()} == {6}
     assert made["small"]["jpg"] == samples[-1]["jpg"]
     assert all(sample["txt"] == b"not one" for sample in made.values())
-    small = opened(samples[0]["jpg"]).resize((150, 100), PIL.Image.Resampling.LANCZOS)
+    small = shrunk(samples[0]["jpg"], (150, 100))
     assert np.abs(np.asarray(images["wide"], int) - np.asarray(small)).mean() < 4
 
 
@@ -76,12 +80,8 @@ def test_a_table_compares_bytes_and_tells_the_loss(run, samples):
     assert figures["after"] == sum(len(sample["jpg"]) for sample in read("b.tar").values())
     assert (figures["images"], figures["smaller"]) == (5, 4)
     images = {name: opened(sample["jpg"]) for name, sample in read("b.tar").items() if name != "small"}
-    smaller = {
-        sample["__key__"]: opened(sample["jpg"]).resize(
-            images[sample["__key__"]].size, PIL.Image.Resampling.LANCZOS
-        )
-        for sample in samples[:-1]
-    }
+    before = {sample["__key__"]: sample["jpg"] for sample in samples}
+    smaller = {name: shrunk(before[name], image.size) for name, image in images.items()}
     errors = [np.asarray(images[name], int) - np.asarray(smaller[name]) for name in images]
     squared = np.mean(np.concatenate([error.ravel() for error in errors]) ** 2)
     assert figures["psnr"] == pytest.approx(10 * np.log10(255**2 / squared), abs=0.01)
