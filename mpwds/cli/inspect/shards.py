@@ -240,7 +240,8 @@ class MDSShard:
             field = field_of(column, encoding, data)
         except ValueError:  # of lists, which no file holds
             return column, bytes
-        field = column if field in self.columns else field  # of another column
+        if field != column and field in self.columns:  # it is that of another column
+            return column, bytes
         return field, from_column(encoding, field)
 
 

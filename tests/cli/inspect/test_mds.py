@@ -37,6 +37,14 @@ def test_columns_with_capital_letters_and_underscores_are_fields(capfdbinary):
     assert sample["_id.txt"] == b"7"
 
 
+def test_columns_that_would_be_one_field_are_two(run, objects):
+    with mpwds.MDSWriter(columns={"n": "int", "n.cls": "int"}, out="mds") as sink:
+        sink.write({"n": 3, "n.cls": 4})
+    (sample,) = objects(run("cat", "mds", "--json").stdout)
+    assert sample["n.cls"] == 4
+    assert "n" in sample
+
+
 @pytest.fixture
 def old_dataset():
     """Writes a dataset of version 1, compressed or not; returns its folder."""
