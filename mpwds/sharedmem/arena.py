@@ -56,10 +56,9 @@ class Block(NamedTuple):
 class Arena:
     """Blocks of shared memory for batches.
 
-    The first batch sets the size of a block. A batch that does not fit brings a new segment of larger blocks;
-    the old segment lives until the consumer's last view of it is gone. A block takes memory when it is first
-    used, as much as the batch in it needs. The lowest free block is used first: a consumer that keeps up
-    makes the producer reuse few blocks, which stay in the processor's cache.
+    The first batch sets the size of a block, and a larger one brings a new segment. A block takes memory when
+    it is first used, as much as the batch in it needs. The lowest free block is used first: a consumer that
+    keeps up makes the producer reuse few blocks, which stay in the processor's cache.
 
     ``announce`` is called with the layout and the file descriptor of each new segment, before any of its
     blocks is handed out; the arena keeps and closes the descriptor.
@@ -83,10 +82,6 @@ class Arena:
         """Takes back a block of the current segment that was not sent."""
         if self._segment is not None:
             self._segment.taken[block.number] -= 1
-
-    def close(self) -> None:
-        """Drops the segment; the consumer's mapping of it stays valid."""
-        self._segment = None
 
     def _grow(self, nbytes: int) -> _Segment:
         if self._segment is not None:
@@ -118,17 +113,14 @@ class _Segment:
                 break
         else:
             return None
-        if nbytes > self._committed[number]:
-            self._commit(number, nbytes)
-        taken[number] += 1
-        start = self.layout.offset(number)
-        return Block(number, self._memory[start : start + self.layout.block_nbytes])
-
-    def _commit(self, number: int, nbytes: int) -> None:
+        start, size = self.layout.offset(number), self.layout.block_nbytes
         committed = self._committed[number]
-        wanted = min(-(-nbytes // _COMMIT_STEP) * _COMMIT_STEP, self.layout.block_nbytes)
-        segment.commit(self.descriptor, self.layout.offset(number) + committed, wanted - committed)
-        self._committed[number] = wanted
+        if nbytes > committed:
+            wanted = min(-(-nbytes // _COMMIT_STEP) * _COMMIT_STEP, size)
+            segment.commit(self.descriptor, start + committed, wanted - committed)
+            self._committed[number] = wanted
+        taken[number] += 1
+        return Block(number, self._memory[start : start + size])
 
     def __del__(self) -> None:
         if self.descriptor >= 0:

@@ -35,8 +35,7 @@ class Pair:
         return len(taken)
 
     def close(self):
-        self.producer.close()
-        self.consumer = None
+        self.producer = self.consumer = None
 
 
 @contextlib.contextmanager

@@ -91,11 +91,11 @@ def test_is_refused_memory_with_a_clear_error_and_works_on():
     assert arena.acquire(100).memory.nbytes == 4096
 
 
-def test_keeps_no_descriptor_after_it_is_closed():
+def test_keeps_no_descriptor_after_its_end():
     before = descriptors()
     arena = Arena(2, lambda *_: None)
     arena.acquire(100)
-    arena.close()
+    del arena
     assert not descriptors() - before
 
 

@@ -175,19 +175,6 @@ def test_a_segment_is_unregistered_before_it_is_unmapped_when_the_last_view_is_g
     assert cuda.events[-2:] == ["fence", "unregister"]
 
 
-def test_a_segment_that_is_replaced_by_a_larger_one_ends_with_its_last_view(cuda, pair):
-    small = pair.send(1)
-    pair.nbytes = 100_000
-    large = pair.send(2)
-    assert (cuda.is_pinned(small), cuda.is_pinned(large), len(cuda.registered)) == (True, True, 2)
-    del small
-    assert len(cuda.registered) == 1
-    pair.nbytes = 200_000
-    assert cuda.is_pinned(pair.send(3))
-    del large
-    assert len(cuda.registered) == 1
-
-
 def test_a_segment_that_a_device_still_reads_is_kept_until_it_has(cuda, pair, monkeypatch):
     monkeypatch.setattr(pinning, "PATIENCE_S", 0.01)
     tensor = pair.send(7)
@@ -229,15 +216,6 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is_with_one_warning(cuda):
     pair.close()
 
 
-def test_without_cuda_there_is_one_warning():
-    without = Pinning(lambda: None)
-    with pytest.warns(
-        RuntimeWarning, match="pin_memory=True has no effect: torch finds no CUDA device"
-    ) as caught:
-        assert [without.memory(10), without.copy(memoryview(b"x"))] == [None, None]
-    assert len(caught) == 1
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_a_fork_neither_makes_fences_nor_unregisters(cuda, pair, held):
     tensors = [pair.send(7)]
@@ -277,13 +255,6 @@ def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
         check=False,
     )
     assert (run.stdout, run.stderr) == ("unregister {} []\n", "")
-
-
-def test_private_copies_are_pinned_and_counted():
-    cuda = FakeCuda()
-    copies = CopiedBatches(pinning=Pinning(lambda: cuda))
-    copy = copies.copy(memoryview(b"batch"))
-    assert (bytes(copy.numpy()), cuda.events, copies.made) == (b"batch", ["pinned"], 1)
 
 
 def test_private_copies_that_cannot_be_pinned_are_made_all_the_same():

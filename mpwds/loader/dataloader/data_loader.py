@@ -151,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
     def _begin_afresh(self) -> None:
         self._iterator = None
         self._loaded: EpochRecord | None = None
-        self._record = self._next_record()
+        self._record = EpochRecord.of_next(self)
         self._record.completed.finished = True
         self._statistics = EpochStatistics()
         self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
@@ -183,13 +183,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
             self._iterators.add(iterator)
             return iterator
 
-    def _next_record(self) -> EpochRecord:
-        return EpochRecord.of_next(self, seedless=self.num_workers > 0 and self._iterator is not None)
-
     def _beginning(self) -> contextlib.AbstractContextManager[None]:
         """Records the epoch that begins. Inside, it begins like the one that was loaded, if there is one."""
         loaded, self._loaded = self._loaded, None
-        self._record = self._next_record() if loaded is None else loaded
+        self._record = EpochRecord.of_next(self) if loaded is None else loaded
         if loaded is None:
             return contextlib.nullcontext()
         if loaded.runs_again and isinstance(self.dataset, torch.utils.data.IterableDataset):
@@ -244,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
             raise TypeError("a DataLoader of DataPipes has no state: make a Dataset of them")
         record = self._record if self._loaded is None else self._loaded
         if record.completed.finished:
-            record = self._next_record()
+            record = EpochRecord.of_next(self)
             record.keep_first_state(self)
         state = record.as_state(self)
         inside = self._loader_inside()

@@ -81,11 +81,12 @@ class EpochRecord:
     order: list[torch.Tensor] | None = None  # as ``generators``, when the first index was drawn, if others
 
     @classmethod
-    def of_next(cls, loader: DataLoader[Any], *, seedless: bool) -> EpochRecord:
+    def of_next(cls, loader: DataLoader[Any]) -> EpochRecord:
         sampler_epoch, dataset_epoch = _epoch_of(sampler_of(loader)), _dataset_epoch(loader.dataset)
         kept: Any = loader._iterator  # whose workers stay as many as they are
         completed = TaskProgress(loader.num_workers if kept is None else kept._num_workers)
         generators = [generator.get_state() for generator in _generators(loader)]
+        seedless = loader.num_workers > 0 and kept is not None
         return cls(generators, sampler_epoch, dataset_epoch, completed, seedless)
 
     @property

@@ -152,7 +152,9 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
         self._run = self._resumed = _Run(epoch, begun, delivered)
 
     def _start_of_next(self) -> dict[str, Any]:
-        return self.loader._next_record().as_state(self.loader)
+        from mpwds.loader.dataloader.state import EpochRecord
+
+        return EpochRecord.of_next(self.loader).as_state(self.loader)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
-from mpwds.stats.snapshot import CounterSnapshot
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 if TYPE_CHECKING:
     from mpwds.sharedmem.cuda import Pinning
@@ -105,7 +105,9 @@ class WorkerGroup:
 
     def snapshots(self) -> dict[int, CounterSnapshot]:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
-        return {**self._ended, **{worker.index: self._read(worker) for worker in self._workers}}
+        ended = self._ended
+        running = {worker.index: worker.snapshot() for worker in self._workers}
+        return {**ended, **{each: ended.get(each, NOTHING_COUNTED) + now for each, now in running.items()}}
 
     def begin_epoch(self) -> None:
         """Starts the workers if they are not running.
@@ -129,8 +131,9 @@ class WorkerGroup:
         with interrupts_deferred():
             dead.disconnect()
             processes.end_all([dead], protocol.GRACE_S)
+            counted = self.snapshots()[index]
             worker = self._workers[index] = self._make_worker(index, self._launcher)
-            self._ended[index] = self._read(dead) + CounterSnapshot(restarts=1)
+            self._ended[index] = counted + CounterSnapshot(restarts=1)
             dead.release()
         return worker
 
@@ -217,10 +220,6 @@ class WorkerGroup:
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
         # The consumer may hold all blocks but one, so that the worker has one to write to.
         return LocalWorker(index, launcher, self._make_receiver(EventFd(), keep=self._blocks - 1))
-
-    def _read(self, worker: WorkerHandle) -> CounterSnapshot:
-        before, now = self._ended.get(worker.index), worker.snapshot()
-        return now if before is None else before + now
 
     def _end_outdated(self) -> None:
         self.check_owner("loader")

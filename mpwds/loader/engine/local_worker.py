@@ -53,11 +53,8 @@ class LocalWorker(WorkerHandle):
         self.index = index
         self.is_ready = False
         self._receiver = receiver
-        self.batch, self.discard, self.release_finished = (
-            receiver.batch,
-            receiver.discard,
-            receiver.release_finished,
-        )
+        self.batch, self.discard = receiver.batch, receiver.discard
+        self.release_finished = receiver.release_finished
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(receiver.close)
             channel, workers_channel = socket.socketpair()
@@ -256,16 +253,14 @@ class BatchReceiver:
     def batch(self, message: Message) -> Any:
         fields, buffer = message.fields, self.buffer(message)
         if "kinds" not in fields:
-            arrays = views(buffer, fields["offsets"], self.output)
-            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
-        kinds = zip(fields["offsets"], fields["kinds"], strict=True)
-        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
-        if not fields["apart"]:
-            return nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+            return batch_of(fields, buffer, self.output, allow_pickle=True)
         # Imported before unflatten looks up its class.
         from mpwds.loader.messages.out_of_band import put_together
 
-        return put_together(nest.unflatten(fields["structure"], arrays, allow_pickle=True))
+        kinds = zip(fields["offsets"], fields["kinds"], strict=True)
+        arrays = [view_as_sent(buffer, offset, kind) for offset, kind in kinds]
+        batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
+        return put_together(batch) if fields["apart"] else batch
 
     def reclaim(self) -> None:
         if self._arena is not None:
