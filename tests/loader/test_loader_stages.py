@@ -74,12 +74,6 @@ def test_rebatched_gives_what_the_loader_gives(output):
     assert sorted(label for batch in batches for label in assert_whole(batch)) == list(range(100))
 
 
-def test_the_stages_of_webdataset_take_batches_apart_and_make_others(loader):
-    batches = list(loader.unbatched().shuffle(30).batched(16))
-    assert sorted(label for batch in batches for label in assert_whole(batch)) == list(range(100))
-    assert [len(batch["label"]) for batch in batches] == [16] * 6 + [4]
-
-
 def test_every_method_named_after_a_stage_is_there(loader):
     pipeline = loader.map(lambda batch: batch["label"]).unbatched().map(int).select(lambda n: n % 2).slice(3)
     assert isinstance(pipeline, LoaderPipeline)
@@ -170,13 +164,6 @@ def test_a_new_iteration_ends_the_one_before_of_any_pipeline(loader):
     next(iter(loader.map(dict)))
     with pytest.raises(RuntimeError, match="another iteration of this loader has begun"):
         collections.deque(batches, maxlen=0)
-
-
-def test_an_epoch_that_is_left_early_does_not_show_in_the_next(loader):
-    for _ in range(3):
-        for _ in loader.rebatched(10, shuffle=40):
-            break
-    assert sorted(orders(loader.rebatched(10, shuffle=40))[0]) == list(range(100))
 
 
 def test_close_ends_the_workers_and_iterating_starts_new_ones():

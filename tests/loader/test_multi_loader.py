@@ -276,13 +276,6 @@ def test_arrays_are_not_pickled(monkeypatch):
         assert next(iterator)["image"].shape == (100_000,)
 
 
-@pytest.mark.slow
-def test_the_last_message_of_a_worker_is_not_lost_at_its_exit():
-    for _ in range(10):
-        loader = mpwds.MultiLoader(["x" * 10_000] * 4, workers=4, persistent=False, start_method="fork")
-        assert len(list(loader)) == 4
-
-
 def test_a_consumer_that_keeps_single_samples_gets_no_warning(recwarn):
     samples = [{"__key__": str(n), "image": np.full((100, 100, 3), n, np.uint16)} for n in range(20)]
     with mpwds.MultiLoader(samples, workers=1) as loader:

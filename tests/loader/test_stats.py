@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import json
 import os
 import re
 import signal
@@ -476,14 +475,6 @@ def test_other_programs_processor_time_is_told_from_the_loaders_own():
         for since in ("epoch", "start"):  # the epoch is over, and the only one
             assert loader.stats(since).others_cpu_s == stats.others_cpu_s
     assert stats.others_cpu_s > used / 2 > 0
-
-
-def test_stats_can_be_logged():
-    with MultiLoader(DataPipeline(range(8)).batched(2), workers=2, output="numpy") as loader:
-        list(loader)
-        logged = json.loads(json.dumps(loader.stats().as_dict()))
-    assert (logged["batches"], logged["samples"], len(logged["workers"])) == (4, 8, 2)
-    assert [stage["name"] for stage in logged["stages"]][1:] == ["range", "batched(2)", "writing batches"]
 
 
 def test_the_trainer_reads_counters_without_asking_the_worker():

@@ -91,14 +91,6 @@ class Point:
     x: int
 
 
-class Odd(Exception):
-    """Takes other arguments than it hands on."""
-
-    def __init__(self, index, why):
-        super().__init__(f"index {index} is {why}")
-        self.index = index
-
-
 class Faulty(Numbers):
     """Raises ``error(index)`` for each third index."""
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data.distributed import DistributedSampler
 
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import (
@@ -134,20 +133,6 @@ def test_the_sampler_is_asked_no_earlier_than_by_torch():
     assert same(program)[0] == (6, 0)
 
 
-def test_distributed_samplers_divide_the_samples_and_set_epoch_reorders_them():
-    def program(loader_class):
-        epochs = []
-        for rank in range(2):
-            sampler = DistributedSampler(Numbers(21), num_replicas=2, rank=rank, seed=4)
-            loader = loader_class(Numbers(21), batch_size=4, sampler=sampler, num_workers=1)
-            for epoch in range(2):
-                sampler.set_epoch(epoch)
-                epochs.append(torch.cat(list(loader)))
-        return epochs
-
-    same(program)
-
-
 @workers
 def test_datasets_fetch_batches_at_once_where_they_can(num_workers):
     got, _ = same(batches(Bulk(), batch_size=6, num_workers=num_workers))
@@ -160,14 +145,6 @@ def test_datasets_fetch_batches_at_once_where_they_can(num_workers):
 )
 def test_iterable_datasets_give_the_same_batches(num_workers, options):
     same(batches(Counting(7, 9), num_workers=num_workers, **options))
-
-
-def test_workers_that_have_no_more_samples_are_left_out():
-    def program(loader_class):
-        loader = loader_class(Counting(0, 4, 20), batch_size=7, num_workers=3)
-        return sorted(batch.tolist() for batch in loader)
-
-    assert len(same(program)) == 4
 
 
 def test_persistent_workers_iterate_an_iterable_dataset_anew_in_each_epoch():
@@ -191,21 +168,6 @@ def test_datapipes_are_iterated_by_torchs_own_workers(num_workers):
     same(program)
     with pytest.raises(TypeError, match="a DataLoader of DataPipes has no state"):
         DataLoader(pipe.IterableWrapper(range(20)), num_workers=num_workers).state_dict()
-
-
-@workers
-def test_lengths_are_the_same(num_workers):
-    def program(loader_class):
-        loaders = [
-            loader_class(Squares(), 7, num_workers=num_workers),
-            loader_class(Squares(), 7, drop_last=True, num_workers=num_workers),
-            loader_class(Squares(), None, num_workers=num_workers),
-            loader_class(Squares(), batch_sampler=[[1], [2]], num_workers=num_workers),
-            loader_class(Counting(announced=10), 3, num_workers=num_workers),
-        ]
-        return [len(loader) for loader in loaders], len(iter(loaders[0]))
-
-    same(program)
 
 
 def test_an_iterable_dataset_that_is_longer_than_it_said_is_warned_of():

@@ -1,6 +1,5 @@
 """DataLoader: what trainers look for, loaders that must pass for one, and what must not be done twice."""
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -72,17 +71,6 @@ def test_a_loader_passes_for_a_dataloader(stages):
         assert isinstance(face, torch.utils.data.DataLoader)
         assert got == expected
         assert len(face) == len(stages(loader)) == len(expected)
-
-
-def test_batches_of_a_loader_pass_through_as_they_are():
-    with mpwds.MultiLoader([{"x": np.ones((4, 3)), "name": "a"}], workers=1) as loader:
-        (batch,) = mpwds.DataLoader(loader, batch_size=None)
-    assert (batch["x"].dtype, batch["x"].shape, batch["name"]) == (torch.float64, (4, 3), "a")
-
-
-def test_a_loader_is_an_iterable_dataset_to_torch():
-    assert isinstance(mpwds.MultiLoader([1]), torch.utils.data.IterableDataset)
-    assert isinstance(mpwds.MultiLoader([1]), mpwds.MultiLoader)
 
 
 def test_a_loader_gets_no_workers_afterwards_either():

@@ -254,28 +254,6 @@ def test_torchs_own_generator_is_left_as_it_is(options):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_behind_the_end_it_is_the_start_of_the_next_epoch():
-    loader = MAP_STYLE["with a generator"](num_workers=2)
-    as_lists(loader)
-    state = loader.state_dict()
-    following = as_lists(loader)
-    assert state["yielded"] == 0
-    loader.load_state_dict(state)
-    assert as_lists(loader) == following
-
-
-def test_states_follow_each_other():
-    make = MAP_STYLE["with a generator"]
-    whole, got = as_lists(make()), []
-    state = make().state_dict()
-    while len(got) < len(whole):
-        loader = make(num_workers=2)
-        loader.load_state_dict(state)
-        batches, state = first_and_state(loader, min(5, len(whole) - len(got)))
-        got += batches
-    assert got == whole
-
-
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
 def test_behind_the_last_batch_nothing_is_left_and_a_warning_says_so(options):
     loader = MAP_STYLE["in order"](**options)
@@ -355,14 +333,6 @@ def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
             got = first + [batch.tolist() for batch in loader]  # here, for the warning's line
         assert (got if in_order else sorted(got)) == (whole if in_order else sorted(whole))
         assert files_of(caught) == [__file__]
-
-
-@pytest.mark.filterwarnings("ignore:the iterable dataset .* runs again")
-def test_an_iterable_dataset_without_workers_does_too():
-    loader = DataLoader(Stream(), batch_size=3)
-    first, state = first_and_state(loader, 5)
-    loader.load_state_dict(state)
-    assert list(itertools.chain(*first, *as_lists(loader))) == list(range(40))
 
 
 def test_a_pipeline_whose_elements_come_in_any_order_does_not_run_again():
@@ -612,13 +582,6 @@ def test_behind_an_incomplete_last_batch_of_a_loader_it_is_the_next_epoch():
     assert state["yielded"] == 0
     loader.load_state_dict(state)
     assert as_lists(loader) == epochs[1]
-
-
-def test_the_state_of_another_loader_inside_is_refused():
-    state = loader_of_a_loader("as it is", 0).state_dict()
-    other = DataLoader(MultiLoader(DataPipeline(range(60)).batched(3), workers=0), batch_size=None)
-    with pytest.raises(ValueError, match=r"part 2 was shuffle\(20\), is batched\(3\)"):
-        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("stages", [lambda loader: loader, lambda loader: loader.unbatched().batched(5)])

@@ -100,12 +100,6 @@ def test_batches_that_were_copied_because_they_are_kept_are_counted_in_all_epoch
     assert [loader.stats(since).private_copies for since in ("epoch", "start")] == [2, 4]
 
 
-def test_single_samples_count_as_one_each():
-    loader = DataLoader(Images(), batch_size=None, num_workers=1)
-    list(loader)
-    assert loader.stats().samples == 20
-
-
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
 def test_an_epoch_that_was_left_counts_no_more_time(options):
     loader = DataLoader(Images(), **options)

@@ -370,25 +370,6 @@ def test_a_dataset_that_cannot_be_pickled_is_an_error_where_forks_are_not_wanted
         iter(loader)
 
 
-def test_tensors_of_the_dataset_are_shared_by_the_workers():
-    data = torch.arange(4_000_000)
-
-    class Dataset(torch.utils.data.Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            with open("/proc/self/smaps") as maps:
-                shared = [
-                    line
-                    for line in maps
-                    if line.startswith("Private_Dirty") and int(line.split()[1]) > 20_000
-                ]
-            return int(data[index]), len(shared)
-
-    assert list(DataLoader(Dataset(), None, num_workers=2)) == [[index, 0] for index in range(4)]
-
-
 def test_a_pipeline_is_dealt_to_the_workers_and_counts_its_epochs():
     dataset = mpwds.DataPipeline(range(40)).shuffle(40)
     loader = DataLoader(dataset, 4, num_workers=2)

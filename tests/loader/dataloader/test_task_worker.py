@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpwds
-from mpwds.loader.dataloader.task_worker import Exhausted, FetchingSetup
+from mpwds.loader.dataloader.task_worker import FetchingSetup
 from mpwds.loader.resume.progress import START
 from mpwds.pipeline.context import Context
 
@@ -29,21 +29,6 @@ def test_a_dataset_of_ours_that_iterates_in_its_own_way_is_told_the_epoch():
             yield self._epoch
 
     assert fetcher(Epochs(), Context(epoch=3), iterable=True, batches=False)(None) == 3
-
-
-def test_an_iterable_datasets_end_is_told_after_its_last_batch():
-    fetch = fetcher(range(5), iterable=True, collate_fn=list)
-    assert [fetch([None] * 3), fetch([None] * 3)] == [[0, 1, 2], [3, 4]]
-    for _ in range(2):
-        with pytest.raises(Exhausted):
-            fetch([None] * 3)
-
-
-def test_an_incomplete_batch_is_dropped_where_that_is_asked_for():
-    fetch = fetcher(range(5), iterable=True, collate_fn=list, drop_last=True)
-    assert fetch([None] * 3) == [0, 1, 2]
-    with pytest.raises(Exhausted):
-        fetch([None] * 3)
 
 
 def test_stop_iteration_of_the_collate_function_is_no_end_of_the_dataset():

@@ -82,27 +82,6 @@ def test_an_exception_in_a_stage_keeps_its_type_and_names_stage_shard_and_sample
     assert loader.worker_pids == []
 
 
-def test_a_field_that_cannot_be_decoded_names_itself(shards):
-    def spoil(sample):
-        return {**sample, "npy": b"no array"}
-
-    place = r'field "npy" of sample "sample000" in .*train-0\.tar'
-    error = raised(mpwds.DecodeError, place, mpwds.WebDataset(shards).map(spoil).decode(), workers=2)
-    assert (error.field, error.key) == ("npy", "sample000")
-
-
-def test_a_damaged_shard_names_itself_and_the_offset(shards, tmp_path):
-    with open(tmp_path / "train-2.tar", "r+b") as shard:
-        shard.seek(1024)
-        shard.write(b"\xff" * 100)
-    raised(mpwds.ShardError, r"offset 1024 of .*train-2\.tar", mpwds.WebDataset(shards), workers=2)
-
-
-def test_a_missing_shard_names_itself(tmp_path):
-    shards = mpwds.WebDataset(f"{tmp_path}/nothing-{{1..2}}.tar")
-    raised(FileNotFoundError, "nothing-1", shards, workers=2)
-
-
 def test_the_cause_is_the_workers_traceback():
     cause = raised(ValueError, "bad number", numbers(raise_value_error)).__cause__
     assert isinstance(cause, WorkerTraceback)
@@ -215,11 +194,6 @@ def test_a_worker_that_does_not_start_in_time_is_a_timeout_and_not_a_death():
     raised(WorkerTimeout, "delivered nothing for 0.001 s", numbers(), timeout=0.001)
 
 
-def test_an_endless_timeout_is_none():
-    with mpwds.MultiLoader([1], workers=1, timeout=float("inf")) as loader:
-        assert list(loader) == [1]
-
-
 def test_a_trainer_without_descriptors_for_a_workers_memory_is_a_clear_error():
     loader = mpwds.MultiLoader(numbers(nbytes=100_000), workers=1)
     iterator = iter(loader)
@@ -290,22 +264,6 @@ def test_an_error_of_an_epoch_that_was_left_early_does_not_fail_the_next(tmp_pat
             RuntimeWarning, match="left early failed in worker 0 after that: ValueError: of epoch 0"
         ):
             assert list(loader) == [1, 1]
-
-
-def test_the_loader_works_again_after_an_error():
-    class Dataset:
-        def __iter__(self):
-            return iter([1, 2])
-
-        def set_epoch(self, epoch):
-            if epoch == 0:
-                raise ValueError("not yet")
-
-    loader = mpwds.MultiLoader(Dataset(), workers=1)
-    with pytest.raises(ValueError, match="not yet"):
-        list(loader)
-    assert list(loader) == [1, 2]
-    loader.close()
 
 
 @pytest.mark.parametrize(

@@ -194,22 +194,6 @@ def test_a_state_that_was_loaded_is_what_a_dead_worker_begins_from_too():
         assert first + [float(batch[0]) for batch in batches] == expected
 
 
-def test_the_state_is_the_same_whether_a_worker_died_or_not():
-    dataset = numbers(60, LARGE)
-
-    def state(disturb):
-        with loader_of(dataset) as loader:
-            batches = iter(loader)
-            for number in range(30):
-                next(batches)
-                if number == 10 and disturb:
-                    kill(loader.worker_pids[0])
-            found = loader.state_dict()
-        return [stream["delivered"] for stream in found["streams"]]
-
-    assert state(True) == state(False)
-
-
 def test_stages_behind_the_loader_see_nothing_of_it():
     dataset = numbers(60, LARGE).batched(3)
     with loader_of(dataset) as loader:

@@ -410,12 +410,6 @@ def test_a_path_whose_name_is_not_utf8_reaches_the_workers(monkeypatch):
         assert list(loader) == [True]
 
 
-@pytest.mark.slow
-def test_a_request_may_be_longer_than_a_socket_holds():
-    server = forkserver.ready([f"there_is_no_such_module_{number:0200}" for number in range(10_000)])
-    assert server is forkserver.ready([])
-
-
 RELOADED = """
 class Dataset(list):
     def __getitem__(self, index):

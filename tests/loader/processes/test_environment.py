@@ -10,19 +10,6 @@ from mpwds.loader.processes import environment, processes
 from mpwds.loader.processes.processes import WorkerProcess
 
 
-def test_a_process_adopts_all_of_it(monkeypatch, tmp_path):
-    before = environment.current()
-    monkeypatch.setenv("ONLY_HERE", "1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path])
-    there = environment.current()
-    environment.apply(before)
-    assert environment.current() == before
-    assert "ONLY_HERE" not in os.environ
-    environment.apply(there)
-    assert (os.environ["ONLY_HERE"], os.getcwd(), sys.path[0]) == ("1", str(tmp_path), "/nowhere")
-
-
 def test_numbers_of_threads_stay(monkeypatch):
     name = processes.THREAD_VARIABLES[0]
     monkeypatch.delenv(name, raising=False)

@@ -81,17 +81,6 @@ def test_all_ranks_deliver_as_many_batches_and_each_its_own_first(numbers, even,
     assert delivered == [part.expected(even, target) for part in parts]
 
 
-def test_the_second_epoch_is_agreed_on_anew():
-    def run(ranks):
-        numbers = [(3, 5), (4, 2)][ranks.rank]
-        return [
-            len(list(agreed_epoch(ranks, Batches(ranks.rank, number), "drop", 2, epoch=epoch)))
-            for epoch, number in enumerate(numbers)
-        ]
-
-    assert on_all_ranks(2, run) == [[3, 2], [3, 2]]
-
-
 def test_a_rank_that_fails_ends_the_epoch_on_all_ranks_at_the_same_batch():
     def failing(a_pass):
         yield from ("a", "b")
@@ -152,12 +141,6 @@ def test_ranks_that_all_leave_at_the_same_batch_go_on_with_the_next_epoch():
         return len(list(agreed_epoch(ranks, Batches(ranks.rank, 5 + ranks.rank), "drop", 2, epoch=1)))
 
     assert on_all_ranks(2, run) == [5, 5]
-
-
-def test_drop_warns_where_a_rank_has_nothing():
-    with pytest.warns(RuntimeWarning, match="no rank gets any"):
-        _, delivered = epochs_of_ranks([0, 3], "drop", 2)
-    assert delivered == [[], []]
 
 
 @pytest.mark.parametrize("even", MODES)

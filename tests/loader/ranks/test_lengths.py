@@ -137,13 +137,6 @@ def test_len_is_what_comes_on_all_ranks_whatever_the_stages(
         assert lengths == [min(delivered) if even == "drop" else max(delivered)] * world_size
 
 
-def test_len_is_that_of_this_ranks_part(at_rank):
-    at_rank(1, 4)
-    loader = MultiLoader(numbers().batched(2), workers=0)
-    assert len(loader) == len(list(loader)) == 3
-    assert len(loader.rebatched(5)) == len(list(loader.rebatched(5))) == 2
-
-
 def test_len_is_that_of_the_next_epoch_and_depends_on_the_seed(tmp_path, at_rank):
     sizes = {"a": 1, "b": 10, "c": 100}
     for name, size in sizes.items():

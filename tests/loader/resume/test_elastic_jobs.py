@@ -126,13 +126,3 @@ def test_the_order_is_that_of_an_undisturbed_run_on_one_rank(seed, even, shards,
     loader.load_state_dict(state)
     assert as_lists(loader) == []  # the epoch had nothing left
     assert as_lists(loader) == following, names
-
-
-@pytest.mark.slow
-def test_without_streams_the_order_depends_on_the_workers(shards, loader_of):
-    differ = 0
-    for seed in range(20):
-        dataset, _ = drawn(random.Random(seed), shards)
-        one, three = (as_lists(loader_of(dataset, workers=n, streams=None)) for n in (1, 3))
-        differ += one != three
-    assert differ >= 15

@@ -116,21 +116,6 @@ def test_the_state_is_there_after_the_loop_was_left(loader):
     assert as_lists(pipeline) == whole[5:]
 
 
-def test_states_follow_each_other(loader):
-    make = PIPELINES["shuffled and batched"]
-    loader.set_epoch(0)
-    whole = as_lists(make(loader))
-    loader.set_epoch(0)
-    state, got = make(loader).state_dict(), []
-    while len(got) < len(whole):
-        pipeline = make(loader)
-        pipeline.load_state_dict(state)
-        elements = iter(pipeline)
-        got += as_lists(elements, min(5, len(whole) - len(got)))
-        state = pipeline.state_dict()
-    assert got == whole
-
-
 GENERATOR = {
     "generator": (
         lambda loader: loader.unbatched().compose(lambda source: (2 * row for row in source)),

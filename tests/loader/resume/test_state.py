@@ -128,24 +128,6 @@ def test_a_state_survives(make, shards, round_trip):
     assert first + rest == whole
 
 
-def test_states_that_come_once_a_second_do_as_well(shards):
-    with MultiLoader(DATASETS["shuffles"](shards), workers=2, output="numpy") as loader:
-        whole = plain(loader)
-        first, rest, _ = first_and_rest(loader, 13)
-    assert first + rest == whole
-
-
-def test_a_new_loader_goes_on_several_times(make, shards):
-    whole = plain(make(DATASETS["shuffles"](shards)))
-    got, state = [], make(DATASETS["shuffles"](shards)).state_dict()
-    while len(got) < len(whole):
-        loader = make(DATASETS["shuffles"](shards))
-        loader.load_state_dict(state)
-        got += taken(loader, min(11, len(whole) - len(got)))
-        state = loader.state_dict()
-    assert got == whole
-
-
 def test_behind_an_epoch_it_is_the_start_of_the_next(make):
     loader = make(range(8))
     start = loader.state_dict()
@@ -210,19 +192,6 @@ def test_set_epoch_after_the_loop_was_left_names_the_next_epoch(make, elements):
         assert pipeline.state_dict()["epoch"] == epoch
 
 
-def test_an_error_leaves_the_state_behind_the_last_element(make):
-    def check(number):
-        return 1 // (11 - number)
-
-    loader = make(DataPipeline(range(20)).map(check))
-    got = []
-    with pytest.raises(ZeroDivisionError):
-        for element in loader:
-            got.append(element)
-    delivered = sum(worker["delivered"] for worker in loader.state_dict()["streams"])
-    assert delivered == len(got) == 11
-
-
 def test_a_dataset_without_state_is_run_again_and_one_warning_says_so(make):
     loader = make(DataPipeline(range(40)).compose(lambda source: source))
     state = first_and_state(loader, 6)
@@ -233,13 +202,6 @@ def test_a_dataset_without_state_is_run_again_and_one_warning_says_so(make):
         elements = iter(loader)
     assert len(files_of(caught)) == 1
     assert len(list(elements)) == 34
-
-
-def test_a_dataset_with_state_is_continued_without_a_warning(make, shards):
-    loader = make(DATASETS["shuffles"](shards))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first_and_rest(loader, 20)
 
 
 def test_a_stage_whose_state_cannot_be_had_costs_a_run_from_the_start(make):
@@ -547,17 +509,21 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
         assert [batch.tolist() for batch in loader] == whole
 
 
-def test_the_state_of_another_rank_is_refused_if_one_worker_gives_elements_in_any_order(at_rank):
-    def make():
-        return MultiLoader(DataPipeline(range(20)).map(float, threads=2, in_order=False), workers=1)
-
-    at_rank(0, 2)
-    batches = iter(loader := make())
-    next(batches)
-    state = loader.state_dict()
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (DataPipeline(range(20)).map(float, threads=2, in_order=False), {"workers": 1}),
+        (range(20), {"workers": 2, "in_order": False}),
+    ],
+    ids=["the dataset has none", "the loader has none"],
+)
+def test_the_state_of_another_rank_that_has_no_order_is_refused(dataset, options, at_rank):
     at_rank(1, 2)
+    loader = MultiLoader(dataset, **options)
+    state = first_and_state(loader, 1)
+    at_rank(0, 2)
     with pytest.raises(ValueError, match="in_order=False each rank saves and loads its own"):
-        make().load_state_dict(state)
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("delivered", [3, 11, 14])
@@ -588,16 +554,6 @@ def test_the_state_of_another_rank_counts_so_though_its_workers_have_other_lengt
         batches = iter(loader)
         next(batches)
     assert loader.state_dict()["delivered"] == delivered + 1
-
-
-def test_the_state_of_another_rank_that_has_no_order_is_refused(at_rank):
-    loader = MultiLoader(range(20), workers=2, in_order=False)
-    at_rank(1, 2)
-    next(iter(loader))
-    state = loader.state_dict()
-    at_rank(0, 2)
-    with pytest.raises(ValueError, match="in_order=False each rank saves and loads its own"):
-        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
