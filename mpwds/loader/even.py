@@ -112,8 +112,6 @@ class EvenIterator(EpochBatches):
 
 
 class EvenPart(Protocol):
-    """A rank's part of an even epoch."""
-
     def next(self) -> Any: ...
 
     def check_all_came(self) -> None: ...

@@ -222,13 +222,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
 
             return InProcessGroup(make, output, pinning)
         make_group = WorkerGroup if self._remote is None else self._remote.group
-        return make_group(
-            make,
-            launcher_of(self._options.start_method),
-            output,
-            warn_of_copies=self.even is None,
-            pinning=pinning,
-        )
+        launcher = launcher_of(self._options.start_method)
+        return make_group(make, launcher, output, warn_of_copies=self.even is None, pinning=pinning)
 
     @shortened
     def __iter__(self) -> Iterator[Any]:

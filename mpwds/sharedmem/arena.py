@@ -47,8 +47,6 @@ class Layout:
 
 
 class Block(NamedTuple):
-    """A block that the producer may write into: its number and its memory."""
-
     number: int
     memory: memoryview
 

@@ -71,10 +71,7 @@ class Runtime:
                 self._forget_error()  # the memory is about to go either way
 
     def fence(self) -> Fence | None:
-        """A fence in this thread's current streams of all devices in use.
-
-        ``None`` while the current stream is captured into a graph, which allows no fence.
-        """
+        """A fence in this thread's current streams of all devices in use; ``None`` while one is captured."""
         cuda = self._torch.cuda
         if cuda.is_current_stream_capturing():
             return None
@@ -83,10 +80,7 @@ class Runtime:
         return Fence([stream.record_event(cuda.Event(blocking=True)) for stream in streams])
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Pinned memory as a tensor of bytes, or raises :class:`PinningRefused`.
-
-        It is not reused before all copies from it are done.
-        """
+        """Pinned bytes as a tensor, not reused before copies from it are done, or :class:`PinningRefused`."""
         torch = self._torch
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -114,11 +108,9 @@ class Fence:
         self._events = events  # made with `blocking`: waiting for them takes no processor time
 
     def done(self) -> bool:
-        """True if the devices have passed it."""
         return all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        """Blocks until they have."""
         for event in self._events:
             event.synchronize()
 
@@ -162,11 +154,7 @@ class CopyStream:
         return self._stream.record_event()
 
     def hand_over(self, tensors: Iterable[Tensor], mark: Any) -> None:
-        """Lets the current stream use copies made before ``mark``.
-
-        The stream waits for them, the program does not. Their memory is not reused before the stream has
-        finished with them.
-        """
+        """Has the current stream, but not the program, wait for the copies made before ``mark``."""
         user = self._torch.cuda.current_stream(self._device)
         user.wait_event(mark)
         for tensor in tensors:
@@ -237,14 +225,13 @@ class PinnedMapping(mmap.mmap):
         if self.cuda is None or self._finalizing() or os.getpid() != self._owner:
             return
         try:
-            if not self.unpin(PATIENCE_S):
-                _still_read.append(self)
+            if self.unpin(PATIENCE_S):
+                return
         except KeyboardInterrupt as interrupt:
-            _still_read.append(self)
             interrupts.defer(interrupt)
         except RuntimeError:
-            # The device has failed; the program's next CUDA call raises the error.
-            _still_read.append(self)
+            pass  # the device has failed; the program's next CUDA call raises the error
+        _still_read.append(self)
 
 
 _pinned: weakref.WeakSet[PinnedMapping] = weakref.WeakSet()

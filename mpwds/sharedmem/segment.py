@@ -22,11 +22,7 @@ Mapping = TypeVar("Mapping", bound=mmap.mmap)
 
 
 def create(nbytes: int) -> int:
-    """A new segment of ``nbytes`` bytes, which takes no memory until :func:`commit`.
-
-    Returns:
-        The descriptor of :func:`open_nameless`.
-    """
+    """A new segment, by its descriptor (:func:`open_nameless`). It takes no memory until :func:`commit`."""
     descriptor = -1
     try:
         descriptor = open_nameless()

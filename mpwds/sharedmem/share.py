@@ -140,10 +140,7 @@ class Region(NamedTuple):
 
 
 class Mappings:
-    """The shared mappings that this process has now.
-
-    Other processes open segments without a name through ``/proc/<pid>/fd``, as long as this object lives.
-    """
+    """This process' shared mappings. Others open nameless ones by ``/proc/<pid>/fd`` while this lives."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], int] = {}

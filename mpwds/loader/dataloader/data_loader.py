@@ -145,7 +145,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
             _start_early(dataset, self.multiprocessing_context)
 
     def _loader_inside(self) -> Any:
-        """The dataset, if it is a loader of this package, with or without stages after it."""
         return self.dataset if isinstance(self.dataset, Rebatching) else None
 
     def _begin_afresh(self) -> None:

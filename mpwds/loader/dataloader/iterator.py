@@ -391,7 +391,6 @@ class LocalCounts:
         self.active_ns = self.batches = self.samples = self.nbytes = 0
 
     def count(self, batch: Any, samples: int) -> tuple[int, int]:
-        """Counts a batch, and returns its samples and the bytes of its arrays."""
         nbytes = _array_nbytes(batch)
         self.batches += 1
         self.samples += samples
@@ -416,7 +415,6 @@ def _array_nbytes(batch: Any) -> int:
 
 
 def _launcher_of(context: Any, forks: ForkFallback) -> Callable[[WorkerSetup], Launcher]:
-    """Returns what makes a loader's launcher: the start method of its context, or ``forks``."""
     if context is None:
         return forks
     method = context.get_start_method()

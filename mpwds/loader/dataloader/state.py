@@ -192,10 +192,7 @@ class EpochRecord:
 
     @contextlib.contextmanager
     def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """Inside, the generators stand where they stood when the epoch began.
-
-        The user's own ones continue from there; torch's, which the whole program uses, is restored.
-        """
+        """Inside, the generators stand where the epoch began. Torch's own is restored afterwards."""
         before = torch.default_generator.get_state()
         for generator, state in zip(_generators(loader), self.generators, strict=True):
             generator.set_state(state)
@@ -262,7 +259,6 @@ def _encoded(generators: list[torch.Tensor]) -> list[str]:
 
 
 def _decoded(loader: DataLoader[Any], state: Any, name: str) -> list[torch.Tensor]:
-    """The states of generators in a field of a state."""
     encoded = field_of(state, name, list)
     try:
         generators = [bytearray(base64.b64decode(each, validate=True)) for each in encoded]

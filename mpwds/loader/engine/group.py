@@ -84,7 +84,6 @@ class WorkerGroup:
         return os.getpid() == self._owner
 
     def check_owner(self, what: str, instead: str = "make a loader of its own here") -> None:
-        """Raises RuntimeError in a fork of the process that the workers belong to."""
         if not self.is_owner():
             raise RuntimeError(
                 f"this {what} belongs to process {self._owner}, of which this one ({os.getpid()}) is a fork: "
@@ -142,11 +141,6 @@ class WorkerGroup:
 
         Without ``wait``, it does not wait for the fork server to import the dataset's modules: the next call
         starts the workers.
-
-        Raises:
-            RuntimeError: This process is a fork of the one that the loader belongs to.
-            TypeError: The dataset cannot be sent to workers.
-            SharedMemoryError, OSError: The system has no more memory, processes or descriptors to give.
         """
         self.check_owner("loader")
         if self._workers:

@@ -117,7 +117,6 @@ class InProcessWorker(WorkerHandle):
             iterator.close()
 
     def _copied(self, element: Any) -> dict[str, Any]:
-        """The batch, the number of samples in it, and the bytes of its arrays."""
         structure, arrays = nest.flatten(element, allow_pickle=True)
         batch = nest.unflatten(structure, list(map(self._copy, arrays)), allow_pickle=True)
         nbytes = sum(map(tenbin.array_nbytes, arrays))

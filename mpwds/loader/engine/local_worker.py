@@ -312,7 +312,6 @@ def batch_of(fields: dict[str, Any], buffer: Any, output: Output, *, allow_pickl
 
 
 def view_as_sent(buffer: Any, offset: int, kind: int) -> Any:
-    """The array that is encoded at ``offset``, as the kind that it was sent as."""
     (array,) = views(buffer, [offset], "numpy" if kind == protocol.ARRAY else "torch")
     return array.requires_grad_() if kind == protocol.TENSOR_WITH_GRADIENT else array
 

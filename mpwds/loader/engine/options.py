@@ -87,7 +87,6 @@ def integer(
 
 
 def choice(owner: str, name: str, value: Any, choices: Any) -> None:
-    """Raises ValueError unless an argument is one of the strings of ``choices``, a ``Literal``."""
     check_choice(owner, name, value, *get_args(choices))
 
 

@@ -55,10 +55,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def start(self, epoch: int, positions: Mapping[int, Position]) -> None:
-        """Tells the worker which streams of an epoch it carries, in the order of their turns.
-
-        It leaves what it was started on before.
-        """
+        """Has the worker leave what it does, and carry these streams, in the order of their turns."""
 
     @abstractmethod
     def stop(self) -> None:

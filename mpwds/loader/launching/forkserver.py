@@ -87,7 +87,7 @@ class ForkServer:
 
     @property
     def is_gone(self) -> bool:
-        return has_input(self._process.fileno())
+        return processes.has_input(self._process.fileno())
 
     @property
     def is_outdated(self) -> bool:
@@ -101,7 +101,7 @@ class ForkServer:
         if self._lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(ServerGone):
-                    while self._importing and has_input(self._socket.fileno()):
+                    while self._importing and processes.has_input(self._socket.fileno()):
                         self._receive()
             finally:
                 self._lock.release()
@@ -220,13 +220,6 @@ class _ForkedWorker(WorkerProcess):
             os.close(self._status)
             del self._server  # it may end now, even if an exception's traceback keeps this worker
         return -signal.SIGKILL
-
-
-def has_input(descriptor: int) -> bool:
-    """True if a descriptor can be read without waiting."""
-    poller = select.poll()  # one for each thread
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 def start(modules: list[str]) -> None:

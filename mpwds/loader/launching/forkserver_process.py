@@ -114,10 +114,7 @@ class _Server:
         return self._import(*arguments) if kind == "import" else self._fork(descriptors, *arguments)
 
     def _import(self, modules: list[str], present: list[Any]) -> int:
-        """Imports modules. Returns the number, from 1, of the first that forks should not share, or 0.
-
-        The number is -1 if an earlier request named that module.
-        """
+        """Imports modules, and returns what ``ForkServer.prepare`` does."""
         environment.apply(present)
         descriptors = _descriptors()
         failed: list[str] = []

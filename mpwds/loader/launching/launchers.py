@@ -22,10 +22,7 @@ class Launcher:
     """
 
     def prepare(self, wait: bool) -> bool:
-        """Gets ready to launch, which may take a second. Without ``wait``, returns False if it would.
-
-        Ctrl-C may interrupt it.
-        """
+        """Gets ready to launch; without ``wait``, False if that would take long. Ctrl-C may interrupt it."""
         return True
 
     def launch(self, index: int, ends: WorkerEnds) -> WorkerProcess:

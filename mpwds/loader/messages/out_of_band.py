@@ -65,10 +65,7 @@ def _kind(array: Any) -> int:
 
 
 def take_apart(item: Any) -> Any:
-    """The item itself or, if objects in its dicts, lists and tuples must be pickled, one with ``OutOfBand``s.
-
-    ``mpwds.nest`` handles everything else.
-    """
+    """The item itself or, if objects in it are none that ``mpwds.nest`` sends, one with ``OutOfBand``s."""
     kind = type(item)
     if kind in _LEFT:
         return item

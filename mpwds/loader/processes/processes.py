@@ -295,10 +295,15 @@ def kill_at_end_of(descriptor: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
-    poller = select.poll()
-    poller.register(descriptor, 0)
-    if poller.poll(0):
+    if has_input(descriptor):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def has_input(descriptor: int) -> bool:
+    """True if a descriptor can be read, or tells of its end, without waiting."""
+    poller = select.poll()  # one for each thread
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def close_on_fork(descriptor: int) -> None:

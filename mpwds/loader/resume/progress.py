@@ -124,8 +124,6 @@ class StreamProgress:
 
 @dataclass(eq=False)
 class EpochProgress:
-    """The progress of an epoch: what the program got of it."""
-
     epoch: int
     streams: list[StreamProgress]
     repeated: int = 0  # batches that the program got beyond those of the streams, to make the epoch even
@@ -215,7 +213,6 @@ class EpochProgress:
         return deque(number for number in turns if not self.streams[number].is_over)
 
     def position(self, stream: int) -> Position:
-        """Returns where a stream is to go on."""
         progress = self.streams[stream]
         position = replace(progress.position(progress.received), after_end=self.after_end)
         at = progress.delivered

@@ -81,10 +81,7 @@ def with_stages(state: dict[str, Any], names: list[str], numbers: range) -> dict
 
 
 def stages_of_rank(state: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Undoes :func:`with_stages` on this rank, with what the stages of other ranks held of its streams.
-
-    Raises ValueError if that cannot be told, or the stages can go on only as they were.
-    """
+    """Undoes :func:`with_stages`; ValueError if this rank's stages cannot go on with what others held."""
     streams, ranks = facts["streams"], facts["world_size"]
     numbers = own_streams(streams, 0, Context.current())
     entries = [_unpacked(state, number) for number in numbers]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpwds.loader.resume.progress import START, AfterEnd, Position, made_fewer, pack_state, unpack_state
+from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
@@ -182,19 +182,6 @@ class OwnElements(Iterator[Any]):
         self._at_start = []
 
 
-def endless(
-    stream: Stream[Any], dataset: DataPipeline, context: Context, after_end: AfterEnd
-) -> WrappedAround | PaddedStream:
-    """A stream of a pipeline that goes on after its end, for epochs of whole rounds (``loader.rounds``).
-
-    A stream cannot know how long the others are. So it goes on as long as it is asked, and tells that its
-    elements are repeats.
-    """
-    if after_end == "wrap":
-        return WrappedAround(Epochs(repetitions=None), dataset.stream, context)
-    return PaddedStream(stream, fetches=dataset.non_resumable_part is None)
-
-
 class WrappedAround(RepeatedStream):
     """Yields a stream's elements, then those of other passes. It ends after a pass without elements."""
 
@@ -274,8 +261,11 @@ class WorkerIterator(Iterator[Any]):
         self._exactly = self._each = False
         if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
             stream: Stream[Any] = dataset.stream(context)
-            if position.after_end:
-                stream = self.endless = endless(stream, dataset, context, position.after_end)
+            # In epochs of whole rounds (``loader.rounds``), it goes on as long as it is asked.
+            if position.after_end == "wrap":
+                stream = self.endless = WrappedAround(Epochs(repetitions=None), dataset.stream, context)
+            elif position.after_end:
+                stream = self.endless = PaddedStream(stream, fetches=dataset.non_resumable_part is None)
             # Where results come in any order, only a state right after an element tells which came before.
             self._each = takes_any_order(dataset)
             if self._each and position.at < position.first:

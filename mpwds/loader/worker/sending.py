@@ -109,8 +109,7 @@ class BatchSender:
     ) -> None:
         """Sends a batch, with fields about it and the state after it; waits while all blocks are in use.
 
-        Raises ``EpochStopped`` if the trainer stops the epoch meanwhile. By default, the meter counts the
-        samples.
+        Raises ``EpochStopped`` if the trainer stops the epoch meanwhile. The meter counts samples by default.
         """
         fields: dict[str, Any] = {"kind": protocol.BATCH, **about}
         if state is not None:
