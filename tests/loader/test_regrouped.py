@@ -1,6 +1,5 @@
 """Regrouped: what unbatched, shuffle and batched do, by whole batches."""
 
-import json
 import warnings
 
 import numpy as np
@@ -20,6 +19,7 @@ from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
 from mpwds.sharedmem import segment
+from tests.loader.jobs import as_json
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -171,7 +171,7 @@ def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, be
     pipeline = make()
     batches = iter(pipeline)
     first = numbers_of(next(batches) for _ in range(5))
-    state = json.loads(json.dumps(pipeline.state_dict()))
+    state = as_json(pipeline.state_dict())
     rest = numbers_of(batches)
     monkeypatch.setattr(segment, "groups_have_left", lambda: after)
     other = make()
@@ -207,7 +207,7 @@ def test_an_epoch_with_batches_of_another_kind_is_continued_exactly(delivered):
         loader.set_epoch(0)
         batches = iter(pipeline)
         first = [next(batches) for _ in range(delivered)]
-        state = json.loads(json.dumps(pipeline.state_dict()))
+        state = as_json(pipeline.state_dict())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             pipeline.load_state_dict(state)

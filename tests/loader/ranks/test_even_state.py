@@ -1,7 +1,6 @@
 """States of epochs that are made even: what was taken ahead of the program comes again."""
 
 import contextlib
-import json
 import warnings
 from itertools import islice
 
@@ -9,6 +8,7 @@ import pytest
 
 from mpwds import DataPipeline, MultiLoader
 from mpwds.loader import even
+from tests.loader.jobs import as_json, as_lists
 from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -32,16 +32,14 @@ def unknown(**options):
 
 def left(loader, number):
     iterator = iter(loader)
-    first = [batch.tolist() for batch in islice(iterator, number)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    return first, state, [batch.tolist() for batch in iterator]
+    return as_lists(iterator, number), as_json(loader.state_dict()), as_lists(iterator)
 
 
 def rest(loader, state):
     loader.load_state_dict(state)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is run again from its start
-        return [batch.tolist() for batch in loader]
+        return as_lists(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -93,7 +91,7 @@ def test_an_error_in_what_is_taken_ahead_leaves_the_state_at_the_batch_before(ba
     begun, seen = loader(), []
     with pytest.raises(OSError, match=f"no batch {bad}"):
         seen += (batch.tolist() for batch in begun)
-    assert [*seen, *rest(loader(), begun.state_dict())] == [batch.tolist() for batch in loader()]
+    assert [*seen, *rest(loader(), begun.state_dict())] == as_lists(loader())
 
 
 @pytest.mark.parametrize("way", ["pad", "wrap"])

@@ -15,6 +15,7 @@ from mpwds.loader.resume.progress import EpochProgress
 from mpwds.loader.worker.elements import WorkerIterator
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.filter import Filter
+from tests.loader.jobs import as_json
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -254,7 +255,7 @@ def test_a_stage_of_the_users_that_answers_has_a_length_statistics_and_exact_res
     other = loader()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        other.load_state_dict(as_json(first.state_dict()))
         assert [batch.tolist() for batch in other] == whole[1:]
     if not behind:
         stats = first.stats()

@@ -72,15 +72,17 @@ LOADERS = {
 }
 
 
-def check_that_nothing_is_lost(make, switch):
-    """A loader that fails, and another with its state, deliver together what one that does not fail does."""
-    whole, got = as_lists(make()), []
+def check_that_nothing_is_lost(make, switch, error=OSError, match="the file server is away", times=1):
+    """Loaders that fail, and then one with the last state, deliver together what comes without a failure."""
+    whole, got, state = as_lists(make()), [], make().state_dict()
     switch.fail(at=57)
-    loader = make()
-    with pytest.raises(OSError, match="the file server is away"):
-        for element in loader:
-            got += as_lists([element])
-    state = as_json(loader.state_dict())
+    for _ in range(times):
+        loader = make()
+        loader.load_state_dict(state)
+        with pytest.raises(error, match=match):
+            for element in loader:
+                got += as_lists([element])
+        state = as_json(loader.state_dict())
     switch.mend()
     loader = make()
     loader.load_state_dict(state)
@@ -213,27 +215,7 @@ def test_an_element_that_a_stage_in_the_trainer_fails_on_comes_again(kind, worke
     def make():
         return stages_that_check(kind, switch)(rows_of(DataPipeline(range(120)).batched(5), workers))
 
-    check_that_nothing_is_lost(make, switch)
-
-
-@pytest.mark.parametrize("kind", STAGES)
-def test_that_holds_for_states_that_follow_each_other(kind, switch):
-    def make():
-        return stages_that_check(kind, switch)(rows_of(DataPipeline(range(120)).batched(5), 0))
-
-    whole, got, state = as_lists(make()), [], make().state_dict()
-    switch.fail(at=57)
-    for _ in range(3):
-        loader = make()
-        loader.load_state_dict(state)
-        with pytest.raises(OSError, match="the file server is away"):
-            for element in loader:
-                got += as_lists([element])
-        state = as_json(loader.state_dict())
-    switch.mend()
-    loader = make()
-    loader.load_state_dict(state)
-    assert got + as_lists(loader) == whole
+    check_that_nothing_is_lost(make, switch, times=1 if workers else 3)
 
 
 def test_a_batch_that_rebatched_refuses_comes_again(switch):
@@ -244,17 +226,7 @@ def test_a_batch_that_rebatched_refuses_comes_again(switch):
     def shape(batch):
         return batch[:, None] if os.path.exists(switch.path) and 32 in batch else batch
 
-    whole, got = as_lists(make()), []
-    switch.fail()
-    loader = make()
-    with pytest.raises(ValueError, match="rebatched"):
-        for batch in loader:
-            got += as_lists([batch])
-    state = loader.state_dict()
-    switch.mend()
-    loader = make()
-    loader.load_state_dict(state)
-    assert got + as_lists(loader) == whole
+    check_that_nothing_is_lost(make, switch, ValueError, "rebatched")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

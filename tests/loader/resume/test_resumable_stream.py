@@ -207,9 +207,7 @@ def test_one_that_does_not_is_run_again_and_one_warning_says_why(loader):
 def test_addresses_of_a_stages_own_make_no_batch_again(loader):
     pipeline = loader.compose(Pairs())
     loader.set_epoch(0)
-    elements = iter(pipeline)
-    for _ in range(7):
-        next(elements)
+    as_lists(pipeline, 7)
     assert len(pipeline.state_dict()["stages"]["source"]["loaded"]["held"]) == 1
 
 
@@ -266,9 +264,7 @@ def test_what_comes_before_the_rows_that_are_held_is_not_made_again(states_every
     pipeline = make()
     whole = len(list(pipeline))
     pipeline.set_epoch(0)
-    elements = iter(pipeline)
-    for _ in range(9 * whole // 10):
-        next(elements)
+    as_lists(pipeline, 9 * whole // 10)
     state = as_json(pipeline.state_dict())
     made.clear()
     pipeline = make()

@@ -1,7 +1,6 @@
 """A loader's state: what is left of an epoch is delivered as if nothing had come in between."""
 
 import copy
-import json
 import logging
 import os
 import pickle
@@ -23,13 +22,14 @@ from mpwds.loader.resume.position import VERSION
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.storage.streams.braces import Names
+from tests.loader.jobs import as_json, as_lists
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
 ROUND_TRIPS = {
     "as it is": copy.deepcopy,
-    "json": lambda state: json.loads(json.dumps(state)),
+    "json": as_json,
     "msgpack": lambda state: msgpack.unpackb(msgpack.packb(state)),
     "pickle": lambda state: pickle.loads(pickle.dumps(state)),
 }
@@ -489,24 +489,21 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
         return stages(MultiLoader(DataPipeline(range(80)).shuffle(20).batched(4), workers=workers))
 
     at_rank(1, 2)
-    whole = [batch.tolist() for batch in make()]
+    whole = as_lists(make())
     at_rank(0, 2)
     loader = make()
     at_start = loader.state_dict()
-    batches = iter(loader)
-    for _ in range(5):
-        next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = as_json(first_and_state(loader, 5))
     at_rank(1, 2)
     loader = make()
     loader.load_state_dict(state)
-    assert json.loads(json.dumps(loader.state_dict()))["facts"]["rank"] == 1
+    assert as_json(loader.state_dict())["facts"]["rank"] == 1
     with pytest.warns(UserWarning, match="that of rank 0, this is rank 1"):
-        assert [batch.tolist() for batch in loader] == whole[5:]
+        assert as_lists(loader) == whole[5:]
     loader.load_state_dict(at_start)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [batch.tolist() for batch in loader] == whole
+        assert as_lists(loader) == whole
 
 
 @pytest.mark.parametrize(
@@ -538,22 +535,17 @@ def test_the_state_of_another_rank_counts_so_though_its_workers_have_other_lengt
     at_rank(1, 2)
     whole = list(make())
     at_rank(0, 2)
-    batches = iter(loader := make())
-    for _ in range(delivered):
-        next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = as_json(first_and_state(make(), delivered))
     at_rank(1, 2)
     for _ in range(2):
         loader = make()
         loader.load_state_dict(state)
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = as_json(loader.state_dict())
     with pytest.warns(UserWarning, match=f"without the {delivered} batches that were delivered"):
         assert list(loader) == whole[delivered:]
     with pytest.warns(UserWarning, match="that of rank 0"):
         loader.load_state_dict(state)
-        batches = iter(loader)
-        next(batches)
-    assert loader.state_dict()["delivered"] == delivered + 1
+        assert first_and_state(loader, 1)["delivered"] == delivered + 1
 
 
 @pytest.mark.parametrize(

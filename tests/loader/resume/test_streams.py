@@ -302,9 +302,7 @@ def test_a_damaged_stream_is_an_error_that_names_it(loader_of):
 
 def test_a_dataset_that_has_become_shorter_is_an_error_that_names_the_stream(loader_of):
     loader = loader_of(DataPipeline(range(48)))
-    batches = iter(loader)
-    for _ in range(30):
-        next(batches)
+    as_lists(loader, 30)
     state = loader.state_dict()
     shorter = loader_of(DataPipeline(range(12)).compose(left_out_at_random))
     state["facts"]["dataset"] = shorter.state_dict()["facts"]["dataset"]
