@@ -14,8 +14,7 @@ from mpwds.loader.engine.epoch import NOT_YET
 from mpwds.loader.output import DeviceIterator
 from mpwds.pipeline.dataset import DataPipeline
 from tests.fake_cuda import FakeAccess, loader_on, numbers
-
-Pair = collections.namedtuple("Pair", "left right")
+from tests.loader.dataloader.data_loader_datasets import Pair
 
 
 @dataclasses.dataclass(frozen=True)

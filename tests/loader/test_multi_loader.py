@@ -1,6 +1,5 @@
 """MultiLoader: every element of any dataset, once, in a known order, as views of shared memory."""
 
-import collections
 import dataclasses
 import gc
 import itertools
@@ -17,6 +16,7 @@ import torch
 import torch.utils.data
 
 import mpwds
+from tests.loader.dataloader.data_loader_datasets import Pair
 from tests.loader.faults.processes import wait_until_idle
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -61,9 +61,6 @@ class Squares(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return np.array([index * index])
-
-
-Pair = collections.namedtuple("Pair", "left right")
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
 from mpwds.sharedmem import segment
+from tests.loader.dataloader.data_loader_datasets import plain
 from tests.loader.jobs import as_json
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -40,17 +41,6 @@ KINDS = {
     "dict": lambda columns: {f"field{number}": column for number, column in enumerate(columns)},
     "bare": lambda columns: columns[0],
 }
-
-
-def plain(value):
-    """A batch as its types and its values."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [type(value).__name__, *map(plain, value)]
-    if isinstance(value, (np.ndarray, torch.Tensor)):
-        return type(value).__name__, str(value.dtype), str(value.tolist())
-    return type(value).__name__, str(value)
 
 
 def rows_of(batches):

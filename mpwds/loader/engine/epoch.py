@@ -12,9 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from mpwds import interrupts
 from mpwds.errors import MpwdsError, WorkerDied, shorten
-from mpwds.interrupts import interrupts_deferred
+from mpwds.interrupts import deferring, interrupts_deferred
 from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.worker_handle import WorkerHandle, WorkerLost, next_message
 from mpwds.loader.messages import protocol
@@ -192,7 +191,7 @@ class EpochIterator(EpochBatches):
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # this module may be gone, and the workers have been told to end
             return
-        with interrupts.deferring(), interrupts_deferred():
+        with deferring(), interrupts_deferred():
             self.close()
 
     def _leave(self, failed: bool = False) -> None:
@@ -357,6 +356,6 @@ def leave_all(iterations: WeakSet[EpochIterator], because: str = "") -> None:
 
 def finish(iterations: WeakSet[EpochIterator], group: WorkerGroup) -> None:
     """Ends the workers when their loader is collected, or the interpreter exits."""
-    with interrupts.deferring(), interrupts_deferred():
+    with deferring(), interrupts_deferred():
         leave_all(iterations)
         group.close()

@@ -17,8 +17,7 @@ from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.processes import environment, processes
-from mpwds.loader.processes import setup as worker_setup
-from mpwds.loader.processes.setup import WorkerSetup
+from mpwds.loader.processes.setup import WorkerSetup, fingerprint
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
@@ -146,7 +145,7 @@ class WorkerGroup:
         if self._workers:
             return
         setup = self._make_setup()
-        self._fingerprint = worker_setup.fingerprint(setup) if environment.is_interactive() else None
+        self._fingerprint = fingerprint(setup) if environment.is_interactive() else None
         self._blocks, self._rank = setup.blocks, (setup.rank, setup.world_size)
         try:
             processes.fill_standard_descriptors()
@@ -217,7 +216,7 @@ class WorkerGroup:
 
     def _end_outdated(self) -> None:
         self.check_owner("loader")
-        if worker_setup.fingerprint(self._make_setup()) != self._fingerprint:
+        if fingerprint(self._make_setup()) != self._fingerprint:
             text = "mpwds: the dataset, or code that it uses, has changed: its workers start again"
             print(text, file=sys.stderr)
             self.close()

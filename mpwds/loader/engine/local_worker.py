@@ -21,7 +21,6 @@ from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed, Message, take_descriptor
 from mpwds.loader.processes import processes
-from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.resume.progress import Position
 from mpwds.sharedmem.arena import EventFd, Layout
 from mpwds.sharedmem.lease import CopiedBatches, LeasedArena
@@ -77,7 +76,7 @@ class LocalWorker(WorkerHandle):
             ours.callback(self._status.close)
             self._process = launcher.launch(
                 index,
-                WorkerEnds(
+                processes.WorkerEnds(
                     channel=workers_channel.fileno(),
                     handover=workers_handover.fileno(),
                     bell=receiver.bell.fileno(),

@@ -28,7 +28,6 @@ import msgpack
 from mpwds.errors import MpwdsError
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.processes import environment, processes
-from mpwds.loader.processes.environment import LoadedCode
 from mpwds.loader.processes.processes import WorkerEnds, WorkerProcess
 from mpwds.sharedmem import segment
 
@@ -59,7 +58,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         processes.fill_standard_descriptors()
-        self._code = LoadedCode()
+        self._code = environment.LoadedCode()
         self._inherited = environment.inherited()
         self._imported: set[str] = set()
         self._importing: dict[int, list[str]] = {}  # by the number of the request

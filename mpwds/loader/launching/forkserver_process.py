@@ -26,10 +26,9 @@ from typing import Any
 import msgpack
 
 from mpwds.loader.processes import environment, processes
-from mpwds.loader.processes.processes import OUTPUT_STREAMS, WorkerEnds
 from mpwds.loader.worker import worker
 
-_MOST_DESCRIPTORS = 2 + len(WorkerEnds._fields) + len(OUTPUT_STREAMS) + 1
+_MOST_DESCRIPTORS = 2 + len(processes.WorkerEnds._fields) + len(processes.OUTPUT_STREAMS) + 1
 """Of the request, the setup, a worker's ends and streams, and the pipe for its status."""
 
 _LONGEST_MESSAGE = 1000
@@ -47,7 +46,7 @@ def serve(connection: int, held: int, idle_s: int) -> None:
     # What modules print when they are imported, the trainer has printed, or a worker will.
     errors = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in OUTPUT_STREAMS:
+    for stream in processes.OUTPUT_STREAMS:
         os.dup2(nothing, stream)
     os.close(nothing)
     try:
@@ -142,7 +141,7 @@ class _Server:
 
         def live() -> None:
             os.close(request)
-            for own, stream in zip(OUTPUT_STREAMS, (output, errors), strict=True):
+            for own, stream in zip(processes.OUTPUT_STREAMS, (output, errors), strict=True):
                 os.dup2(stream, own)
                 os.close(stream)
             try:

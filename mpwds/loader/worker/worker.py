@@ -20,7 +20,6 @@ from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, ChannelClosed
 from mpwds.loader.processes import processes
 from mpwds.loader.processes import setup as worker_setup
-from mpwds.loader.processes.processes import WorkerEnds
 from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.elements import ENDED, carried_streams, process_seed, sample_counter
@@ -53,10 +52,10 @@ def main(index: int, setup: int, *ends: int) -> None:
             gc.enable()
             os.close(setup)
 
-    serve(index, read, WorkerEnds(*ends))
+    serve(index, read, processes.WorkerEnds(*ends))
 
 
-def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: WorkerEnds) -> None:
+def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: processes.WorkerEnds) -> None:
     """Runs worker ``index`` until the trainer closes its channel; takes over the descriptors in ``ends``."""
     processes.leave_signals_to_trainer()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})

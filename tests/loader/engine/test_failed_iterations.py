@@ -3,12 +3,12 @@
 import contextlib
 import gc
 
-import psutil
 import pytest
 
 import mpwds
 from mpwds.loader.dataloader.data_loader import DataLoader
 from tests.loader.dataloader.data_loader_datasets import Numbers
+from tests.loader.faults.processes import children
 from tests.open_files import descriptors
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -48,9 +48,9 @@ def test_nothing_is_left_of_an_iteration_that_failed(make):
     gc.collect()
     gc.disable()
     try:
-        processes, before = set(psutil.Process().children(recursive=True)), descriptors()
+        processes, before = children(recursive=True), descriptors()
         iterate(make)
-        assert not set(psutil.Process().children(recursive=True)) - processes
+        assert not children(recursive=True) - processes
         assert not descriptors() - before
     finally:
         gc.enable()

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 import mpwds
 from mpwds.loader.launching import forkserver
 from mpwds.sharedmem import segment
-from tests.loader.faults.processes import runs, wait_until_gone
+from tests.loader.faults.processes import children, runs, wait_until_gone
 from tests.marks import slow
 from tests.open_files import descriptors
 
@@ -32,15 +31,11 @@ def test_workers_end_when_the_loop_raises():
     assert not any(map(runs, workers))
 
 
-def children():
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
 def test_workers_end_when_the_loop_over_a_loader_without_a_name_is_left():
     forkserver.ready([])
-    others = children()
+    others = children(recursive=True)
     for number, _ in enumerate(mpwds.MultiLoader(endless, workers=2)):
-        workers = children() - others
+        workers = children(recursive=True) - others
         if number == 3:
             break
     gc.collect()

@@ -73,9 +73,9 @@ def shared_memory_left():
     return [name for name in names if not runs(int(name.split("-")[1]))]
 
 
-def children():
-    """The processes that this one started."""
-    return {child.pid for child in psutil.Process().children()}
+def children(recursive=False):
+    """The processes that this one started, and with ``recursive`` those that they did."""
+    return {child.pid for child in psutil.Process().children(recursive)}
 
 
 def in_threads(*functions):

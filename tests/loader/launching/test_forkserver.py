@@ -297,7 +297,7 @@ def test_a_loader_that_a_module_makes_when_it_is_imported_starts_nothing_in_othe
     iterator = iter(DataLoader(dataset, None, num_workers=1, multiprocessing_context=context))
     assert next(iterator) == 0
     (worker,) = iterator.worker_pids
-    assert {child.pid for child in psutil.Process().children(recursive=True)} - before == {server, worker}
+    assert children(recursive=True) - before == {server, worker}
     del iterator, module.loader
 
 
