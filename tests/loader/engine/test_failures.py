@@ -127,13 +127,6 @@ def test_an_exception_that_is_no_error_comes_as_what_it_is(kind, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_an_exception_that_cannot_be_pickled_at_all_comes_as_text():
-    def fail():
-        raise ValueError(threading.Lock())
-
-    raised(mpwds.MpwdsError, "ValueError: <unlocked _thread.lock", numbers(fail))
-
-
 class OfOneProcess(Exception):
     """An exception that cannot be unpickled elsewhere."""
 
@@ -147,11 +140,28 @@ def unpickled_in(pid):
     return OfOneProcess("stays there")
 
 
-def test_so_does_one_that_only_its_worker_can_unpickle():
-    def fail():
-        raise OfOneProcess("stays there")
+class Lost(Exception):
+    def __init__(self, lock):
+        self.lock = lock
 
-    raised(mpwds.MpwdsError, "OfOneProcess: stays there", numbers(fail))
+    def __str__(self):
+        return f"{self.lock} is locked"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ValueError(threading.Lock()), "ValueError: <unlocked _thread.lock"),
+        (lambda: OfOneProcess("stays there"), "OfOneProcess: stays there"),
+        (lambda: Lost(threading.Lock()), "Lost: <unlocked .* is locked"),
+    ],
+    ids=["cannot be pickled", "cannot be unpickled here", "its text needs what cannot be pickled"],
+)
+def test_an_exception_that_cannot_be_sent_comes_as_its_text(make, text):
+    def fail():
+        raise make()
+
+    raised(mpwds.MpwdsError, text, numbers(fail))
 
 
 def test_a_stop_iteration_of_a_users_function_does_not_end_the_epoch_in_silence(shards):
@@ -318,14 +328,6 @@ class Slotted(Exception):
         return f"code {self.__code}"
 
 
-class Lost(Exception):
-    def __init__(self, lock):
-        self.lock = lock
-
-    def __str__(self):
-        return f"{self.lock} is locked"
-
-
 def test_an_exception_with_slots_keeps_them():
     def axis():
         np.zeros((2, 2)).sum(axis=5)
@@ -335,10 +337,3 @@ def test_an_exception_with_slots_keeps_them():
 
     assert raised(np.exceptions.AxisError, "axis 5 is out of bounds", numbers(axis)).axis == 5
     raised(Slotted, "^code 7$", numbers(slotted))
-
-
-def test_an_exception_whose_text_needs_what_cannot_be_pickled_is_one_that_has_its_text():
-    def fail():
-        raise Lost(threading.Lock())
-
-    raised(mpwds.MpwdsError, "Lost: <unlocked .* is locked", numbers(fail))

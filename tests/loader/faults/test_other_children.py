@@ -181,22 +181,3 @@ def test_ctrl_c_that_python_swallows_in_a_users_finalizer_loses_no_block(program
     status, output, errors = program(text, "fork").finish()
     assert (status, output) == (0, "went on\n")
     assert "mpwds" not in errors
-
-
-def test_a_trainer_that_does_not_ignore_sigpipe_survives_its_workers(program):
-    running = program(
-        """
-        import os, signal
-        import mpwds
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        loader = mpwds.MultiLoader([1, 2], workers=1, output="numpy", start_method="spawn")
-        list(loader)
-        os.kill(loader.worker_pids[0], signal.SIGKILL)
-        os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
-        try:
-            list(loader)
-        except mpwds.WorkerDied:
-            print("told")
-        """
-    )
-    assert running.finish() == (0, "told\n", "")

@@ -218,14 +218,13 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_worker(write):
     assert not server.is_gone
 
 
-def test_a_module_that_handles_signals_itself_keeps_no_worker_from_being_reaped(tmp_path, monkeypatch):
-    (tmp_path / "handles_signals.py").write_text(
+def test_a_module_that_handles_signals_itself_keeps_no_worker_from_being_reaped(write):
+    handles = (
         f"import os, signal, sys\nif os.getpid() != {os.getpid()}:\n"
         "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "    signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = forkserver.ready(["handles_signals"])
+    server = forkserver.ready([write("handles_signals", handles)])
     with mpwds.MultiLoader(Parent(2), workers=1) as loader:
         assert server_of(map(int, loader)) == server.pid
         os.kill(server.pid, signal.SIGUSR1)
