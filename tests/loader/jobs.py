@@ -42,6 +42,12 @@ def as_json(state):
     return json.loads(json.dumps(state))
 
 
+def continued(loader, state):
+    """The loader, which goes on where the state was saved."""
+    loader.load_state_dict(state)
+    return loader
+
+
 def in_turn(parts):
     """The batches of a job, of those of its ranks."""
     return [part[number] for number in range(max(map(len, parts))) for part in parts if number < len(part)]

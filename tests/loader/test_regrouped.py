@@ -20,7 +20,7 @@ from mpwds.pipeline.stages.unbatched import Unbatched
 from mpwds.pipeline.stream import Source
 from mpwds.sharedmem import segment
 from tests.loader.dataloader.data_loader_datasets import plain
-from tests.loader.jobs import as_json
+from tests.loader.jobs import as_json, continued
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -164,8 +164,7 @@ def test_an_epoch_is_continued_exactly_where_there_is_other_free_memory(make, be
     state = as_json(pipeline.state_dict())
     rest = numbers_of(batches)
     monkeypatch.setattr(segment, "groups_have_left", lambda: after)
-    other = make()
-    other.load_state_dict(state)
+    other = continued(make(), state)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the stages after a WebLoader resume by running")
         assert numbers_of(other) == rest

@@ -23,7 +23,7 @@ from mpwds import DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import MpwdsError
 from mpwds.loader.dataloader.data_loader import DataLoader
 from mpwds.loader.dataloader.state import TaskProgress
-from tests.loader.jobs import as_json, as_lists
+from tests.loader.jobs import as_json, as_lists, continued
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
@@ -97,8 +97,7 @@ def test_the_rest_of_a_map_style_dataset_comes_in_the_same_order(kind, options):
         torch.manual_seed(7)
         first, state = first_and_state(make(**options), count)
         torch.manual_seed(8)
-        other = make(**options)
-        other.load_state_dict(state)
+        other = continued(make(**options), state)
         assert as_json(other.state_dict()) == state
         assert first + as_lists(other) == whole
 
@@ -107,9 +106,7 @@ def test_the_rest_of_a_map_style_dataset_comes_in_the_same_order(kind, options):
 def test_it_is_the_rest_for_another_number_of_workers():
     whole = as_lists(MAP_STYLE["with a generator"]())
     first, state = first_and_state(MAP_STYLE["with a generator"](num_workers=2), 5)
-    loader = MAP_STYLE["with a generator"](num_workers=3)
-    loader.load_state_dict(state)
-    assert first + as_lists(loader) == whole
+    assert first + as_lists(continued(MAP_STYLE["with a generator"](num_workers=3), state)) == whole
 
 
 def test_the_epochs_behind_have_the_order_that_they_would_have_had():
@@ -118,8 +115,7 @@ def test_the_epochs_behind_have_the_order_that_they_would_have_had():
     loader = MAP_STYLE["with a generator"]()
     as_lists(loader)
     _, state = first_and_state(loader, 6)
-    other = MAP_STYLE["with a generator"]()
-    other.load_state_dict(state)
+    other = continued(MAP_STYLE["with a generator"](), state)
     assert [as_lists(other), as_lists(other)] == [epochs[1][6:], epochs[2]]
 
 
@@ -151,8 +147,7 @@ def test_in_later_epochs_too_whatever_generator_draws_the_order(kind, count):
     as_lists(loader)
     first, state = first_and_state(loader, count)
     torch.manual_seed(8)
-    other = DRAWN[kind]()
-    other.load_state_dict(state)
+    other = continued(DRAWN[kind](), state)
     if count is None:
         assert as_lists(other) == epochs[2]
     else:
@@ -221,8 +216,7 @@ def test_the_next_epoch_of_a_sampler_with_a_state_is_whole_and_comes_in_its_orde
         loader.set_epoch(epoch)
         epochs.append(as_lists(loader))
     for epoch, state in enumerate(states):
-        other = make()
-        other.load_state_dict(state)
+        other = continued(make(), state)
         other.set_epoch(epoch)
         assert as_lists(other) == epochs[epoch]
 
@@ -237,9 +231,7 @@ def test_an_epoch_of_workers_that_were_kept_goes_on_in_the_same_order(workers):
     before = loader.state_dict()
     first, state = first_and_state(loader, 6)
     for begun, rest in ((before, epochs[1]), (state, epochs[1][6:])):
-        other = make(num_workers=workers, persistent_workers=workers > 0)
-        other.load_state_dict(begun)
-        assert as_lists(other) == rest
+        assert as_lists(continued(make(num_workers=workers, persistent_workers=workers > 0), begun)) == rest
     assert first + rest == epochs[1]
 
 
@@ -297,9 +289,7 @@ def test_out_of_order_each_sample_comes_once():
 
     for count in (1, 4, 9):
         first, state = first_and_state(make(), count)
-        loader = make()
-        loader.load_state_dict(state)
-        assert sorted(itertools.chain(*first, *as_lists(loader))) == list(range(24))
+        assert sorted(itertools.chain(*first, *as_lists(continued(make(), state)))) == list(range(24))
 
 
 @pytest.mark.parametrize("options", WORKERS[:2], ids=str)
@@ -325,8 +315,7 @@ def test_an_iterable_dataset_runs_again_with_the_same_random_numbers(in_order):
         torch.manual_seed(5)
         first, state = first_and_state(make(), count)
         torch.manual_seed(6)
-        loader = make()
-        loader.load_state_dict(state)
+        loader = continued(make(), state)
         with pytest.warns(
             UserWarning, match=rf"runs again from its start, and the {count} batches"
         ) as caught:
@@ -358,8 +347,7 @@ def test_a_pipeline_goes_on_in_the_same_epoch(options):
     loader = make()
     as_lists(loader)
     _, state = first_and_state(loader, 3)
-    other = make()
-    other.load_state_dict(state)
+    other = continued(make(), state)
     assert [as_lists(other), as_lists(other)] == [epochs[1][3:], epochs[2]]
 
 
@@ -510,8 +498,7 @@ def test_stages_behind_a_web_loader_are_run_again(workers):
     loader = make()
     whole, following = as_lists(loader), as_lists(loader)
     first, state = first_and_state(make(), 4)
-    loader = make()
-    loader.load_state_dict(state)
+    loader = continued(make(), state)
     assert as_json(loader.state_dict()) == state
     with pytest.warns(UserWarning, match="running the first 4 elements of the epoch again"):
         assert first + as_lists(loader) == whole
@@ -567,8 +554,7 @@ def test_a_loader_inside_goes_on_by_itself(kind, workers, batch_size):
     for count in (0, 1, len(epochs[1]) - 1):
         loader.dataset.set_epoch(1)
         first, state = first_and_state(loader, count)
-        other = loader_of_a_loader(kind, workers, batch_size)
-        other.load_state_dict(state)
+        other = continued(loader_of_a_loader(kind, workers, batch_size), state)
         assert as_json(other.state_dict()) == state
         assert first + as_lists(other) == epochs[1]
         assert as_lists(other) == epochs[2]
@@ -595,8 +581,7 @@ def test_a_web_loader_of_a_loader_goes_on_in_the_same_epoch(stages):
     loader = make()
     as_lists(loader)
     first, state = first_and_state(loader, 3)
-    other = make()
-    other.load_state_dict(state)
+    other = continued(make(), state)
     assert first + as_lists(other) == epochs[1]
     assert as_lists(other) == epochs[2]
 
@@ -607,12 +592,10 @@ def test_a_program_may_draw_between_the_start_of_an_epoch_and_its_first_batch(wo
     first, other = (DataLoader(range(8), shuffle=True, num_workers=workers) for _ in range(2))
     pairs = zip(first, other, strict=True)
     seen = [int(next(pairs)[0]) for _ in range(3)]
-    resumed = DataLoader(range(8), shuffle=True)
-    resumed.load_state_dict(as_json(first.state_dict()))
+    resumed = continued(DataLoader(range(8), shuffle=True), as_json(first.state_dict()))
     batches = iter(resumed)
     seen += [int(next(batches)) for _ in range(2)]
-    again = DataLoader(range(8), shuffle=True)
-    again.load_state_dict(resumed.state_dict())
+    again = continued(DataLoader(range(8), shuffle=True), resumed.state_dict())
     assert sorted(seen + [int(number) for number in again]) == list(range(8))
 
 
@@ -624,8 +607,7 @@ def test_the_state_is_that_of_the_iteration_that_delivered_last(workers):
     next(iter(loader))  # a look at a batch
     seen.append(int(next(batches)))
     state = loader.state_dict()
-    resumed = DataLoader(range(8), shuffle=True)
-    resumed.load_state_dict(state)
+    resumed = continued(DataLoader(range(8), shuffle=True), state)
     assert sorted(seen + [int(number) for number in resumed]) == list(range(8))
 
 

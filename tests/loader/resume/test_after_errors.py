@@ -8,7 +8,7 @@ import torch
 
 from mpwds import DataLoader, DataPipeline, MultiLoader, WebLoader
 from mpwds.errors import MpwdsError
-from tests.loader.jobs import as_json, as_lists
+from tests.loader.jobs import as_json, as_lists, continued
 
 pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
@@ -77,15 +77,13 @@ def check_that_nothing_is_lost(make, switch, error=OSError, match="the file serv
     whole, got, state = as_lists(make()), [], make().state_dict()
     switch.fail(at=57)
     for _ in range(times):
-        loader = make()
-        loader.load_state_dict(state)
+        loader = continued(make(), state)
         with pytest.raises(error, match=match):
             for element in loader:
                 got += as_lists([element])
         state = as_json(loader.state_dict())
     switch.mend()
-    loader = make()
-    loader.load_state_dict(state)
+    loader = continued(make(), state)
     assert as_json(loader.state_dict()) == state
     assert got + as_lists(loader) == whole
 
@@ -118,15 +116,12 @@ def test_a_resume_that_fails_leaves_the_state_that_was_loaded(kind, workers, swi
     loaded = as_json(loader.state_dict())
     del elements, loader
     switch.fail()
-    resumed = make()
-    resumed.load_state_dict(loaded)
+    resumed = continued(make(), loaded)
     with pytest.raises((OSError, MpwdsError), match="the file server is away|were delivered before"):
         as_lists(resumed)
     state = as_json(resumed.state_dict())
     switch.mend()
-    other = make()
-    other.load_state_dict(state)
-    assert first + as_lists(other) == whole
+    assert first + as_lists(continued(make(), state)) == whole
 
 
 @pytest.mark.parametrize("kind", ["rebatched", "shuffled", "even", "WebLoader, unbatched"])

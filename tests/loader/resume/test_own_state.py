@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mpwds import DataLoader, MultiLoader
-from tests.loader.jobs import as_json, as_lists
+from tests.loader.jobs import as_json, as_lists, continued
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "states_everywhere")
 
@@ -130,8 +130,7 @@ def test_states_follow_each_other(kind):
     whole, got = as_lists(make(Counting(24), 2)), []
     state = make(Counting(24), 2).state_dict()
     while len(got) < len(whole):
-        loader = make(Counting(24), 2)
-        loader.load_state_dict(state)
+        loader = continued(make(Counting(24), 2), state)
         got += as_lists(loader, min(max(3, len(whole) // 4), len(whole) - len(got)))
         state = loader.state_dict()
     assert got == whole
@@ -255,9 +254,7 @@ def test_a_map_style_dataset_continues_from_its_state_in_each_worker(options):
     for count in (0, 1, 9):
         loader = make()
         first = as_lists(loader, count)
-        other = make()
-        other.load_state_dict(as_json(loader.state_dict()))
-        assert first + as_lists(other) == whole
+        assert first + as_lists(continued(make(), as_json(loader.state_dict()))) == whole
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -293,8 +290,7 @@ def test_an_iterator_may_restore_torchs_generator(workers, count):
     elements = iter(loader)
     as_lists(elements, count)
     state, rest = loader.state_dict(), as_lists(elements)
-    other = DataLoader(IteratedByTorchs(), num_workers=workers, snapshot_every_n_steps=5)
-    other.load_state_dict(state)
+    other = continued(DataLoader(IteratedByTorchs(), num_workers=workers, snapshot_every_n_steps=5), state)
     assert as_lists(other) == rest
 
 
@@ -344,8 +340,7 @@ def test_a_sampler_continues_from_its_state(options, batches):
         as_lists(loader)
         first = as_lists(loader, count)
         state = as_json(loader.state_dict())
-        other = make()
-        other.load_state_dict(state)
+        other = continued(make(), state)
         assert as_json(other.state_dict()) == state
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is left

@@ -11,7 +11,7 @@ import pytest
 import mpwds
 from mpwds import DataPipeline
 from mpwds.loader import even
-from tests.loader.jobs import RANKS, as_json, as_lists, run_ranks
+from tests.loader.jobs import RANKS, as_json, as_lists, continued, run_ranks
 from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -121,9 +121,7 @@ def test_every_sample_comes_once_on_whatever_ranks_the_job_goes_on(name, way, ra
         parts, states = run_ranks(make, ranks, draw.randrange(1, 25 // ranks + 2), state, workers)
         seen += samples_in(parts)
         state = mpwds.merge_states([draw.choice(ROUND_TRIPS)(each) for each in states])
-    last = make(workers=2)
-    last.load_state_dict(state)
-    assert sorted(seen + taken(last)) == numbers_of(name)
+    assert sorted(seen + taken(continued(make(workers=2), state))) == numbers_of(name)
 
 
 @pytest.mark.parametrize("way", ["pad", "wrap"])
@@ -143,9 +141,7 @@ def test_other_ranks_do_not_go_on_with_what_one_has_repeated(way, rank_of, monke
             states.append(loader.state_dict())
             assert states[-1]["repeated"] == (3 if has_fewer else 0)
         state = mpwds.merge_states(states)
-    last = rank_of()
-    last.load_state_dict(state)
-    assert {*seen, *taken(last)} == set(filter(is_odd_or_early, range(SAMPLES)))
+    assert {*seen, *taken(continued(rank_of(), state))} == set(filter(is_odd_or_early, range(SAMPLES)))
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -182,13 +178,9 @@ def test_a_state_that_was_loaded_and_not_used_goes_to_other_ranks_again(rank_of)
     for ranks in (4, 2):
         states = []
         for rank in range(ranks):
-            loader = rank_of(POOLS["rebatched"], rank, ranks)
-            loader.load_state_dict(state)
-            states.append(loader.state_dict())
+            states.append(continued(rank_of(POOLS["rebatched"], rank, ranks), state).state_dict())
         state = mpwds.merge_states(states)
-    last = rank_of(POOLS["rebatched"])
-    last.load_state_dict(state)
-    assert sorted(seen + taken(last)) == list(range(SAMPLES))
+    assert sorted(seen + taken(continued(rank_of(POOLS["rebatched"]), state))) == list(range(SAMPLES))
 
 
 def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of):
@@ -262,8 +254,7 @@ def test_a_batch_that_could_not_be_made_again_at_once_comes_later(rank_of):
     seen, (state,) = run_ranks(functools.partial(rank_of, add), 1, 30)
     seen = samples_in(seen)
     for rank in range(2):
-        loader = rank_of(add, rank, 2)
-        loader.load_state_dict(state)
+        loader = continued(rank_of(add, rank, 2), state)
         fails.append("for a moment")
         with pytest.raises(OSError, match="for a moment"):
             taken(loader)
@@ -286,8 +277,7 @@ def test_an_epoch_that_other_ranks_began_is_not_run_again_from_its_start(rank_of
         return loader.map(float_of_some).rebatched(4)
 
     _, (state,) = run_ranks(functools.partial(rank_of, add), 1, 4)
-    moved = rank_of(add, 0, 2)
-    moved.load_state_dict(state)
+    moved = continued(rank_of(add, 0, 2), state)
     with pytest.raises(ValueError, match="rebatched"):
         taken(moved)
     moved.load_state_dict(moved.state_dict())

@@ -13,7 +13,7 @@ from mpwds.loader.worker import elements as iterating
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.stream import WrappedStream, fetch_held
-from tests.loader.jobs import as_json, as_lists
+from tests.loader.jobs import as_json, as_lists, continued
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -69,8 +69,7 @@ def first_and_rest(make, loader, count):
     first = as_lists(elements, count)
     state = as_json(pipeline.state_dict())
     del elements
-    other = make(loader)
-    other.load_state_dict(state)
+    other = continued(make(loader), state)
     assert as_json(other.state_dict()) == state
     return first, as_lists(other), as_lists(other)
 
@@ -267,9 +266,7 @@ def test_what_comes_before_the_rows_that_are_held_is_not_made_again(states_every
     as_lists(pipeline, 9 * whole // 10)
     state = as_json(pipeline.state_dict())
     made.clear()
-    pipeline = make()
-    pipeline.load_state_dict(state)
-    assert len(list(pipeline)) == whole - 9 * whole // 10
+    assert len(list(continued(make(), state))) == whole - 9 * whole // 10
     assert len(made) < 300
 
 

@@ -22,7 +22,7 @@ from mpwds.loader.resume.position import VERSION
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
 from mpwds.storage.streams.braces import Names
-from tests.loader.jobs import as_json, as_lists
+from tests.loader.jobs import as_json, as_lists, continued
 from tests.warned import files_of
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -415,9 +415,7 @@ def test_a_run_that_met_a_bad_sample_goes_on_with_a_handler_that_skips_it(make):
         list(loader)
     state = loader.state_dict()
     skipping = DataPipeline(range(12)).map(decoded, handler=mpwds.ignore_and_continue)
-    again = make(skipping)
-    again.load_state_dict(state)
-    assert sorted(again) == [8, 9, 10, 11]
+    assert sorted(continued(make(skipping), state)) == [8, 9, 10, 11]
 
 
 def first_half(name):
@@ -495,8 +493,7 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
     at_start = loader.state_dict()
     state = as_json(first_and_state(loader, 5))
     at_rank(1, 2)
-    loader = make()
-    loader.load_state_dict(state)
+    loader = continued(make(), state)
     assert as_json(loader.state_dict())["facts"]["rank"] == 1
     with pytest.warns(UserWarning, match="that of rank 0, this is rank 1"):
         assert as_lists(loader) == whole[5:]
@@ -538,8 +535,7 @@ def test_the_state_of_another_rank_counts_so_though_its_workers_have_other_lengt
     state = as_json(first_and_state(make(), delivered))
     at_rank(1, 2)
     for _ in range(2):
-        loader = make()
-        loader.load_state_dict(state)
+        loader = continued(make(), state)
         state = as_json(loader.state_dict())
     with pytest.warns(UserWarning, match=f"without the {delivered} batches that were delivered"):
         assert list(loader) == whole[delivered:]
