@@ -7,6 +7,16 @@ from mpwds.sharedmem.arena import Arena, EventFd
 from mpwds.sharedmem.lease import LeasedArena
 
 
+def free_blocks(arena):
+    """The number of blocks that the producer could take now."""
+    taken = []
+    while (block := arena.acquire(1)) is not None:
+        taken.append(block)
+    for block in taken:
+        arena.release(block)
+    return len(taken)
+
+
 class Pair:
     """A producer's arena of two blocks and the consumer's mapping of it."""
 
@@ -26,13 +36,7 @@ class Pair:
         return self.consumer.lease(block.number)
 
     def free(self):
-        """Blocks that the producer could take now."""
-        taken = []
-        while (block := self.producer.acquire(1)) is not None:
-            taken.append(block)
-        for block in taken:
-            self.producer.release(block)
-        return len(taken)
+        return free_blocks(self.producer)
 
     def close(self):
         self.producer = self.consumer = None

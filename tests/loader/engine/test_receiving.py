@@ -12,6 +12,7 @@ from mpwds.sharedmem.arena import Arena, EventFd
 from mpwds.sharedmem.cuda import Pinning
 from mpwds.sharedmem.lease import CopiedBatches
 from tests.fake_cuda import FakeCuda
+from tests.sharedmem.pair import free_blocks
 
 
 class Worker:
@@ -36,12 +37,7 @@ class Worker:
 
     @property
     def free(self):
-        taken = []
-        while (block := self.arena.acquire(1)) is not None:
-            taken.append(block)
-        for block in taken:
-            self.arena.release(block)
-        return len(taken)
+        return free_blocks(self.arena)
 
 
 @pytest.fixture
