@@ -57,9 +57,8 @@ class Metrics(Closes):
         if self._is_local and not keys.is_asked_for(environ.get("HTTP_HOST")):
             status, text = "403 Forbidden", f"metrics are at http://{LOOPBACK}:{self.port} only\n"
         elif self._ready is not None and environ["PATH_INFO"] == "/ready":
-            status, text = (
-                ("200 OK", "ready\n") if self._ready() else ("503 Service Unavailable", "draining\n")
-            )
+            ready = self._ready()
+            status, text = ("200 OK", "ready\n") if ready else ("503 Service Unavailable", "draining\n")
         elif self._authorization and not secrets.compare_digest(given.encode(), self._authorization.encode()):
             status, text = "401 Unauthorized", "metrics need the token of --metrics-token\n"
         else:
@@ -83,11 +82,9 @@ def serve_server_metrics(
     ``read`` returns the server's status, such as ``server.status``; it is called in another thread, once for
     each time that somebody asks. Other arguments and errors are those of :func:`serve_metrics`.
     """
-
-    def figures() -> list[Metric]:
-        return server_metrics(feed_report(None, [read()]))
-
-    return Metrics(figures, port, host, token, ready=lambda: not read()["draining"])
+    return Metrics(
+        lambda: server_metrics(feed_report(None, [read()])), port, host, token, lambda: not read()["draining"]
+    )
 
 
 class HasStats(Protocol):

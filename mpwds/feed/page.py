@@ -36,6 +36,7 @@ _ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">
 <path d="M7 23V9l9 8 9-8v14" fill="none" stroke="#fff" stroke-width="3.5"/></svg>"""
 _HEADERS = {
     "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -113,7 +114,7 @@ class _Content:
         self._closing = threading.Event()
         self._peeking = threading.Lock()
         self._batch: dict[str, Any] = {"number": 0, "samples": [], "tensors": []}
-        self._picture = b""
+        self.picture = b""  # the latest batch's tiles in one PNG, eight in a row
         self._peeked_s = -_PEEK_EVERY_S
 
     def keep_reading(self) -> None:
@@ -161,16 +162,12 @@ class _Content:
                 self._peeked_s = time.monotonic()
             return self._batch
 
-    def picture(self) -> bytes:
-        """The latest batch's tiles in one PNG, eight in a row."""
-        return self._picture
-
     def _show(self, batch: Any) -> None:
         shown = pictures(batch, _SAMPLES, self._source.classes)
         statistics = TensorStatistics()
         statistics.add(batch)
         tensors = statistics.read()
-        self._picture = _sprite(shown)
+        self.picture = _sprite(shown)
         self._batch = {
             "number": self._batch["number"] + 1,
             "kind": shown.kind,
@@ -222,20 +219,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         page = self.server.page
         if not keys.is_asked_for(self.headers.get("Host")):
-            self._refuse(f"this page is at http://127.0.0.1:{page.port} only")
-            return
+            return self._refuse(f"this page is at http://127.0.0.1:{page.port} only")
         address = urlsplit(self.path)
         cookie = None
         if not page.auth.knows(self._session()):
             (token, *_) = parse_qs(address.query).get("token", [""])
             session = page.auth.take(token) if address.path == "/" else None
             if session is None:
-                self._refuse(
-                    "the link has been used already, or is wrong: start the command again for a new one"
-                )
-                return
+                why = "the link has been used already, or is wrong: start the command again for a new one"
+                return self._refuse(why)
             cookie = f"{self._cookie_name}={session}; Path=/; HttpOnly; SameSite=Strict"
-        self._answer(address.path, cookie)
+        return self._answer(address.path, cookie)
 
     def _answer(self, path: str, cookie: str | None) -> None:
         content = self.server.page.content
@@ -251,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/batch.json":
             self._send(200, "application/json", json.dumps(content.batch()).encode())
         elif path == "/batch.png":
-            self._send(200, "image/png", content.picture())
+            self._send(200, "image/png", content.picture)
         elif path == "/icon.svg":
             self._send(200, "image/svg+xml", _ICON)
         else:
@@ -262,9 +256,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
         own = {"Content-Type": kind, "Content-Length": str(len(body))}
-        for name, value in {**policy, **_HEADERS, **own, **(headers or {})}.items():
+        for name, value in {**_HEADERS, **own, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -293,8 +293,8 @@ def tables(report: FeedReport) -> list[Table]:
     several = len(report.servers) > 1
     of_workers, of_clients = dict(_OF_WORKER), dict(_OF_CLIENT)
     if several:
-        of_workers = {"server": lambda each: _short(each.stats.server), **of_workers}
-        of_clients = {"server": lambda each: _short(each.server), **of_clients}
+        of_workers = {"server": lambda each: each.stats.server.removeprefix("tcp://"), **of_workers}
+        of_clients = {"server": lambda each: each.server.removeprefix("tcp://"), **of_clients}
     if not any(client.group for client in report.clients):
         del of_clients["group"]
     found = [
@@ -334,40 +334,26 @@ def tensor_table(tensors: Sequence[TensorFigures]) -> Table:
     return Table.of("tensors", 3, _OF_TENSOR, tensors)
 
 
-def _short(server: str) -> str:
-    return server.removeprefix("tcp://")
-
-
-def _state(server: ServerReport) -> str:
-    return "draining" if server.draining and not server.lost_s else server.verdict
-
-
-def _queue(worker: WorkerReport) -> str:
-    return f"{worker.queued_bytes / worker.window_bytes:.0%}" if worker.window_bytes else "-"
-
-
-def _nans(tensor: TensorFigures) -> str:
-    return f"{tensor.nans:,} + {tensor.infinities:,} inf" if tensor.infinities else f"{tensor.nans:,}"
-
-
+_RATES: dict[str, Callable[[Any], str]] = {
+    "batches/s": lambda each: rate(each.batches_per_s),
+    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+}
 _OF_SERVER: dict[str, Callable[[ServerReport], str]] = {
     "server": lambda each: each.url,
     "up": lambda each: duration(each.uptime_s) if not each.lost_s else "lost",
     "workers": lambda each: str(each.workers),
     "clients": lambda each: str(each.clients),
-    "batches/s": lambda each: rate(each.batches_per_s),
-    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
-    BOUND: _state,
+    **_RATES,
+    BOUND: lambda each: "draining" if each.draining and not each.lost_s else each.verdict,
 }
 _OF_WORKER: dict[str, Callable[[WorkerReport], str]] = {
     "worker": lambda each: str(each.stats.worker),
     "state": lambda each: each.state,
     "client": lambda each: each.client or "-",
     "epoch": lambda each: str(each.epoch),
-    "batches/s": lambda each: rate(each.batches_per_s),
-    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+    **_RATES,
     "waits": lambda each: f"{each.waiting_share:.0%}",
-    "queue": _queue,
+    "queue": lambda each: f"{each.queued_bytes / each.window_bytes:.0%}" if each.window_bytes else "-",
     "restarts": lambda each: str(each.restarts),
 }
 _OF_CLIENT: dict[str, Callable[[ClientReport], str]] = {
@@ -376,8 +362,7 @@ _OF_CLIENT: dict[str, Callable[[ClientReport], str]] = {
     "group": lambda each: each.group or "-",
     "rank": lambda each: f"{each.rank}/{each.world_size}",
     "workers": lambda each: str(each.workers),
-    "batches/s": lambda each: rate(each.batches_per_s),
-    "MB/s": lambda each: rate(each.bytes_per_s / 1e6),
+    **_RATES,
     "connected": lambda each: duration(each.connected_s),
     "silent": lambda each: f"{each.silent_s:.1f} s",
 }
@@ -389,5 +374,5 @@ _OF_TENSOR: dict[str, Callable[[TensorFigures], str]] = {
     "max": lambda each: number(each.high),
     "mean": lambda each: number(each.mean),
     "std": lambda each: number(each.std),
-    "NaN": _nans,
+    "NaN": lambda each: f"{each.nans:,}" + (f" + {each.infinities:,} inf" if each.infinities else ""),
 }

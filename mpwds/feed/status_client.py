@@ -44,20 +44,19 @@ class StatusClient(Closes):
         insecure: bool = False,
         timeout: float = 10.0,
     ) -> None:
-        for url in urls:
-            keys.check_url(url, folder, insecure)
         self._timeout = timeout
         self.silent: list[str] = []
         self._requests = itertools.count(1)
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        for url in urls:
-            try:
+        try:
+            for url in urls:
+                keys.check_url(url, folder, insecure)
                 socket = self._sockets[url] = keys.client_socket(self._context, url, folder, _LARGEST_NBYTES)
                 socket.connect(url)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def status(self, timeout: float | None = None) -> list[Status]:
         """The status of every server that answers (see ``Server.status``); the others are then ``silent``.
@@ -182,13 +181,12 @@ class FeedStatus:
 
     def peek(self, timeout_s: float) -> Any:
         try:
-            _, batch = self._peeking.peek(timeout_s)
+            return self._peeking.peek(timeout_s)[1]
         except ServerLost:
             self._peeking.status(timeout_s)  # which raises, too, if a server does not answer at all
             raise TimeoutError(
                 f"no worker of {self.name} sent a batch within {timeout_s:g} s: does a trainer read from it?"
             ) from None
-        return batch
 
     def close(self) -> None:
         self._client.close()

@@ -247,7 +247,7 @@ def test_the_picture_has_the_tiles_of_32_samples_in_rows_of_eight(page, feed, co
     monkeypatch.setattr(feed, "peek", lambda timeout_s: {"image": images, "label": np.arange(40)})
     told = json.loads(ask(page, "/batch.json", **cookie)[2])
     assert (len(told["samples"]), told["total"]) == (32, 40)
-    with Image.open(io.BytesIO(page.content.picture())) as picture:
+    with Image.open(io.BytesIO(page.content.picture)) as picture:
         assert picture.size == (8 * 128, 4 * 128)
         reds = np.asarray(picture)[64::128, 64::128, 0]
     assert reds.ravel().tolist() == list(range(1, 33))
