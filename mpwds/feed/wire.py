@@ -108,20 +108,15 @@ def _list_of(holds: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and len(value) <= most and all(map(holds, value))
 
 
+def _is_row(value: Any, length: int = 3) -> bool:
+    return type(value) is list and len(value) == length and all(map(_is_natural, value))
+
+
 def _is_place(value: Any) -> bool:
-    if type(value) is not list or len(value) != len(WorkerAssignment._fields):
+    if not (type(value) is list and _is_row(value[:-1], 4)):
         return False
     rank, world_size, worker, workers, seed = value
-    numbers = all(map(_is_natural, value[:4]))
-    return numbers and rank < world_size and worker < workers and (seed is None or type(seed) is int)
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) is list and len(value) == 2 and all(map(_is_natural, value)) and value[0] < value[1]
-
-
-def _is_row(value: Any) -> bool:
-    return type(value) is list and len(value) == 3 and all(map(_is_natural, value))
+    return bool(rank < world_size and worker < workers and (seed is None or type(seed) is int))
 
 
 _TYPES: Mapping[str, _Check] = {
@@ -137,7 +132,7 @@ _TYPES: Mapping[str, _Check] = {
     "versions": ("a list of versions", _list_of(_is_natural, 16)),
     "texts": ("a list of str", _list_of(lambda value: type(value) is str, 10_000)),
     "workers": (f"1 to {MOST_WORKERS}", lambda value: _is_natural(value) and 1 <= value <= MOST_WORKERS),
-    "share": ("[number, ranks]", _is_share),
+    "share": ("[number, ranks]", lambda value: _is_row(value, 2) and value[0] < value[1]),
     "place": ("[rank, world_size, worker, workers, seed]", _is_place),
     "table": ("a list of [slot, attempt, number]", _list_of(_is_row, 10_000)),
     "list": ("a list", lambda value: type(value) is list),
@@ -192,7 +187,6 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
     PEEK: _fields("request: number"),
 }
 
-
 REPLIES: Mapping[str, Mapping[str, _Check]] = {
     WELCOME: _fields(
         "version blocks: number",
@@ -240,8 +234,7 @@ def unpack_command(data: Any) -> dict[str, Any]:
 def pack_positions(positions: Mapping[int, Position]) -> bytes:
     """The positions of streams, in the order of their turns, as bytes: their states count as bytes do."""
     rows = [[stream, *vars(position).values()] for stream, position in positions.items()]
-    packed: bytes = msgpack.packb(rows)
-    return packed
+    return bytes(msgpack.packb(rows))
 
 
 def unpack_positions(start: dict[str, Any]) -> dict[int, Position]:
@@ -357,8 +350,7 @@ def printed(value: Any, depth: int = _MOST_DEPTH) -> Any:
 
 
 def pack_head(head: DataHeader) -> bytes:
-    packed: bytes = msgpack.packb(head)
-    return packed
+    return bytes(msgpack.packb(head))
 
 
 def check_silence(owner: str, name: str, seconds: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -121,7 +122,8 @@ def _look_up_of(entry: object, checked: Callable[[str], None]) -> list[str] | Ca
     if not isinstance(entry, str):
         raise ValueError(f"RemoteLoader: a URL is a str, got {entry!r}")
     if entry.startswith(_DNS):
-        return _DnsRecords(entry, checked)
+        checked(entry.removeprefix("dns+"))
+        return partial(_dns_records, entry)
     if entry.startswith(_FILE):
         return _UrlLines(entry[len(_FILE) :])
     urls = list(Names(entry))
@@ -130,21 +132,12 @@ def _look_up_of(entry: object, checked: Callable[[str], None]) -> list[str] | Ca
     return urls
 
 
-class _DnsRecords:
+def _dns_records(url: str) -> list[str]:
     """All addresses of a name: those of a headless service, for example."""
-
-    def __init__(self, url: str, checked: Callable[[str], None]) -> None:
-        plain = url[len("dns+") :]
-        checked(plain)
-        parts = urlsplit(plain)
-        self._host, self._port = parts.hostname or "", parts.port
-
-    def __call__(self) -> list[str]:
-        records = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        hosts = sorted({str(address[0]) for *_, address in records})
-        return [
-            f"tcp://[{host}]:{self._port}" if ":" in host else f"tcp://{host}:{self._port}" for host in hosts
-        ]
+    parts = urlsplit(url)
+    records = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    hosts = sorted({str(address[0]) for *_, address in records})
+    return [f"tcp://{f'[{host}]' if ':' in host else host}:{parts.port}" for host in hosts]
 
 
 class _UrlLines:

@@ -179,7 +179,6 @@ class ServerConnection:
     refused: str = ""  # why the server will not serve this client
     lost_since: float | None = None  # None if it is up, or was never
     retry_at: float | None = None
-    server: str = ""
     definition: dict[str, Any] = field(default_factory=dict)
     fd_receiver: FdReceiver | None = None
     queues: dict[int, ReceiveQueue] = field(default_factory=dict)
@@ -304,7 +303,7 @@ class ServerConnection:
             with contextlib.suppress(OSError, ValueError):
                 identity: Any = self.socket.identity
                 self.fd_receiver = FdReceiver(str(welcome["handover"]), identity)
-        self.definition, self.server, self.workers = welcome, str(welcome["server"]), int(welcome["workers"])
+        self.definition, self.workers = welcome, int(welcome["workers"])
         for queue in tuple(self.queues.values()):
             queue.before = queue.counters
         if self.warned and self.lost_since is not None:
@@ -317,7 +316,7 @@ class ServerConnection:
         """Learns what was lost, and the workers' counters."""
         if not self.is_up:
             return
-        if pong["server"] != self.server:
+        if pong["server"] != self.definition["server"]:
             self.lose("it has restarted")
             return
         if not pong["known"]:

@@ -25,11 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
-from mpwds.feed.client.connection import (
-    OnServerLoss,
-    RemoteOptions,
-    ServerConnection,
-)
+from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
@@ -63,7 +59,7 @@ class ServerConnections:
 
     def __init__(self, options: RemoteOptions, room: Callable[[int], Any]) -> None:
         self.options = options
-        here = Context.current()
+        here = self._here = Context.current()
         self._hello = {
             "versions": [wire.VERSION],
             "name": f"{socket.gethostname()}:{os.getpid()}",
@@ -89,7 +85,6 @@ class ServerConnections:
         self.connections: list[ServerConnection] = []
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
-        self._here = here
         self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)  # for the user
         self._addresses = options.addresses(self.notices.append)
         is_followed = self._hello["patient"] = self._addresses.is_followed
@@ -113,16 +108,15 @@ class ServerConnections:
         most = self.options.max_servers or max(sharing.MOST_LINKS, least)
         if self._here.world_size == 1 and not self._addresses.is_followed:
             most = self.options.max_servers or len(urls)
-        used = {
-            share.url: share
-            for share in sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
-        }
+        shares = sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
+        used = {share.url: share for share in shares}
         kept = [  # those that have not welcomed this trainer are asked anew, for another share
             connection
             for connection in self.connections
             if connection.is_up or (connection.url in used and (connection.session or connection.refused))
         ]
-        excess = len(kept) + len(used.keys() - {connection.url for connection in kept}) - most
+        new = [share for share in shares if share.url not in {connection.url for connection in kept}]
+        excess = len(kept) + len(new) - most
         for connection in [each for each in kept if each.url not in used][: max(0, excess)]:
             connection.leave("another server takes its place")
             kept.remove(connection)
@@ -131,7 +125,6 @@ class ServerConnections:
                 connection.close()
                 self.gone.append(connection)
         failed: Exception | None = None
-        new = [share for url, share in used.items() if url not in {connection.url for connection in kept}]
         for share, workers in self._dealt(new):
             place = share.number, share.ranks
             options, context, room, notices = self.options, self._context, self._room, self.notices
@@ -379,10 +372,8 @@ class ServerConnections:
                     connection.heard += now - looked
                 connection.keep_alive(now, self._hello)
             looked = now
-            wait_s = (
-                min((connection.tick for connection in self.connections), default=now) + wire.PING_S - now
-            )
-            poller.poll(max(0, round(wait_s * 1000)))
+            due = min((connection.tick for connection in self.connections), default=now) + wire.PING_S
+            poller.poll(max(0, round((due - now) * 1000)))
             self._wake.clear()
             closing = self._closing.is_set()  # read first: what was to be sent before is in the outbox by now
             while self._outbox:
@@ -464,7 +455,7 @@ class ServerConnections:
         elif kind == wire.NOTICE:
             self.notices.append(f"{connection.url}: {reply['text']}")
         elif kind == wire.GOODBYE:
-            if reply["server"] == connection.server:
+            if reply["server"] == connection.definition.get("server"):
                 connection.send(wire.pack(wire.BYE))
                 connection.lose("it has ended")
         elif (future := self._questions.get(reply["request"])) is not None and not future.done():

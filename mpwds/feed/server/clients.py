@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import socket
@@ -163,18 +164,19 @@ class Clients:
             else:
                 self.router.refuse(identity, why)
             return None
-        full = len(self.groups) >= self.most
-        # Or a client that comes and goes would start processes faster than they end.
-        busy = len(self._ending) >= 2 * self.workers
-        if self.are_turned_away or full or busy or wanted > free:
+        if len(self.groups) >= self.most and wanted <= free:
+            why = f"it serves {counted(len(self.groups), 'client')}, its most (--max-clients)"
+        elif len(self._ending) >= 2 * self.workers:
+            # Or a client that comes and goes would start processes faster than they end.
+            why = "its workers of earlier clients are still ending"
+        elif self.are_turned_away:
+            why = "the server is ending"
+        elif wanted > free:
             why = f"it has {free} of {self.workers} workers free"
-            why = "the server is ending" if self.are_turned_away else why
-            why = "its workers of earlier clients are still ending" if busy else why
-            if full and wanted <= free:
-                why = f"it serves {counted(len(self.groups), 'client')}, its most (--max-clients)"
-            self.router.reply(identity, wire.WAIT, why=why)
-            return None
-        return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
+        else:
+            return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
+        self.router.reply(identity, wire.WAIT, why=why)
+        return None
 
     def start(self, identity: bytes, session: ClientSession, fields: dict[str, Any]) -> None:
         """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""
@@ -199,12 +201,9 @@ class Clients:
         party = session.party
 
         def expected() -> int:
-            # Members may see the loss of a server at different times, so none waits for the others there.
-            takes_over = number >= party.workers
-            return 1 if takes_over else max(party.members, len(party.sessions))
-
-        def hand_over(launch: int, segment: int, bell: int) -> None:
-            self.fd_sender.give(identity, number, launch, segment, bell)
+            if number >= party.workers:
+                return 1  # members may see the loss of a server at different times, so none waits for others
+            return max(party.members, len(party.sessions))
 
         if shared_memory:
             self.fd_sender.accept(self.sessions.keys())
@@ -212,10 +211,10 @@ class Clients:
                 raise wire.Malformed("start: shared_memory without a connection to hand it over")
         taken = {slot.number_here for each in self.groups for slot in each.slots.values()}
         number_here = next(free for free in itertools.count() if free not in taken)
-        given = hand_over if shared_memory else None
+        hand_over = functools.partial(self.fd_sender.give, identity, number) if shared_memory else None
         before = self.slots[number_here].totals() if number_here in self.slots else NOTHING_COUNTED
         slot = WorkerRelay(
-            number, number_here, self.launcher, self.definition["blocks"], expected, given, before
+            number, number_here, self.launcher, self.definition["blocks"], expected, hand_over, before
         )
         self.slots[number_here] = slot
         return slot
@@ -238,10 +237,9 @@ class Clients:
             slot.leave(identity)
         if not party.sessions:
             self.groups.remove(party)
-            for slot in party.slots.values():
-                worker = slot.end()
-                if worker is not None:
-                    self._ending.append((time.monotonic() + protocol.GRACE_S, worker))
+            ended = [slot.end() for slot in party.slots.values()]
+            deadline = time.monotonic() + protocol.GRACE_S
+            self._ending += [(deadline, worker) for worker in ended if worker is not None]
 
     def status_of_workers(self) -> list[dict[str, Any]]:
         """Figures of the workers, by number: of all trainers since the server started."""
