@@ -20,7 +20,7 @@ from PIL import Image
 import mpwds
 from mpwds.feed import keys
 from mpwds.feed.status_client import StatusClient
-from tests.feed.serving import free_port, locally, plain
+from tests.feed.serving import bits, free_port, locally
 
 MPWDS = [sys.executable, "-m", "mpwds"]
 
@@ -78,7 +78,7 @@ def test_a_file_names_the_dataset_and_sigterm_ends_the_server(folder):
     with serving(folder, "pipeline.py:dataset", "--bind", url, "--workers", 2) as (process, said):
         assert f"at {url} with 2 workers" in said
         with mpwds.RemoteLoader(url, output="numpy") as loader:
-            assert [plain(batch) for batch in loader] == locally(names["dataset"], 2)[0]
+            assert [bits(batch) for batch in loader] == locally(names["dataset"], 2)[0]
         process.send_signal(signal.SIGTERM)
         rest, errors = process.communicate(timeout=600)
         assert (process.returncode, rest) == (0, "ended\n")

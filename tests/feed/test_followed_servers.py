@@ -11,8 +11,8 @@ import pytest
 
 import mpwds
 from mpwds.feed.client import addresses
-from tests.feed.faults.checking import bits, delivered, rows, undisturbed, wait_for_status, warned
-from tests.feed.serving import ServerProcess, served
+from tests.feed.faults.checking import rows, undisturbed, wait_for_status, warned
+from tests.feed.serving import ServerProcess, bits, delivered, served
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

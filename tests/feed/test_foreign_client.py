@@ -7,7 +7,7 @@ import pytest
 
 import mpwds
 from tests.feed import foreign_client
-from tests.feed.serving import ServerProcess, large, locally, numbers, plain
+from tests.feed.serving import ServerProcess, bits, large, locally, numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -17,7 +17,7 @@ def test_a_foreign_client_reads_the_epochs_of_a_multi_loader(dataset):
     expected = locally(dataset, 2, epochs=2)
     with ServerProcess(dataset, workers=2) as server:
         for epoch in range(2):
-            read = [plain(batch) for batch in foreign_client.epoch(server.url, 2, epoch)]
+            read = [bits(batch) for batch in foreign_client.epoch(server.url, 2, epoch)]
             assert read == expected[epoch]
 
 

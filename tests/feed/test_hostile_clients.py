@@ -21,7 +21,7 @@ from mpwds.feed.server.router import Router
 from mpwds.feed.status_client import StatusClient
 from tests.feed.clients import Client
 from tests.feed.messages import COMMANDS
-from tests.feed.serving import LONG, ServerProcess, epoch_of, large, locally, numbers, plain
+from tests.feed.serving import LONG, ServerProcess, bits, delivered, large, locally, numbers
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -113,7 +113,7 @@ def test_absurd_parts_end_or_fail_and_harm_nobody():
             while b"\xa3end" not in frames and b"\xa5error" not in frames:
                 frames = client.hear("data")
         with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
-            assert epoch_of(loader) == locally(numbers(), 1)[0]
+            assert delivered(loader) == locally(numbers(), 1)[0]
 
 
 IMPOSSIBLE = [
@@ -146,7 +146,7 @@ def test_of_many_questions_for_a_batch_the_last_one_of_a_client_is_answered():
             client.say(wire.PEEK, request=request)
         assert client.status()["dropped"] == {}
         with mpwds.RemoteLoader(server.url, workers=1, output="numpy") as loader:
-            assert epoch_of(loader) == locally(large(), 1)[0]
+            assert delivered(loader) == locally(large(), 1)[0]
         client.say(wire.STATUS)
         answers = [client.hear(wire.PEEKED, wire.STATUS_IS) for _ in range(2)]
     assert [answer["request"] for answer in answers if answer["kind"] == wire.PEEKED] == [49]
@@ -202,7 +202,7 @@ def test_a_client_cannot_touch_the_parts_of_another():
             other.say(wire.BYE)
             other.status()
             rest = list(batches)
-        assert [plain(batch) for batch in (first, *rest)] == locally(numbers(), 1)[0]
+        assert [bits(batch) for batch in (first, *rest)] == locally(numbers(), 1)[0]
 
 
 class SlowToCount:
@@ -372,10 +372,10 @@ def withstand(server, dataset, messages):
         with Attack(server.url, messages, seed=messages) as attack:
             while attack.runs:
                 loader.set_epoch(0)
-                assert epoch_of(loader) == expected
+                assert delivered(loader) == expected
                 sizes.append(resident(server))
         loader.set_epoch(0)
-        assert epoch_of(loader) == expected
+        assert delivered(loader) == expected
         assert attack.sent >= messages
     with StatusClient([server.url], timeout=60) as inspector:
         dropped = inspector.status()[0]["dropped"]

@@ -18,7 +18,7 @@ from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import keys
 from mpwds.feed.status_client import StatusClient
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, served, turned_away
+from tests.feed.serving import ServerProcess, delivered, large, locally, numbers, served, turned_away
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -129,7 +129,7 @@ def test_a_damaged_key_shuts_out_its_own_client_alone(folder):
     with ServerProcess(numbers(), keys=folder) as server:
         (folder / "client-0.key").write_text("damaged")  # read before that of the client that comes
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
-            assert len(epoch_of(loader)) == 24
+            assert len(delivered(loader)) == 24
 
 
 @pytest.mark.filterwarnings("ignore:waiting for the server")
@@ -141,7 +141,7 @@ def test_nobody_gets_in_while_keys_cannot_be_looked_up(folder, monkeypatch, capl
         assert "keys of clients cannot be looked up: ZeroDivisionError" in caplog.text
         monkeypatch.setattr(keys, "_knows", knows)
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
-            assert len(epoch_of(loader)) == 24
+            assert len(delivered(loader)) == 24
 
 
 def test_a_thousand_failed_handshakes_that_nobody_looks_at_keep_no_client_out():
@@ -258,7 +258,7 @@ def test_batches_travel_encrypted_as_they_are(folder, dataset):
         for shared_memory in (True, False):
             options = {"keys": folder, "shared_memory": shared_memory, "output": "numpy"}
             with mpwds.RemoteLoader(server.url, **options) as loader:
-                assert epoch_of(loader) == locally(dataset, 2)[0]
+                assert delivered(loader) == locally(dataset, 2)[0]
 
 
 def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, strangers, tmp_path):
@@ -279,7 +279,7 @@ def test_who_has_no_known_key_gets_nothing_and_is_logged(folder, strangers, tmp_
             now = inspector.status()[0]
             assert (now["url"], now["dropped"].keys(), now["clients"]) == (server.url, {"handshake"}, [])
         with mpwds.RemoteLoader(server.url, keys=folder, output="numpy") as loader:
-            assert epoch_of(loader) == locally(numbers(), 2)[0]
+            assert delivered(loader) == locally(numbers(), 2)[0]
 
 
 @pytest.mark.parametrize(("at_server", "at_trainer"), [(True, True), (True, False), (False, True)])
@@ -300,7 +300,7 @@ def test_a_key_that_is_added_or_removed_counts_from_the_next_connection_on(folde
         (folder / "client-3.key").write_bytes(b"damaged")
         for each in (strangers, folder):
             with mpwds.RemoteLoader(server.url, workers=1, keys=each, output="numpy") as loader:
-                assert len(epoch_of(loader)) == 24
+                assert len(delivered(loader)) == 24
         (folder / "client-2.key").unlink()
         turned_away(server.url, NOT_KNOWN, keys=strangers)
 
@@ -312,7 +312,7 @@ def test_a_trainer_that_waits_is_served_once_its_key_is_there(folder, strangers)
             wait_until(lambda: "a client's key is not known" in server.log, "it to happen")
             shutil.copy(strangers / "client.key", folder / "client-2.key")
             with waiting.result(600) as loader:
-                assert len(epoch_of(loader)) == 24
+                assert len(delivered(loader)) == 24
 
 
 @pytest.mark.filterwarnings("ignore:the server tcp:RuntimeWarning")
@@ -321,8 +321,8 @@ def test_a_server_comes_back_after_another_program_answered_in_its_place(folder)
         options = {"keys": folder, "heartbeat_timeout": 2, "output": "numpy"}
         with mpwds.RemoteLoader(proxy.url, **options) as loader:
             first, second = locally(numbers(), 2, epochs=2)
-            assert epoch_of(loader) == first
+            assert delivered(loader) == first
             proxy.answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
             proxy.break_connections()
             wait_until(lambda: not proxy.answer, "it to happen")
-            assert epoch_of(loader) == second
+            assert delivered(loader) == second

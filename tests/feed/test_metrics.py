@@ -17,8 +17,8 @@ from mpwds.feed.metrics import serve_server_metrics
 from mpwds.feed.report import feed_report
 from mpwds.feed.status_client import StatusClient
 from mpwds.stats.report import LoaderStats
-from tests.feed.faults.checking import BATCHES, delivered, rows, warned
-from tests.feed.serving import LENGTH, ServerProcess, numbers
+from tests.feed.faults.checking import BATCHES, rows, warned
+from tests.feed.serving import LENGTH, ServerProcess, delivered, numbers
 from tests.feed.viewing.statuses import client, reading, status, worker
 from tests.loader.faults.processes import wait_until
 

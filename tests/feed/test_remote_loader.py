@@ -16,7 +16,7 @@ from mpwds.feed import wire
 from mpwds.feed.server import worker_relay
 from mpwds.loader.launching.forkserver import ServerGone
 from mpwds.loader.worker import elements
-from tests.feed.serving import LENGTH, epoch_of, large, locally, numbers, plain, served
+from tests.feed.serving import LENGTH, bits, delivered, large, locally, numbers, served
 from tests.loader.faults.processes import wait_until
 from tests.warned import files_of
 
@@ -41,13 +41,13 @@ def test_batches_and_order_are_those_of_local_workers(way, dataset):
     url, options = way
     expected = locally(dataset, 2, epochs=3)
     with served(dataset, url) as server, mpwds.RemoteLoader(server.url, output="numpy", **options) as loader:
-        assert [epoch_of(loader) for _ in range(3)] == expected
+        assert [delivered(loader) for _ in range(3)] == expected
 
 
 def test_a_global_order_is_that_of_local_workers():
     dataset = mpwds.IndexedDataset(range(90), "global").batched(8)
     with served(dataset) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
-        epochs = [epoch_of(loader) for _ in range(2)]
+        epochs = [delivered(loader) for _ in range(2)]
         assert epochs == locally(dataset, 2, epochs=2)
         assert len(loader) == 12
 
@@ -57,7 +57,7 @@ def test_several_servers_are_one_loader():
     with served(dataset, workers=2) as one, served(dataset, workers=1) as other:
         with mpwds.RemoteLoader([one.url, other.url], output="numpy") as loader:
             assert loader.workers == 3
-            assert epoch_of(loader) == locally(dataset, 3)[0]
+            assert delivered(loader) == locally(dataset, 3)[0]
 
 
 def test_workers_without_a_shard_are_idle_with_one_warning(tmp_path):
@@ -94,7 +94,7 @@ def test_the_lengths_of_very_many_ranks_are_not_known(monkeypatch):
 
 def test_the_seed_of_the_trainer_counts():
     with served(numbers()) as server, mpwds.RemoteLoader(server.url, output="numpy", seed=5) as loader:
-        assert epoch_of(loader) == locally(numbers(), 2, seed=5)[0] != locally(numbers(), 2)[0]
+        assert delivered(loader) == locally(numbers(), 2, seed=5)[0] != locally(numbers(), 2)[0]
 
 
 def test_batches_are_tensors_by_default():
@@ -112,9 +112,9 @@ def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(there):
     dataset = large()
     whole = locally(dataset, 2, epochs=2)
     with served(dataset) as server:
-        for delivered in (0, 5, 24):
+        for count in (0, 5, 24):
             with mpwds.RemoteLoader(server.url, output="numpy") as loader:
-                begun = [plain(batch) for batch in itertools.islice(loader, delivered)]
+                begun = [bits(batch) for batch in itertools.islice(loader, count)]
                 state = json.loads(json.dumps(loader.state_dict()))
             other = (
                 mpwds.RemoteLoader(server.url, output="numpy")
@@ -124,8 +124,8 @@ def test_a_state_continues_the_epoch_here_and_in_a_multi_loader(there):
             with other, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* had nothing left")  # of 24 batches
                 other.load_state_dict(state)
-                assert begun + epoch_of(other) == whole[0]
-                assert epoch_of(other) == whole[1]
+                assert begun + delivered(other) == whole[0]
+                assert delivered(other) == whole[1]
 
 
 class Count:
@@ -217,7 +217,7 @@ def test_rebatched_and_stages_behind_the_loader_are_those_of_local_workers():
     def behind(loader):
         with loader:
             stages = loader.unbatched().shuffle(20).batched(5)
-            return [epoch_of(loader.rebatched(7, shuffle=30, seed=1)), epoch_of(stages)]
+            return [delivered(loader.rebatched(7, shuffle=30, seed=1)), delivered(stages)]
 
     with served(large()) as server:
         remote = behind(mpwds.RemoteLoader(server.url, output="numpy"))
@@ -229,8 +229,8 @@ def test_an_epoch_that_is_left_early_does_not_disturb_the_next():
     expected = locally(dataset, 2, epochs=4)
     with served(dataset) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
         for epoch in range(3):
-            assert [plain(b) for b in itertools.islice(loader, epoch)] == expected[epoch][:epoch]
-        assert epoch_of(loader) == expected[3]
+            assert [bits(b) for b in itertools.islice(loader, epoch)] == expected[epoch][:epoch]
+        assert delivered(loader) == expected[3]
 
 
 def test_length_comes_from_the_server():
@@ -244,7 +244,7 @@ def test_length_comes_from_the_server():
 
 def test_statistics_name_the_stages_that_ran_on_the_server():
     with served(large()) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
-        epoch_of(loader)
+        delivered(loader)
         stats = loader.stats()
     assert stats.batches == LENGTH // 4
     assert {"map(image)", "shuffle(16)", "batched(4)"} <= {stage.name for stage in stats.stages}
@@ -259,9 +259,9 @@ def test_batches_that_the_program_keeps_stay_as_they_are(way):
             kept = list(loader)
         are_copied = any("more than 3 batches of one worker are kept" in str(each.message) for each in told)
         assert are_copied == options.get("shared_memory", True)
-        seen = [plain(batch) for batch in kept]
+        seen = [bits(batch) for batch in kept]
     assert seen == locally(large(), 2)[0]
-    assert [plain(batch) for batch in kept] == seen
+    assert [bits(batch) for batch in kept] == seen
 
 
 def test_an_error_of_a_stage_arrives_with_its_type_and_place():
@@ -327,7 +327,7 @@ def test_local_and_remote_workers_make_one_epoch_together():
     with served(dataset) as server:
         with mpwds.MultiLoader(dataset, workers=1, remote=server.url, output="numpy") as loader:
             assert loader.workers == 3
-            assert [epoch_of(loader) for _ in range(2)] == locally(dataset, 3, epochs=2)
+            assert [delivered(loader) for _ in range(2)] == locally(dataset, 3, epochs=2)
             assert len(loader._group.pids) == 1  # of this machine
 
 
@@ -386,7 +386,7 @@ def test_a_worker_that_cannot_start_for_now_starts_later(monkeypatch):
     with served(numbers(), workers=1) as server:
         with mpwds.RemoteLoader(server.url, output="numpy") as loader:
             with pytest.warns(RuntimeWarning, match="worker 0 cannot run: .*no memory"):
-                assert epoch_of(loader) == locally(numbers(), 1)[0]
+                assert delivered(loader) == locally(numbers(), 1)[0]
 
 
 COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda it: pickle.loads(pickle.dumps(it))}
@@ -404,15 +404,15 @@ def test_a_copy_needs_no_workers_before_its_first_epoch(way, local):
         )
         with original, COPIES[way](original) as other:
             assert len(server.status()["clients"]) == 1
-            expected = epoch_of(original)
+            expected = delivered(original)
             original.close()
             assert other.workers == original.workers == 2 + local
-            assert epoch_of(other) == expected
+            assert delivered(other) == expected
 
 
 def test_a_closed_loader_connects_again_when_it_is_iterated():
     with served(numbers()) as server, mpwds.RemoteLoader(server.url, output="numpy") as loader:
-        first = epoch_of(loader)
+        first = delivered(loader)
         loader.close()
         loader.set_epoch(0)
-        assert epoch_of(loader) == first
+        assert delivered(loader) == first

@@ -8,7 +8,7 @@ import pytest
 
 import mpwds
 from tests.feed.faults.checking import kill_worker, warned
-from tests.feed.serving import ServerProcess, epoch_of, large, locally, numbers, plain, served
+from tests.feed.serving import ServerProcess, bits, delivered, large, locally, numbers, served
 from tests.marks import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -35,7 +35,7 @@ def test_the_order_is_that_of_local_workers(dataset, even):
     with served(dataset, workers=3) as one, served(dataset, workers=2) as other:
         for urls, workers in (([one.url], 1), ([one.url], 3), ([one.url, other.url], None)):
             with remote(urls, workers, even=even) as loader:
-                assert [epoch_of(loader) for _ in range(2)] == whole
+                assert [delivered(loader) for _ in range(2)] == whole
 
 
 @pytest.mark.parametrize("even", [None, "pad", *slow("drop", "wrap")])
@@ -46,7 +46,7 @@ def test_local_and_remote_workers_carry_them_together(even):
     with served(dataset, workers=2) as server:
         with mpwds.MultiLoader(dataset, 2, remote=server.url, **options) as loader:
             assert loader.workers == 4
-            assert epoch_of(loader) == whole
+            assert delivered(loader) == whole
 
 
 @pytest.mark.parametrize("even", [None, "wrap", *slow("drop", "pad")])
@@ -68,7 +68,7 @@ def test_a_state_moves_between_local_and_remote_workers(even):
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message=".* had nothing left")
                     batches = list(itertools.islice(loader, 17))
-                got += [plain(batch) for batch in batches]
+                got += [bits(batch) for batch in batches]
                 state = loader.state_dict()
             if len(batches) < 17:
                 break
@@ -78,7 +78,7 @@ def test_a_state_moves_between_local_and_remote_workers(even):
 def test_in_any_order_a_server_that_is_free_takes_the_next_stream():
     dataset = uneven()
     with served(dataset, workers=2) as server, remote(server.url, in_order=False) as loader:
-        assert sorted(epoch_of(loader)) == sorted(locally(dataset, 1, streams=STREAMS)[0])
+        assert sorted(delivered(loader)) == sorted(locally(dataset, 1, streams=STREAMS)[0])
 
 
 def test_rows_that_stages_after_the_loader_hold_are_made_again_by_servers():
@@ -88,13 +88,13 @@ def test_rows_that_stages_after_the_loader_hold_are_made_again_by_servers():
         return loader.rebatched(6, shuffle=30)
 
     with mpwds.MultiLoader(dataset, 2, streams=STREAMS, output="numpy") as loader:
-        whole = epoch_of(rebatched(loader))
+        whole = delivered(rebatched(loader))
     with served(dataset, workers=3) as server:
         with remote(server.url, 1) as first, remote(server.url, 2) as second:
             begun, other = rebatched(first), rebatched(second)
-            got = [plain(batch) for batch in itertools.islice(begun, 7)]
+            got = [bits(batch) for batch in itertools.islice(begun, 7)]
             other.load_state_dict(begun.state_dict())
-            assert got + epoch_of(other) == whole
+            assert got + delivered(other) == whole
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_server_that_is_killed_changes_nothing(on_server_loss, even):
         with remote([one.url, other.url], **options) as loader, warned() as texts:
             got = []
             for number, batch in enumerate(loader):
-                got.append(plain(batch))
+                got.append(bits(batch))
                 if number == 9:
                     other.start_again() if on_server_loss == "wait" else other.kill()
     assert got == whole
@@ -129,7 +129,7 @@ def test_the_only_stream_moves_from_a_server_that_is_killed():
             got = []
             with warned():
                 for number, batch in enumerate(loader):
-                    got.append(plain(batch))
+                    got.append(bits(batch))
                     if number == 5:
                         one.kill()
     assert got == whole
@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_there_goes_on_with_all_its_streams():
         got = []
         with warned() as texts:
             for number, batch in enumerate(loader):
-                got.append(plain(batch))
+                got.append(bits(batch))
                 if number == 20:
                     kill_worker(server)
     assert got == whole

@@ -1,7 +1,6 @@
 """Datasets to whose workers something happens, and what an undisturbed loader delivers, bit for bit."""
 
 import contextlib
-import hashlib
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import numpy as np
 import mpwds
 from mpwds.feed.status_client import StatusClient
 from mpwds.loader.worker import elements
+from tests.feed.serving import locally
 from tests.loader.faults.processes import wait_until
 
 BATCHES = 60
@@ -54,33 +54,9 @@ def rows(batches=BATCHES, batchsize=4, **options):
     return mpwds.DataPipeline(range(batches * batchsize), seed=3).shuffle(16).map(make).batched(batchsize)
 
 
-def bits(batch):
-    """A digest of a batch: of types, shapes and each bit."""
-    digest = hashlib.blake2b(digest_size=12)
-    for item in batch if isinstance(batch, (tuple, list)) else [batch]:
-        array = np.asarray(item)
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
 def undisturbed(workers, dataset=None, epochs=1, **options):
     """What a MultiLoader delivers in each epoch."""
-    dataset = rows() if dataset is None else dataset
-    options = {"output": "numpy", "start_method": "fork", **options}
-    with mpwds.MultiLoader(dataset, workers=workers, **options) as loader:
-        return [[bits(batch) for batch in loader] for _ in range(epochs)]
-
-
-def delivered(loader, happen=None):
-    """An epoch; ``happen(number)`` is called behind each batch, with the number of those delivered."""
-    got = []
-    for batch in loader:
-        got.append(bits(batch))
-        del batch  # a block that is held would hide one that is lost
-        if happen is not None:
-            happen(len(got))
-    return got
+    return locally(rows() if dataset is None else dataset, workers, epochs, **options)
 
 
 def at(moments):
@@ -89,11 +65,8 @@ def at(moments):
 
 
 def status(server):
-    inspector = StatusClient([server.url], timeout=120)
-    try:
+    with StatusClient([server.url], timeout=120) as inspector:
         return inspector.status()[0]
-    finally:
-        inspector.close()
 
 
 def assigned(figures):

@@ -5,7 +5,8 @@ import sys
 import torch.distributed
 
 import mpwds
-from tests.feed.faults.checking import bits, rows
+from tests.feed.faults.checking import rows
+from tests.feed.serving import bits
 
 
 def few(batch):

@@ -10,9 +10,9 @@ import time
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import delivered, rows, status, undisturbed, warned
+from tests.feed.faults.checking import rows, status, undisturbed, warned
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import LONG, ServerProcess
+from tests.feed.serving import LONG, ServerProcess, delivered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

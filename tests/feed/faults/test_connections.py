@@ -15,7 +15,6 @@ from mpwds.feed.client.connection import RemoteOptions, ServerConnection
 from tests.feed.faults.checking import (
     assigned,
     at,
-    delivered,
     losses,
     rows,
     status,
@@ -24,7 +23,7 @@ from tests.feed.faults.checking import (
     warned,
 )
 from tests.feed.faults.proxy import Proxy
-from tests.feed.serving import LONG, ServerProcess, free_port
+from tests.feed.serving import LONG, ServerProcess, delivered, free_port
 
 MB = 1 << 20
 

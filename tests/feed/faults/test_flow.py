@@ -7,16 +7,8 @@ import psutil
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import (
-    bits,
-    delivered,
-    rows,
-    status,
-    undisturbed,
-    wait_for_status,
-    warned,
-)
-from tests.feed.serving import ServerProcess
+from tests.feed.faults.checking import rows, status, undisturbed, wait_for_status, warned
+from tests.feed.serving import ServerProcess, bits, delivered
 from tests.loader.faults.processes import wait_until
 
 MB = 1 << 20

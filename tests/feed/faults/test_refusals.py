@@ -5,8 +5,8 @@ import pytest
 import mpwds
 from mpwds.feed import wire
 from mpwds.loader.resume.description import fingerprint
-from tests.feed.faults.checking import at, delivered, rows, undisturbed, wait_for_status, warned
-from tests.feed.serving import ServerProcess, free_port, turned_away
+from tests.feed.faults.checking import at, rows, undisturbed, wait_for_status, warned
+from tests.feed.serving import ServerProcess, delivered, free_port, turned_away
 
 
 def fingerprints(*datasets):

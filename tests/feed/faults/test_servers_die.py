@@ -13,17 +13,8 @@ import psutil
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import (
-    assigned,
-    at,
-    delivered,
-    losses,
-    rows,
-    undisturbed,
-    wait_for_status,
-    warned,
-)
-from tests.feed.serving import ROOT, ServerProcess, free_port
+from tests.feed.faults.checking import assigned, at, losses, rows, undisturbed, wait_for_status, warned
+from tests.feed.serving import ROOT, ServerProcess, delivered, free_port
 from tests.loader.faults.processes import runs, state, wait_until
 
 SILENCE_S = 3.0

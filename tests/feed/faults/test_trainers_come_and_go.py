@@ -8,18 +8,9 @@ import threading
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import (
-    assigned,
-    bits,
-    delivered,
-    rows,
-    status,
-    undisturbed,
-    wait_for_status,
-    warned,
-)
+from tests.feed.faults.checking import assigned, rows, status, undisturbed, wait_for_status, warned
 from tests.feed.faults.trainers import Trainer
-from tests.feed.serving import ROOT, ServerProcess, turned_away
+from tests.feed.serving import ROOT, ServerProcess, bits, delivered, turned_away
 from tests.loader.faults.processes import wait_until, wait_until_gone
 
 SILENCE_S = 3.0
@@ -135,7 +126,7 @@ def test_a_program_that_never_closes_its_loader_ends_quietly(script_that_waits, 
 def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
     text = """if True:
         import os
-        from tests.feed.faults.checking import bits
+        from tests.feed.serving import bits
         got, children = [], []
         for batch in loader:
             got.append(bits(batch))

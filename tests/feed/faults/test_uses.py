@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import mpwds
 from tests.fake_cuda import FakeAccess, kept_to_the_rules
-from tests.feed.faults.checking import at, bits, delivered, kill_worker, rows, undisturbed, warned
+from tests.feed.faults.checking import at, kill_worker, rows, undisturbed, warned
 from tests.feed.faults.even_ranks import unequal
-from tests.feed.serving import ROOT, ServerProcess, free_port, served
+from tests.feed.serving import ROOT, ServerProcess, bits, delivered, free_port, served
 
 SHORT = 24
 

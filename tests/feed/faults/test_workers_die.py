@@ -5,8 +5,8 @@ import random
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import Rows, at, delivered, kill_worker, rows, undisturbed, warned
-from tests.feed.serving import ServerProcess
+from tests.feed.faults.checking import Rows, at, kill_worker, rows, undisturbed, warned
+from tests.feed.serving import ServerProcess, delivered
 
 
 def test_workers_that_kill_themselves_lose_and_repeat_nothing(tmp_path, memory):

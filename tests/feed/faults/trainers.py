@@ -9,7 +9,7 @@ from tests.feed.serving import ROOT
 TRAINER = """
 import sys
 import mpwds
-from tests.feed.faults.checking import bits
+from tests.feed.serving import bits
 
 with mpwds.RemoteLoader(sys.argv[1], output="numpy", **eval(sys.argv[2])) as loader:
     for epoch in range(int(sys.argv[3])):
