@@ -1,7 +1,6 @@
 """What a Connection does beyond what tensorcom's tests can tell: order of start, errors, options."""
 
 import os
-import socket
 import threading
 
 import numpy as np
@@ -103,14 +102,6 @@ def test_an_address_that_is_taken_is_an_error(folder, transport):
         ours(url).__enter__()
 
 
-def test_a_file_that_a_killed_program_left_is_replaced(folder):
-    run_python(f'import mpwds, os; r = mpwds.Connection("zpull+ipc://{folder}/s"); os._exit(0)')
-    assert os.listdir(folder) == ["s"]
-    with ours(f"zpull+ipc://{folder}/s") as receiver, ours(f"zpush+ipc://{folder}/s") as sender:
-        sender.send(a_batch())
-        assert len(receiver.recv()) == 2
-
-
 def test_closing_in_a_fork_leaves_the_file_to_its_parent(folder):
     program = f"""
         import mpwds, os, signal
@@ -138,16 +129,6 @@ def test_a_request_that_was_lost_is_sent_again(folder):
         receiver.timeout = 60
         with ours("zrep" + url, timeout=60) as sender, meanwhile(sender.send, a_batch()):
             assert len(receiver.recv()) == 2
-
-
-def test_closing_leaves_the_file_of_a_program_that_has_taken_over(folder):
-    path = f"{folder}/s"
-    with ours(f"zpull+ipc://{path}") as first, socket.socket(socket.AF_UNIX) as other:
-        os.unlink(path)
-        other.bind(path)
-        first.close()
-        assert os.path.exists(path)
-        os.unlink(path)
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,6 @@ def test_local_and_remote_workers_make_one_epoch_together():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"urls": []}, "there is no URL of a server"),
         ({"members": 2}, "members= and max_lag= belong to a group="),
         ({"max_lag": 2.0}, "members= and max_lag= belong to a group="),
         ({"members": 0, "group": "g"}, "members must be at least 1"),
@@ -344,12 +343,17 @@ def test_local_and_remote_workers_make_one_epoch_together():
         ({"server_timeout": -1}, "timeout must be"),
         ({"max_lag": -1, "group": "g"}, "timeout must be"),
         ({"heartbeat_timeout": 0.1}, "heartbeat_timeout must be at least 2 seconds"),
-        ({"urls": "tcp://far:1"}, "keys"),
+        ({"min_servers": 3}, "min_servers=3, and there are 2 at the most"),
+        ({"min_servers": 2, "workers": 1}, "min_servers=2 need as many workers=, got 1"),
+        ({"workers": 9000}, "a server has up to 4096 workers, got 9000"),
+        ({"group": 300 * "x"}, "group= is a short line of text"),
+        ({"group": "two\nlines"}, "group= is a short line of text"),
+        ({"streams": 4, "group": "g"}, "streams= does not work with group="),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_is_connected(options, why):
     with pytest.raises(ValueError, match=why):
-        mpwds.RemoteLoader(**{"urls": "tcp://127.0.0.1:9", **options})
+        mpwds.RemoteLoader(**{"urls": ["tcp://127.0.0.1:9", "tcp://127.0.0.1:10"], **options})
 
 
 def test_a_loader_that_cannot_be_made_leaves_its_servers():

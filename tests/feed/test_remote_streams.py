@@ -171,8 +171,3 @@ def test_more_workers_than_streams_are_refused():
             remote(server.url, 3, streams=2)
         with remote(server.url, streams=2) as loader:
             assert loader.workers == 2
-
-
-def test_a_group_has_no_streams():
-    with pytest.raises(ValueError, match="streams= does not work with group="):
-        remote("tcp://127.0.0.1:9", group="ours")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import mpwds
 from mpwds.feed.client import sharing
 from mpwds.feed.client.sharing import links, shares
 
@@ -71,18 +70,3 @@ def test_a_rank_alone_uses_as_many_as_it_may():
 def test_a_rank_that_waits_for_more_servers_uses_as_many():
     urls = [f"tcp://cpu{number}:1" for number in range(8)]
     assert len(shares(urls, rank=3, world_size=8, least=4)) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_servers": 3}, "min_servers=3, and there are 2 at the most"),
-        ({"min_servers": 2, "workers": 1}, "min_servers=2 need as many workers=, got 1"),
-        ({"workers": 9000}, "a server has up to 4096 workers, got 9000"),
-        ({"group": 300 * "x"}, "group= is a short line of text"),
-        ({"group": "two\nlines"}, "group= is a short line of text"),
-    ],
-)
-def test_what_no_server_could_answer_is_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
-        mpwds.RemoteLoader(["tcp://127.0.0.1:9", "tcp://127.0.0.1:10"], **options)

@@ -124,23 +124,6 @@ def test_a_long_state_is_accepted():
     assert wire.unpack_command(wire.pack(wire.START, **{**START, "state": state}))["state"] == state
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("workers", 2**40),
-        ("workers", 0),
-        ("description", "text"),
-        ("length", -1),
-        ("fingerprint", None),
-        ("server", "two\nlines"),
-        ("handover", 7),
-    ],
-)
-def test_a_damaged_welcome_is_refused_with_the_field(name, value):
-    with pytest.raises(Malformed, match=f"welcome: {name} must be "):
-        wire.unpack_reply(wire.pack(wire.WELCOME, **{**REPLIES[wire.WELCOME], name: value}))
-
-
 @pytest.mark.parametrize("value", [True, 1.0, "1", -1, 1 << 63, None])
 def test_a_number_is_whole_and_below_two_to_the_63(value):
     with pytest.raises(wire.Malformed, match="ping: number must be a whole number"):
@@ -151,7 +134,10 @@ def list_of(count, item):
     return [item] * count
 
 
+SEGMENT = wire.protocol.SEGMENT
+MOST_BLOCKS, MOST_STREAMS = wire.MOST_BLOCKS, wire.MOST_STREAMS
 PLACES, TABLE = "[rank, world_size, worker, workers, seed]", "a list of [slot, attempt, number]"
+COUNTS = "a list of numbers, or why there is none"
 LIMITS = {
     "names of 256 characters": (wire.HELLO, "name", "x" * 256, "x" * 257, "a short line of text"),
     "names that forge no line of a log": (wire.HELLO, "name", "a b", "a\nb", "a short line of text"),
@@ -172,41 +158,37 @@ LIMITS = {
     "places of five": (wire.START, "place", [0, 1, 0, 1, 0], [0, 1, 0, 1], PLACES),
     "acknowledged rows of three": (wire.PING, "acknowledged", [[1, 2, 3]], [[1, 2]], TABLE),
     "10,000 rows": (wire.PING, "acknowledged", list_of(10_000, [0, 0, 0]), list_of(10_001, [0, 0, 0]), TABLE),
+    "workers of a server": (wire.WELCOME, "workers", 4096, 2**40, "1 to 4096"),
+    "descriptions": (wire.WELCOME, "description", ["text"], "text", "a list of str"),
+    "lengths, or none": (wire.WELCOME, "length", None, -1, "a whole number, not negative, or None"),
+    "fingerprints": (wire.WELCOME, "fingerprint", "f", None, "a short line of text"),
+    "names of servers": (wire.WELCOME, "server", "one line", "two\nlines", "a short line of text"),
+    "addresses, or none": (wire.WELCOME, "handover", None, 7, "a short line of text, or None"),
+    "counts": (wire.COUNTED, "counts", list_of(MOST_STREAMS, 1 << 62), list_of(MOST_STREAMS + 1, 0), COUNTS),
+    "natural counts": (wire.COUNTED, "counts", [0, 7], [-1], COUNTS),
+    "why there are none": (wire.COUNTED, "counts", "there is none", None, COUNTS),
+    "1 block": (SEGMENT, "blocks", 1, 0, f"1 to {MOST_BLOCKS}"),
+    "the blocks of an arena": (SEGMENT, "blocks", MOST_BLOCKS, MOST_BLOCKS + 1, f"1 to {MOST_BLOCKS}"),
+    "bytes of a block": (SEGMENT, "block_nbytes", 1, 0, "a number of bytes"),
+    "fewer than 2 ** 48": (SEGMENT, "block_nbytes", (1 << 48) - 1, 1 << 48, "a number of bytes"),
 }
+GOOD = {**COMMANDS, **REPLIES, SEGMENT: {"launch": 1, "blocks": 2, "block_nbytes": 4096}}
+
+
+def checked(kind, **changed):
+    """A good message with other fields, after its checks."""
+    if kind == SEGMENT:
+        return wire.checked({"kind": kind, **GOOD[kind], **changed}, wire.WORKER_MESSAGES)
+    unpack = wire.unpack_command if kind in COMMANDS else wire.unpack_reply
+    return unpack(wire.pack(kind, **{**GOOD[kind], **changed}))
 
 
 @pytest.mark.parametrize(("kind", "name", "good", "bad", "expected"), LIMITS.values(), ids=LIMITS)
-def test_a_field_of_a_command_has_limits(kind, name, good, bad, expected):
-    assert wire.unpack_command(wire.pack(kind, **{**COMMANDS[kind], name: good}))[name] == good
+def test_a_field_of_a_message_has_limits(kind, name, good, bad, expected):
+    assert checked(kind, **{name: good})[name] == good
     with pytest.raises(Malformed) as error:
-        wire.unpack_command(wire.pack(kind, **{**COMMANDS[kind], name: bad}))
+        checked(kind, **{name: bad})
     assert str(error.value).startswith(f"{kind}: {name} must be {expected}, got ")
-
-
-@pytest.mark.parametrize("value", [[0, 7], [1 << 62] * wire.MOST_STREAMS, "there is none"])
-def test_counts_are_numbers_or_why_there_are_none(value):
-    reply = {"request": 1, "counts": value}
-    assert wire.unpack_reply(wire.pack(wire.COUNTED, **reply)) == {"kind": wire.COUNTED, **reply}
-    for bad in (None, [-1], [0] * (wire.MOST_STREAMS + 1)):
-        with pytest.raises(Malformed, match="counted: counts must be a list of numbers, or why there"):
-            wire.unpack_reply(wire.pack(wire.COUNTED, request=1, counts=bad))
-
-
-WORKERS_SAY = {
-    "1 block": ("blocks", 1, 0),
-    "bytes of a block": ("block_nbytes", 1, 0),
-    "fewer than 2 ** 48": ("block_nbytes", (1 << 48) - 1, 1 << 48),
-    "as many blocks as an arena has": ("blocks", wire.MOST_BLOCKS, wire.MOST_BLOCKS + 1),
-}
-
-
-@pytest.mark.parametrize(("name", "good", "bad"), WORKERS_SAY.values(), ids=WORKERS_SAY)
-def test_a_workers_memory_has_limits(name, good, bad):
-    message = {"kind": wire.protocol.SEGMENT, "launch": 1, "blocks": 2, "block_nbytes": 4096}
-    found = wire.checked({**message, name: good}, wire.WORKER_MESSAGES)
-    assert found == {**message, name: good}
-    with pytest.raises(Malformed, match=f"{name} must be "):
-        wire.checked({**message, name: bad}, wire.WORKER_MESSAGES)
 
 
 def test_a_command_has_a_longest_length():

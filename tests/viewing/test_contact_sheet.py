@@ -39,26 +39,6 @@ def test_a_label_that_is_wider_than_its_image_is_not_cut():
     )
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (np.zeros((4, 16000), "float32"), np.arange(4)),
-        {"txt": ["a b c"] * 7},
-        {"txt": ["word " * 1000], "cls": [1]},
-        [np.zeros((3, 5), "int64")],
-        {"none": None},
-        [],
-        np.zeros((0, 3, 8, 8), "uint8"),
-        np.float64(3),
-        np.full((2, 8, 8), np.nan),
-        ["一二三", "ж", "\x00\ud800"],
-    ],
-    ids=lambda batch: type(batch).__name__,
-)
-def test_any_batch_can_be_drawn(batch):
-    assert contact_sheet(batch, "title " * 100).width == 880
-
-
 def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "sheet.png").mkdir()
     with pytest.raises(OSError, match="sheet.png"):
@@ -81,9 +61,18 @@ batches = st.recursive(
 
 @settings(max_examples=100)
 @given(batches)
+@example((np.zeros((4, 16000), "float32"), np.arange(4)))
+@example({"txt": ["a b c"] * 7})
+@example({"txt": ["word " * 1000], "cls": [1]})
+@example([np.zeros((3, 5), "int64")])
+@example({"none": None})
+@example([])
+@example(np.zeros((0, 3, 8, 8), "uint8"))
+@example(np.full((2, 8, 8), np.nan))
+@example(["一二三", "ж", "\x00\ud800"])
 @example(np.zeros((3, 4, 4), "complex64"))
 def test_whatever_a_sender_sends_can_be_drawn(batch):
-    assert contact_sheet(batch, "").width == 880
+    assert contact_sheet(batch, "title " * 100).width == 880
 
 
 def test_two_bars_of_the_same_height_are_two():

@@ -69,13 +69,6 @@ def test_one_sample_is_one_picture():
             assert shown.samples[0].pixels.shape == (32, 48, 3)
 
 
-def test_labels_are_classes_before_long_keys():
-    keys = [f"a/long/key/{index:06d}" for index in range(5)]
-    images = np.zeros((5, 8, 8, 3), "uint8")
-    assert pictures({"__key__": keys, "x": images, "y": LABELS}).samples[3].label == "3"
-    assert pictures({"__key__": keys, "x": images}).samples[3].label == keys[3]
-
-
 def test_only_as_many_are_shown_as_asked_for():
     shown = pictures(np.zeros((50, 8, 8, 3), "uint8"), most=3)
     assert (len(shown.samples), shown.total) == (3, 50)
@@ -85,10 +78,6 @@ def test_texts_are_cut_short():
     shown = pictures({"txt": ["word " * 100] * 5, "y": LABELS})
     assert (shown.kind, shown.samples[2].label) == ("text", "2")
     assert len(shown.samples[0].text) == 120
-
-
-def test_tokens_are_shown_as_numbers():
-    assert pictures(np.arange(10).reshape(2, 5)).samples[1].text == "5, 6, 7, 8, 9"
 
 
 def test_a_batch_of_single_numbers_has_nothing_to_show():

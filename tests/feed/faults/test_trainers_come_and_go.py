@@ -8,9 +8,9 @@ import threading
 import pytest
 
 import mpwds
-from tests.feed.faults.checking import assigned, rows, status, undisturbed, wait_for_status, warned
+from tests.feed.faults.checking import assigned, rows, status, undisturbed, wait_for_status
 from tests.feed.faults.trainers import Trainer
-from tests.feed.serving import ROOT, ServerProcess, bits, delivered, turned_away
+from tests.feed.serving import ROOT, ServerProcess, delivered, turned_away
 from tests.loader.faults.processes import wait_until, wait_until_gone
 
 SILENCE_S = 3.0
@@ -209,19 +209,3 @@ def script_that_waits():
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.mark.slow
-def test_a_state_is_the_same_whether_a_server_died_or_not(memory):
-    def state(disturb):
-        with ServerProcess(rows(), workers=2) as server:
-            with mpwds.RemoteLoader(server.url, output="numpy", **memory) as loader, warned():
-                batches = iter(loader)
-                for number in range(20):
-                    bits(next(batches))
-                    if disturb and number == 8:
-                        server.start_again()
-                found = loader.state_dict()
-        return [stream["delivered"] for stream in found["streams"]]
-
-    assert state(True) == state(False)

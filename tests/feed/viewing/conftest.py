@@ -13,6 +13,11 @@ from tests.loader.faults.processes import wait_until
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+
+
 @pytest.fixture
 def run_until(run):
     """Runs a command until its result is as wanted: what it asks may stand still for its short time."""

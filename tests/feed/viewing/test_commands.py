@@ -20,11 +20,6 @@ from tests.feed.viewing.statuses import answering, reading, status, worker
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
-
-
-@pytest.fixture(autouse=True)
 def patient_readings(monkeypatch):
     """Servers that have answered may take their time to do so again."""
     monkeypatch.setattr("mpwds.feed.status_client._ANSWER_S", 120)

@@ -10,11 +10,6 @@ from mpwds.cli.feed.sources import TensorcomStatus
 from mpwds.tensorcom import Connection
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
-
-
 @pytest.fixture
 def sender(tmp_path):
     """Publishes batches all the time; the URL from which ``zsub`` receives them."""
