@@ -29,6 +29,11 @@ def define(dataset: Any) -> dict[str, Any]:
     }
 
 
+def named(definition: dict[str, Any]) -> str:
+    """The dataset of a definition, in a line."""
+    return f"{' → '.join(definition['description'])} (fingerprint {definition['fingerprint']})"
+
+
 def counts(dataset: Any, here: Context, exact: bool) -> list[int]:
     """Counts the elements that each worker of each rank makes of a dataset in an epoch; or LengthUnknown."""
     places = [(rank, worker) for rank in range(here.world_size) for worker in range(here.workers)]

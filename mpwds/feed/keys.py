@@ -124,20 +124,16 @@ def client_socket(
     most_nbytes: int,
 ) -> zmq.Socket[bytes]:
     """A trainer's socket for a server. With a folder, it talks only to those whose public key is there."""
+    if folder is not None:
+        _check_folder(folder)
+        secret, server = _read(folder, CLIENT + _SECRET), _read(folder, SERVER + _PUBLIC)
     dealer = context.socket(zmq.DEALER)
     dealer.identity = b"\1" + secrets.token_bytes(IDENTITY_NBYTES - 1)
     dealer.maxmsgsize = most_nbytes
     dealer.linger = 0
     dealer.ipv6 = _is_ipv6(url)
     if folder is not None:
-        try:
-            _check_folder(folder)
-            secret = _read(folder, CLIENT + _SECRET)
-            dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
-        except BaseException:
-            dealer.close(0)
-            raise
-        dealer.curve_secretkey = secret
+        dealer.curve_serverkey, dealer.curve_secretkey = server, secret
         dealer.curve_publickey = zmq.curve_public(secret)
     return dealer
 

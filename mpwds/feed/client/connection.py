@@ -215,11 +215,6 @@ class ServerConnection:
         """Says that the server is lost, and why."""
         return f"the server {self.url} is lost ({self.why})"
 
-    @property
-    def dataset(self) -> str:
-        """The dataset that the server serves, in a line."""
-        return f"{' → '.join(self.definition['description'])} (fingerprint {self.definition['fingerprint']})"
-
     def send(self, data: bytes) -> bool:
         """Sends a command now, in the receiving thread; false if the server is away.
 

@@ -26,6 +26,7 @@ from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
+from mpwds.feed.definition import named
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
@@ -39,6 +40,7 @@ _AGAIN_S = 2.0  # after which a question is asked again
 _MOST_SOCKETS = 60_000  # three for each server
 _OTHERS_S = 2.0  # that servers which come and go have to answer, after the first of them
 _MOST_NOTICES = 32
+_SERVE_THE_SAME = "serve the same definition everywhere, with the same Python"
 
 SAY_EVERY_S = 5.0
 """A user who waits for a server is told so this often."""
@@ -60,6 +62,9 @@ class ServerConnections:
     def __init__(self, options: RemoteOptions, room: Callable[[int], Any]) -> None:
         self.options = options
         here = self._here = Context.current()
+        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)  # for the user
+        self._addresses = options.addresses(self.notices.append)
+        is_followed = self._addresses.is_followed
         self._hello = {
             "versions": [wire.VERSION],
             "name": f"{socket.gethostname()}:{os.getpid()}",
@@ -70,7 +75,7 @@ class ServerConnections:
             "group": options.group,
             "members": options.members,
             "max_lag": options.max_lag,
-            "patient": False,
+            "patient": is_followed,
         }
         limits = [limit for limit in (options.server_timeout, options.timeout) if limit is not None]
         self._timeout = min(limits, default=None)
@@ -85,9 +90,6 @@ class ServerConnections:
         self.connections: list[ServerConnection] = []
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
-        self.notices: deque[str] = deque(maxlen=_MOST_NOTICES)  # for the user
-        self._addresses = options.addresses(self.notices.append)
-        is_followed = self._hello["patient"] = self._addresses.is_followed
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
         self._least = options.min_servers or (1 if is_followed else None)
         self._urls = self._addresses.look_up()
@@ -316,9 +318,8 @@ class ServerConnections:
             first = known[0]
             if connection.definition["fingerprint"] != first.definition["fingerprint"]:
                 raise MpwdsError(
-                    f"the servers have different datasets: {first.url} serves {first.dataset}, "
-                    f"{connection.url} serves {connection.dataset}: serve the same definition everywhere, "
-                    "with the same Python"
+                    f"the servers have different datasets: {first.url} serves {named(first.definition)}, "
+                    f"{connection.url} serves {named(connection.definition)}: {_SERVE_THE_SAME}"
                 )
 
     # The receiving thread.
@@ -442,12 +443,8 @@ class ServerConnections:
                     self._hello["fingerprint"] = reply["fingerprint"]
             else:  # it was asked before the dataset was known
                 connection.send(wire.pack(wire.BYE))
-                self._refuse(
-                    connection,
-                    f"the server {connection.url} has another dataset, {' → '.join(reply['description'])} "
-                    f"(fingerprint {reply['fingerprint']}), than others ({known}): serve the same definition "
-                    "everywhere, with the same Python",
-                )
+                why = f"the server {connection.url} has another dataset, {named(reply)}, than others"
+                self._refuse(connection, f"{why} ({known}): {_SERVE_THE_SAME}")
         elif kind == wire.WAIT:
             connection.why = str(reply["why"])
         elif kind == wire.REFUSED:

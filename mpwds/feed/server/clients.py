@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.feed import wire
+from mpwds.feed.definition import named
 from mpwds.feed.fd_passing import FdSender
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.worker_relay import WorkerRelay
@@ -102,13 +103,11 @@ class Clients:
                 f"it speaks version {wire.VERSION} of the feed, this trainer {hello['versions']}: use the "
                 "same mpwds on both sides",
             )
-        own = self.definition["fingerprint"]
-        if hello["fingerprint"] not in (None, own):
+        if hello["fingerprint"] not in (None, self.definition["fingerprint"]):
             return self.router.refuse(
                 identity,
-                f"it has another dataset, {' → '.join(self.definition['description'])} (fingerprint {own}), "
-                f"than this trainer expects ({hello['fingerprint']}): use the same definition everywhere, "
-                "with the same Python",
+                f"it has another dataset, {named(self.definition)}, than this trainer expects "
+                f"({hello['fingerprint']}): use the same definition everywhere, with the same Python",
             )
         self.forget(identity)
         party = self._join(identity, hello)

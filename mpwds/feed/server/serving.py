@@ -26,16 +26,9 @@ class ServingWorker(Worker):
         super().run()
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
-        place = WorkerAssignment(*start["place"])
-        self.index = place.worker
-        self.setup = replace(
-            self.setup,
-            workers=place.workers,
-            rank=place.rank,
-            world_size=place.world_size,
-            seed=place.seed,
-            streams=start["of_streams"],
-        )
+        place = WorkerAssignment(*start["place"])._asdict()
+        self.index = place.pop("worker")
+        self.setup = replace(self.setup, **place, streams=start["of_streams"])
         export_place(self.index, self.setup)
         super()._run_epoch(start)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Set
@@ -85,11 +84,11 @@ class Subscriber:
 class _Relaying(BatchReceiver):
     """The server's end of an arena; ``on_segment`` hears of a new segment that the trainer maps, too."""
 
-    on_segment: Callable[[Message, int], None] | None = None
+    on_segment: Callable[[Message, int, EventFd], None] | None = None
 
     def map_segment(self, message: Message, descriptor: int) -> None:
         if self.on_segment is not None:
-            self.on_segment(message, descriptor)
+            self.on_segment(message, descriptor, self.bell)
         super().map_segment(message, descriptor)
 
     def peek(self, message: Message) -> bytes:
@@ -389,13 +388,13 @@ class WorkerRelay:
             self._launches += 1
             self.worker = _ServedWorker(self.number, self.launcher, self.blocks)
             if self.hand_over is not None:
-                self.worker.receiver.on_segment = functools.partial(self._on_segment, self.worker)
+                self.worker.receiver.on_segment = self._on_segment
         self.worker.begin(run)
         run.begun = True
 
-    def _on_segment(self, worker: _ServedWorker, message: Message, descriptor: int) -> None:
+    def _on_segment(self, message: Message, descriptor: int, bell: EventFd) -> None:
         assert self.hand_over is not None
-        self.hand_over(self._launches, descriptor, worker.receiver.bell.fileno())
+        self.hand_over(self._launches, descriptor, bell.fileno())
         self._segments.append(bytes(frame_of({**message.fields, "launch": self._launches})))
 
     def _restarted(self, death: WorkerDied, run: _EpochPart) -> Message | None:
