@@ -75,11 +75,6 @@ def run_python(program):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def free_port():
-    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
-        return socket.bind_to_random_port("tcp://127.0.0.1")
-
-
 def exchanged(sender, receiver, batch):
     """What ``receiver`` receives of a batch; it is sent again until then: subscribing takes a while."""
     received = []

@@ -11,7 +11,8 @@ import mpwds
 from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
 from mpwds.storage.streams.braces import Names
-from tests.compat.conftest import a_batch, free_port, meanwhile, ours, run_python
+from tests.compat.conftest import a_batch, meanwhile, ours, run_python
+from tests.feed.serving import free_port
 
 
 @pytest.fixture

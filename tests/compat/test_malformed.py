@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from mpwds import tenbin
 from mpwds.errors import TenbinError
 from mpwds.tenbin.array import ml_bfloat16
-from tests.compat.conftest import a_batch, free_port, ours
+from tests.compat.conftest import a_batch, ours
+from tests.feed.serving import free_port
 
 GOOD = [np.arange(3, dtype="uint8"), np.ones((2, 2), "float32")]
 FRAMINGS = {

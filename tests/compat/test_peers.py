@@ -5,7 +5,8 @@ import pytest
 from tensorcom import zcom as their_zcom
 
 from mpwds.tensorcom import zcom
-from tests.compat.conftest import a_batch, exchanged, free_port, ours, theirs
+from tests.compat.conftest import a_batch, exchanged, ours, theirs
+from tests.feed.serving import free_port
 
 ROLES = [("zpush", "zpull"), ("zpub", "zsub"), ("zrpush", "zrpull"), ("zrpub", "zrsub")]
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u8"]

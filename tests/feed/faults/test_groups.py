@@ -16,29 +16,17 @@ from tests.feed.serving import ServerProcess, bits, delivered
 from tests.loader.faults.processes import wait_until
 
 
-class Members:
-    """Threads that each iterate a loader of the same group."""
+def members(url, count, epochs=1, happen=None, **options):
+    """What each member of a group, in a thread of its own, gets in each epoch."""
+    options = {"group": "sweep", "members": count, "output": "numpy", **options}
 
-    def __init__(self, server, count, epochs=1, happen=None, **options):
-        self.results = [None] * count
-        options = {"group": "sweep", "members": count, "output": "numpy", **options}
+    def run(number):
+        with mpwds.RemoteLoader(url, **options) as loader:
+            act = None if happen is None else lambda batch: happen(number, batch)
+            return [delivered(loader, act) for _ in range(epochs)]
 
-        def run(number):
-            try:
-                with mpwds.RemoteLoader(server.url, **options) as loader:
-                    act = None if happen is None else lambda batch: happen(number, batch)
-                    self.results[number] = [delivered(loader, act) for _ in range(epochs)]
-            except mpwds.MpwdsError as error:
-                self.results[number] = error
-
-        self.threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-        for thread in self.threads:
-            thread.start()
-
-    def join(self):
-        for thread in self.threads:
-            thread.join()
-        return self.results
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
 def batches_made(server):
@@ -49,16 +37,15 @@ def batches_made(server):
 def test_every_member_gets_every_batch_and_each_is_made_once(count):
     with ServerProcess(rows(), workers=2, client_timeout=120.0) as server:
         made = []
-        last = 60 * 2
 
         def look(number, batch):
             if number == 0 and batch == 60:
                 made.append(batches_made(server))
 
-        members = Members(server, count, epochs=2, happen=look, heartbeat_timeout=120)
-        assert members.join() == [undisturbed(2, epochs=2)] * count
+        got = members(server.url, count, epochs=2, happen=look, heartbeat_timeout=120)
+        assert got == [undisturbed(2, epochs=2)] * count
         assert made[0] == 60
-        assert made[-1] <= last
+        assert made[1] <= 120
 
 
 def test_the_slowest_sets_the_pace():
@@ -73,7 +60,7 @@ def test_the_slowest_sets_the_pace():
             ahead.append(reached[1] - reached[0])
 
     with ServerProcess(rows(), workers=2) as server:
-        assert Members(server, 2, happen=pace).join() == [undisturbed(2)] * 2
+        assert members(server.url, 2, happen=pace) == [undisturbed(2)] * 2
     # Two workers, each with a window of a megabyte for each of the two, and blocks that wait to be sent.
     assert max(ahead) < 30
 
@@ -195,7 +182,7 @@ def test_members_that_pause_together_hold_up_nobody():
                 together.wait()
                 time.sleep(6)
 
-        results = Members(server, 2, happen=pause, max_lag=4.0).join()
+        results = members(server.url, 2, happen=pause, max_lag=4.0)
     assert results == [undisturbed(2)] * 2
 
 
@@ -226,15 +213,15 @@ def once(action):
 @pytest.mark.slow
 def test_a_server_that_is_started_again_goes_on_with_its_group():
     with ServerProcess(rows(), workers=2) as server, warned():
-        assert Members(server, 2, happen=once(server.start_again)).join() == [undisturbed(2)] * 2
+        assert members(server.url, 2, happen=once(server.start_again)) == [undisturbed(2)] * 2
 
 
 @pytest.mark.slow
 def test_the_part_of_a_lost_server_moves_for_all_members():
     dataset = rows()
     with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
-        both = type("Both", (), {"url": [one.url, other.url]})
+        options = {"happen": once(one.kill), "on_server_loss": "move"}
         with warned():
-            members = Members(both, 2, epochs=2, happen=once(one.kill), on_server_loss="move")
-            assert members.join() == [undisturbed(2, epochs=2)] * 2
+            got = members([one.url, other.url], 2, epochs=2, **options)
+            assert got == [undisturbed(2, epochs=2)] * 2
         wait_until(lambda: not status(other)["clients"], "all to leave")

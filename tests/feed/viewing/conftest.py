@@ -1,16 +1,16 @@
-"""Feeds to look at, each in a process of its own."""
+"""Feeds to look at, whose servers are processes of their own."""
 
 import contextlib
-import subprocess
-import sys
-from pathlib import Path
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+import mpwds
 from tests.cli.conftest import run as run
+from tests.feed.serving import ServerProcess
 from tests.loader.faults.processes import wait_until
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -30,35 +30,53 @@ def run_until(run):
     return run_until
 
 
+def picture(number):
+    image = np.zeros((3, 32, 32), np.uint8)
+    image[number % 3] = 200
+    return image, number % 10, f"key {number}"
+
+
 @contextlib.contextmanager
-def running(*arguments):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.feed.viewing.feed", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        url = process.stdout.readline().strip()
-        assert url
-        yield url
-    finally:
-        process.terminate()
-        process.wait(600)
-        process.stdout.close()
+def running(size=16):
+    """The URL of a server in a process of its own."""
+    dataset = mpwds.DataPipeline(range(10_000_000)).map(picture).batched(size)
+    with ServerProcess(dataset, workers=2) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def reading(url):
+    """A trainer that reads from a server meanwhile."""
+    began, ended = threading.Event(), threading.Event()
+
+    def read():
+        with mpwds.RemoteLoader(url, output="numpy") as loader:  # without torch
+            for number, _ in enumerate(loader):
+                if number == 10:
+                    began.set()
+                if ended.wait(0.02):
+                    break
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(read)
+        try:
+            assert began.wait(600)
+            yield
+        finally:
+            ended.set()
 
 
 @pytest.fixture(scope="module")
 def live_feed():
     """The URL of a server from which a trainer reads."""
-    with running("trainer") as url:
+    with running() as url, reading(url):
         yield url
 
 
 @pytest.fixture(scope="module")
 def other_feed():
     """The URL of a server of another dataset, with a trainer."""
-    with running("trainer", "small") as url:
+    with running(size=8) as url, reading(url):
         yield url
 
 
