@@ -100,16 +100,11 @@ class _Relaying(BatchReceiver):
 
 
 class _ServedWorker(LocalWorker):
-    """A local worker that is told its place with each epoch."""
+    """A local worker of a server, whose frames may be passed on unread."""
 
     def __init__(self, index: int, launcher: Launcher, blocks: int) -> None:
         self.receiver = _Relaying(EventFd(), "numpy", blocks - 1, CopiedBatches(), warn=False)
         super().__init__(index, launcher, self.receiver)
-
-    def begin(self, run: _EpochPart) -> None:
-        self.index = WorkerAssignment(*run.place).worker
-        place = {"place": run.place, "of_streams": run.of_streams}
-        self.start(run.epoch, run.positions.wanted(), **place)
 
     def receive_frames(self, prefix: bytes, most_nbytes: int) -> tuple[bytes, int]:
         return self._channel.receive_frames(prefix, most_nbytes)
@@ -389,7 +384,9 @@ class WorkerRelay:
             self.worker = _ServedWorker(self.number, self.launcher, self.blocks)
             if self.hand_over is not None:
                 self.worker.receiver.on_segment = self._on_segment
-        self.worker.begin(run)
+        self.worker.index = WorkerAssignment(*run.place).worker
+        positions = run.positions.wanted()
+        self.worker.start(run.epoch, positions, place=run.place, of_streams=run.of_streams)
         run.begun = True
 
     def _on_segment(self, message: Message, descriptor: int, bell: EventFd) -> None:
