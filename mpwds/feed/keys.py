@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import zmq
@@ -24,6 +24,7 @@ from mpwds.feed.wire import IDENTITY_NBYTES
 
 logger = logging.getLogger("mpwds.feed")
 
+StrPath: TypeAlias = str | os.PathLike[str]
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _MOST_REFUSED = 100
@@ -38,7 +39,7 @@ HANDSHAKE_FAILED = (
 """Events of a socket's monitor: the other side has no key, or another one, or left at once."""
 
 
-def generate(folder: str | os.PathLike[str], client: str = CLIENT) -> list[Path]:
+def generate(folder: StrPath, client: str = CLIENT) -> list[Path]:
     """Makes key pairs for servers and a client, in files that only their owner can read. Keeps existing ones.
 
     A server needs ``server.key_secret`` and the public keys of its clients (``client*.key``), a trainer
@@ -118,10 +119,7 @@ def check_url(url: str, keys: object, insecure: bool) -> None:
 
 
 def client_socket(
-    context: zmq.Context[zmq.Socket[bytes]],
-    url: str,
-    folder: str | os.PathLike[str] | None,
-    most_nbytes: int,
+    context: zmq.Context[zmq.Socket[bytes]], url: str, folder: StrPath | None, most_nbytes: int
 ) -> zmq.Socket[bytes]:
     """A trainer's socket for a server. With a folder, it talks only to those whose public key is there."""
     if folder is not None:
@@ -149,7 +147,7 @@ def _is_ipv6(url: str) -> bool:
 
 @contextlib.contextmanager
 def secured_server(
-    context: zmq.Context[Any], router: zmq.Socket[bytes], folder: str | os.PathLike[str] | None
+    context: zmq.Context[Any], router: zmq.Socket[bytes], folder: StrPath | None
 ) -> Iterator[deque[str]]:
     """Makes a server's socket accept only clients whose public keys are in the folder.
 
@@ -185,7 +183,7 @@ def secured_server(
         end.close(0)
 
 
-def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str], refused: deque[str]) -> None:
+def _authorize(asked: zmq.Socket[bytes], folder: StrPath, refused: deque[str]) -> None:
     """Answers ZeroMQ's questions (ZAP, RFC 27) until an empty one comes."""
     with asked:
         while len(question := asked.recv_multipart()) > 1:
@@ -201,11 +199,11 @@ def _authorize(asked: zmq.Socket[bytes], folder: str | os.PathLike[str], refused
             asked.send_multipart([version, request, *verdict, b"", b""])
 
 
-def _clients(folder: str | os.PathLike[str]) -> list[Path]:
+def _clients(folder: StrPath) -> list[Path]:
     return sorted(Path(folder).glob(f"{CLIENT}*{_PUBLIC}"))
 
 
-def _knows(folder: str | os.PathLike[str], key: bytes) -> bool:
+def _knows(folder: StrPath, key: bytes) -> bool:
     for path in _clients(folder):
         with contextlib.suppress(OSError, MpwdsError):  # a damaged file shuts out its own client only
             if _read(folder, path.name) == key:
@@ -259,7 +257,7 @@ def _peer(descriptor: int) -> str:
         return "an unknown address"
 
 
-def _check_folder(folder: str | os.PathLike[str]) -> None:
+def _check_folder(folder: StrPath) -> None:
     """Raises SecurityError if others can add or replace keys in the folder, or read a private one."""
     if os.path.isdir(folder) and os.stat(folder).st_mode & 0o022 and not _is_read_only(folder):
         raise SecurityError(f"others can put keys into {folder}: `chmod go-w {folder}`")
@@ -268,12 +266,12 @@ def _check_folder(folder: str | os.PathLike[str]) -> None:
             raise SecurityError(f"{path} can be read by others: `chmod 600 {path}`")
 
 
-def _is_read_only(path: str | os.PathLike[str]) -> bool:
+def _is_read_only(path: StrPath) -> bool:
     """True if a file system is mounted read-only, as secrets are in Kubernetes, whose modes let all write."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-def _read(folder: str | os.PathLike[str], name: str) -> bytes:
+def _read(folder: StrPath, name: str) -> bytes:
     path = Path(folder, name)
     try:
         key = path.read_bytes().strip()

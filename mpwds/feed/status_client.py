@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import struct
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from mpwds import nest
 from mpwds.closing import Closes
 from mpwds.errors import MpwdsError, ServerLost
 from mpwds.feed import keys, wire
+from mpwds.feed.keys import StrPath
 from mpwds.feed.report import FeedReport, Status, feed_report, lost
 from mpwds.interrupts import uninterrupted
 from mpwds.loader.engine.local_worker import batch_of
@@ -39,7 +39,7 @@ class StatusClient(Closes):
     def __init__(
         self,
         urls: Sequence[str],
-        folder: str | os.PathLike[str] | None = None,
+        folder: StrPath | None = None,
         *,
         insecure: bool = False,
         timeout: float = 10.0,
@@ -153,9 +153,7 @@ class FeedStatus:
     Arguments are those of :class:`StatusClient`.
     """
 
-    def __init__(
-        self, urls: Sequence[str], keys: str | os.PathLike[str] | None = None, insecure: bool = False
-    ) -> None:
+    def __init__(self, urls: Sequence[str], keys: StrPath | None = None, insecure: bool = False) -> None:
         self.name = ", ".join(urls) if len(urls) < 4 else f"{urls[0]} and {len(urls) - 1} more servers"
         self.classes: Sequence[str] = ()
         self._client = StatusClient(urls, keys, insecure=insecure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,9 +25,7 @@ _LINGER_S = 2.0
 class Router:
     """The socket at which trainers reach a server; ``dropped`` counts dropped messages by reason."""
 
-    def __init__(
-        self, bind: str, folder: str | os.PathLike[str] | None, insecure: bool, client_timeout: float
-    ) -> None:
+    def __init__(self, bind: str, folder: keys.StrPath | None, insecure: bool, client_timeout: float) -> None:
         keys.check_url(bind.replace(":*", ":0"), folder, insecure)
         if keys.needs_keys(bind) and folder is None:
             logger.warning("%s: anybody who reaches this port can read the data (insecure)", bind)
