@@ -31,7 +31,7 @@ CLIENT_KEYS = ("client.key_secret", "server.key")
 
 
 class TrainerFigures(NamedTuple):
-    """What a trainer has spent since its loader was made, and where its workers are."""
+    """Times of a trainer since its loader was made, and the servers of its workers."""
 
     waited_s: float  # for batches
     seconds: float
