@@ -26,8 +26,8 @@ class ServingWorker(Worker):
         super().run()
 
     def _run_epoch(self, start: dict[str, Any]) -> None:
-        place = WorkerAssignment(*start["place"])._asdict()
-        self.index = place.pop("worker")
+        rank, world_size, self.index, workers, seed = WorkerAssignment(*start["place"])
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "workers": workers, "seed": seed}
         self.setup = replace(self.setup, **place, streams=start["of_streams"])
         export_place(self.index, self.setup)
         super()._run_epoch(start)
