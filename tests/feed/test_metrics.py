@@ -281,13 +281,6 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch):
         serve_server_metrics(lambda: STATUS)
 
 
-def test_a_trainer_hands_out_its_loaders(of_trainer):
-    assert of_trainer["mpwds_trainer_batches_total"] == 3
-    assert of_trainer["mpwds_trainer_samples_total"] == 12
-    assert of_trainer['mpwds_trainer_stage_elements_total{stage="map(float)"}'] == 12
-    assert of_trainer['mpwds_trainer_seconds_total{doing="waiting"}'] >= 0
-
-
 def test_a_server_that_is_lost_is_told_by_the_trainers_metrics_statistics_and_verdict():
     def lost():
         return samples(metrics.port)[f'mpwds_trainer_server_lost_seconds{{server="{server.url}"}}']

@@ -32,7 +32,6 @@ from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 from mpwds.warn import warn
 
 _LEAST_WINDOW = 1 << 20
-_INT = {int}
 _attempts = itertools.count(1)
 
 
@@ -294,7 +293,7 @@ class RemoteWorker(WorkerHandle):
     def _check(self, fields: dict[str, Any]) -> None:
         """Checks the fields of a batch that the trainer relies on. Decoding checks arrays and structure."""
         numbers = [fields["sequence"], fields["samples"], fields["nbytes"], *fields["offsets"]]
-        if not (set(map(type, numbers)) <= _INT and min(numbers) >= 0):
+        if not (set(map(type, numbers)) == {int} and min(numbers) >= 0):
             raise EnvelopeError("a number of a batch is not a whole number")
         if "kinds" in fields or "apart" in fields:
             raise EnvelopeError("a batch of a DataLoader")
