@@ -107,17 +107,14 @@ def _labels(found: Sequence[Leaf], shown: Leaf, total: int, classes: Sequence[st
     for leaf in found:
         values = _of_each(leaf, total)
         if leaf is not shown and len(values) == total and all(np.ndim(value) == 0 for value in values):
-            names, classes = (classes, ()) if _are_integers(values) else ((), classes)
+            are_integers = all(np.asarray(value).dtype.kind in "iu" for value in values)
+            names, classes = (classes, ()) if are_integers else ((), classes)
             columns.append([_label(value, names) for value in values])
     short = [column for column in columns if max(map(len, column), default=0) <= _SHORT_LABEL]
     return [" · ".join(row) for row in zip(*(short or columns)[:_LABELS], strict=True)] or [""] * total
 
 
-def _are_integers(values: Sequence[Any]) -> bool:
-    return all(np.asarray(value).dtype.kind in "iu" for value in values)
-
-
-def _label(value: Any, names: Sequence[str] = ()) -> str:
+def _label(value: Any, names: Sequence[str]) -> str:
     if names and 0 <= value < len(names):
         value = names[int(value)]
     is_float = not isinstance(value, str) and np.asarray(value).dtype.kind == "f"

@@ -273,7 +273,9 @@ class _Histogram:
         elif dtype.kind in "iub":  # so that each bin holds equally many whole numbers
             self.low, self.width = float(low), float(max(1, -(-(int(high) - int(low) + 1) // BINS)))
         else:
-            self.low, self.width = float(low), _width(low, high)
+            width = high / BINS - low / BINS  # the difference itself may overflow
+            is_wide = width > abs(low) * 1e-9
+            self.low, self.width = float(low), width if is_wide else max(abs(low), 1.0) / BINS
 
     def add(self, values: Values, low: float, high: float) -> None:
         while high >= self.low + BINS * self.width * 1.0000001:
@@ -291,8 +293,3 @@ class _Histogram:
             self.low -= BINS * self.width
         self.counts = np.concatenate([nothing, pairs] if downward else [pairs, nothing])
         self.width *= 2
-
-
-def _width(low: float, high: float) -> float:
-    width = high / BINS - low / BINS  # the difference itself may overflow
-    return width if width > abs(low) * 1e-9 else max(abs(low), 1.0) / BINS

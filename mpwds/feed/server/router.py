@@ -58,14 +58,12 @@ class Router:
 
     def fileno(self) -> int:
         """A descriptor that tells of changes only: look at ``has_news`` before waiting for it."""
-        descriptor: Any = self._socket.fd
-        return int(descriptor)
+        return int(self._socket.fd)
 
     @property
     def has_news(self) -> bool:
         """True if a command has arrived."""
-        events: Any = self._socket.events
-        return bool(events & zmq.POLLIN)
+        return bool(int(self._socket.events) & zmq.POLLIN)
 
     def receive(self, handle: Callable[[bytes, dict[str, Any], str], None]) -> bool:
         """Has one command handled, with its client's identity and address; false if none has arrived."""
