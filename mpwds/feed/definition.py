@@ -29,7 +29,7 @@ def define(dataset: Any) -> dict[str, Any]:
     }
 
 
-def named(definition: dict[str, Any]) -> str:
+def title(definition: dict[str, Any]) -> str:
     """The dataset of a definition, in a line."""
     return f"{' → '.join(definition['description'])} (fingerprint {definition['fingerprint']})"
 

@@ -122,16 +122,20 @@ def client_socket(
     context: zmq.Context[zmq.Socket[bytes]], url: str, folder: StrPath | None, most_nbytes: int
 ) -> zmq.Socket[bytes]:
     """A trainer's socket for a server. With a folder, it talks only to those whose public key is there."""
-    if folder is not None:
-        _check_folder(folder)
-        secret, server = _read(folder, CLIENT + _SECRET), _read(folder, SERVER + _PUBLIC)
     dealer = context.socket(zmq.DEALER)
     dealer.identity = b"\1" + secrets.token_bytes(IDENTITY_NBYTES - 1)
     dealer.maxmsgsize = most_nbytes
     dealer.linger = 0
     dealer.ipv6 = _is_ipv6(url)
     if folder is not None:
-        dealer.curve_serverkey, dealer.curve_secretkey = server, secret
+        try:
+            _check_folder(folder)
+            secret = _read(folder, CLIENT + _SECRET)
+            dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
+        except BaseException:
+            dealer.close(0)
+            raise
+        dealer.curve_secretkey = secret
         dealer.curve_publickey = zmq.curve_public(secret)
     return dealer
 
@@ -226,8 +230,7 @@ class Handshakes:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when something new happens."""
-        descriptor: Any = self._monitor.fd
-        return int(descriptor)
+        return int(self._monitor.fd)
 
     def failures(self) -> Iterator[str]:
         """Yields a text for each failure since the last call."""

@@ -26,7 +26,7 @@ from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
-from mpwds.feed.definition import named
+from mpwds.feed.definition import title
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.context import Context
 from mpwds.sharedmem.arena import EventFd
@@ -318,8 +318,8 @@ class ServerConnections:
             first = known[0]
             if connection.definition["fingerprint"] != first.definition["fingerprint"]:
                 raise MpwdsError(
-                    f"the servers have different datasets: {first.url} serves {named(first.definition)}, "
-                    f"{connection.url} serves {named(connection.definition)}: {_SERVE_THE_SAME}"
+                    f"the servers have different datasets: {first.url} serves {title(first.definition)}, "
+                    f"{connection.url} serves {title(connection.definition)}: {_SERVE_THE_SAME}"
                 )
 
     # The receiving thread.
@@ -443,7 +443,7 @@ class ServerConnections:
                     self._hello["fingerprint"] = reply["fingerprint"]
             else:  # it was asked before the dataset was known
                 connection.send(wire.pack(wire.BYE))
-                why = f"the server {connection.url} has another dataset, {named(reply)}, than others"
+                why = f"the server {connection.url} has another dataset, {title(reply)}, than others"
                 self._refuse(connection, f"{why} ({known}): {_SERVE_THE_SAME}")
         elif kind == wire.WAIT:
             connection.why = str(reply["why"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpwds.feed import wire
-from mpwds.feed.definition import named
+from mpwds.feed.definition import title
 from mpwds.feed.fd_passing import FdSender
 from mpwds.feed.server.router import Router
 from mpwds.feed.server.worker_relay import WorkerRelay
@@ -106,7 +106,7 @@ class Clients:
         if hello["fingerprint"] not in (None, self.definition["fingerprint"]):
             return self.router.refuse(
                 identity,
-                f"it has another dataset, {named(self.definition)}, than this trainer expects "
+                f"it has another dataset, {title(self.definition)}, than this trainer expects "
                 f"({hello['fingerprint']}): use the same definition everywhere, with the same Python",
             )
         self.forget(identity)
