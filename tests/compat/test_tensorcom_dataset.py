@@ -58,16 +58,6 @@ def test_epochs_have_a_length_and_continue(folder, sender):
         assert labels(dataset) == [3, 4, 5]
 
 
-def test_it_receives_from_the_package_tensorcom(folder):
-    with (
-        theirs(f"zpush+ipc://{folder}/s") as sender,
-        TensorcomDataset(f"zpull+ipc://{folder}/s", length=2, timeout=PATIENCE_S) as dataset,
-    ):
-        sender.send(a_batch())
-        sender.send(a_batch())
-        assert [ys.tolist() for _, ys in dataset] == [[0, 1, 2, 3]] * 2
-
-
 def test_stages_process_its_batches(folder, sender):
     sender.serve(numbers(0, 6))
     with TensorcomDataset(f"zpull+ipc://{folder}/s", length=6) as dataset:

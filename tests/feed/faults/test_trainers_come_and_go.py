@@ -1,5 +1,6 @@
 """Trainers that are killed, stopped or closed free their workers, and others wait for these."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -103,27 +104,43 @@ def test_a_trainer_that_leaves_properly_frees_its_workers_at_once():
 # ---------------------------------------------------------------- the trainer's own process
 
 
-def test_ctrl_c_inside_next_ends_the_loader_and_frees_the_workers(script_that_waits):
+@contextlib.contextmanager
+def program(url, statement):
+    """A program with a ``loader`` of a URL, which runs a statement and ends."""
+    text = (
+        "import mpwds\nfrom mpwds.feed.client import connections, remote_worker\n"
+        "connections.SAY_EVERY_S = remote_worker.SAY_EVERY_S = 600\n"
+        f"loader = mpwds.RemoteLoader({url!r}, output='numpy', heartbeat_timeout=120)\n{statement}\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-W", "error", "-c", text], cwd=ROOT, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_inside_next_ends_the_loader_and_frees_the_workers():
     with ServerProcess(rows(pause_s=30), workers=1, client_timeout=3600.0) as server:
-        trainer = script_that_waits(server.url, "list(loader)")
-        wait_for_status(server, lambda figures: figures["workers"], "the trainer to wait for a batch")
-        trainer.send_signal(signal.SIGINT)
-        errors = trainer.communicate(timeout=600)[1]
+        with program(server.url, "list(loader)") as trainer:
+            wait_for_status(server, lambda figures: figures["workers"], "the trainer to wait for a batch")
+            trainer.send_signal(signal.SIGINT)
+            errors = trainer.communicate(timeout=600)[1]
         assert trainer.returncode == -signal.SIGINT
         assert errors.strip().endswith("KeyboardInterrupt")
         wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
 
 
 @pytest.mark.parametrize("statement", ["", "next(batches := iter(loader))", "raise SystemExit(3)"])
-def test_a_program_that_never_closes_its_loader_ends_quietly(script_that_waits, statement):
+def test_a_program_that_never_closes_its_loader_ends_quietly(statement):
     with ServerProcess(rows(), workers=1, client_timeout=3600.0) as server:
-        trainer = script_that_waits(server.url, statement)
-        output, errors = trainer.communicate(timeout=600)
+        with program(server.url, statement) as trainer:
+            output, errors = trainer.communicate(timeout=600)
         assert (trainer.returncode, output, errors) == (3 if "Exit" in statement else 0, "", "")
         wait_for_status(server, lambda figures: not figures["clients"], "it to leave")
 
 
-def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
+def test_a_fork_of_the_trainer_disturbs_nothing():
     text = """if True:
         import os
         from tests.feed.serving import bits
@@ -143,8 +160,8 @@ def test_a_fork_of_the_trainer_disturbs_nothing(script_that_waits):
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         print(*got)
     """
-    with ServerProcess(rows(), workers=2) as server:
-        output, errors = script_that_waits(server.url, text).communicate(timeout=600)
+    with ServerProcess(rows(), workers=2) as server, program(server.url, text) as trainer:
+        output, errors = trainer.communicate(timeout=600)
         assert errors == ""
         assert output.split() == undisturbed(2)[0]
 
@@ -181,31 +198,3 @@ def test_signals_that_a_program_handles_leave_no_threads_or_descriptors_of_what_
     assert ran.returncode == 0, ran.stderr
     before, after = ran.stdout.split("] [")
     assert before[1:] == after.strip()[:-1]
-
-
-@pytest.fixture
-def script_that_waits():
-    """Starts a program with a ``loader`` of a URL, which runs a statement and ends."""
-    started = []
-
-    def start(url, statement):
-        text = (
-            "import mpwds\nfrom mpwds.feed.client import connections, remote_worker\n"
-            "connections.SAY_EVERY_S = remote_worker.SAY_EVERY_S = 600\n"
-            f"loader = mpwds.RemoteLoader({url!r}, output='numpy', heartbeat_timeout=120)\n{statement}\n"
-        )
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", text],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()

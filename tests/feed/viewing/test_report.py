@@ -28,11 +28,6 @@ def test_rates_are_about_the_time_between_two_readings():
     assert between([], [reading(10, batches=50)]).batches_per_s == 5  # a worker that came in between
 
 
-def test_without_an_earlier_reading_they_are_about_all_the_time():
-    found = feed_report(None, [status(100, [worker(0, reading(100, batches=1000))])])
-    assert (found.seconds, found.batches, found.batches_per_s) == (100, 1000, 10)
-
-
 def test_a_server_that_was_restarted_counts_from_its_start():
     before = [status(90, [worker(0, reading(90, batches=900))])]
     found = feed_report(before, [status(5, [worker(0, reading(5, batches=100))], server="b2")])
@@ -73,12 +68,6 @@ def test_workers_that_wait_are_not():
         "workers wait 80% of the time: the trainers, or the network to them, are the bound; "
         "1 of 4 workers would do"
     )
-
-
-def test_one_slow_worker_for_which_others_wait_is_named():
-    before = [reading(90, 63, batches=90)] * 3 + [reading(90, batches=90)]
-    now = [reading(100, 70, batches=100)] * 3 + [reading(100, batches=100)]
-    assert "worker 3 (pid 1003) takes 1,000 ms a batch, the others 300" in between(before, now).verdict
 
 
 SLOW, FAST = reading(10, batches=57), reading(10, 9.9, batches=5000)
