@@ -33,7 +33,6 @@ from mpwds.storage.streams.resuming import (
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 128 * 1024
-_MUCH_BYTES = 1024 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_RANGE = re.compile(r"non-partial|Requested \d+\.\.\d+, got")
 _OPTIONS_VARIABLE = "MPWDS_CLOUD_OPTIONS"
@@ -176,7 +175,7 @@ class _CloudBody(Body):
             return b""
         try:
             if self._chunks is None:
-                self._chunks = iter(self._result.stream(_MUCH_BYTES if much else _CHUNK_BYTES))
+                self._chunks = iter([self._result.bytes()] if much else self._result.stream(_CHUNK_BYTES))
             return next(self._chunks, b"")
         except _obstore_errors() as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error
