@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -10,9 +11,9 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import zmq
@@ -25,6 +26,7 @@ from mpwds.feed.wire import IDENTITY_NBYTES
 logger = logging.getLogger("mpwds.feed")
 
 StrPath: TypeAlias = str | os.PathLike[str]
+T = TypeVar("T")
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _MOST_REFUSED = 100
@@ -131,13 +133,23 @@ def client_socket(
         try:
             _check_folder(folder)
             secret = _read(folder, CLIENT + _SECRET)
+            dealer.curve_secretkey = secret
+            dealer.curve_publickey = zmq.curve_public(secret)
             dealer.curve_serverkey = _read(folder, SERVER + _PUBLIC)
         except BaseException:
             dealer.close(0)
             raise
-        dealer.curve_secretkey = secret
-        dealer.curve_publickey = zmq.curve_public(secret)
     return dealer
+
+
+def uninterrupted(call: Callable[..., T], *arguments: Any) -> T:
+    """Calls a method of a socket, and again if a signal interrupted it: pyzmq does so for most of them."""
+    while True:
+        try:
+            return call(*arguments)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EINTR:
+                raise
 
 
 def _is_ipv6(url: str) -> bool:
@@ -220,7 +232,7 @@ class Handshakes:
 
     def __init__(self, router: zmq.Socket[bytes], refused: deque[str]) -> None:
         address = f"inproc://handshakes-{id(self)}"
-        router.monitor(address, zmq.EVENT_ACCEPTED | HANDSHAKE_FAILED)
+        uninterrupted(router.monitor, address, zmq.EVENT_ACCEPTED | HANDSHAKE_FAILED)
         self._monitor = router.context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread would wait for this end
         self._monitor.connect(address)
@@ -247,7 +259,7 @@ class Handshakes:
                 )
 
     def close(self) -> None:
-        self._watched.monitor(None, 0)
+        uninterrupted(self._watched.monitor, None, 0)
         self._monitor.close(0)
 
 
@@ -285,6 +297,6 @@ def _read(folder: StrPath, name: str) -> bytes:
         raise MpwdsError(f"there is no key {path}: {advice}") from None
     if path.stat().st_mode & 0o022 and not _is_read_only(path):
         raise SecurityError(f"others can write to {path}: `chmod 600 {path}`")
-    if len(key) != 40:
+    if len(key) != 40 or not set(key) <= set(z85.Z85CHARS):
         raise MpwdsError(f"{path} does not hold a key: it must be one line of 40 characters")
     return key

@@ -207,6 +207,7 @@ def test_a_folder_of_keys_is_made_for_its_owner_alone(tmp_path):
     [
         (lambda folder: (folder / "server.key_secret").unlink(), "there is no key .*: make keys with"),
         (lambda folder: (folder / "client.key").write_bytes(b"short\n"), "does not hold a key"),
+        (lambda folder: (folder / "client.key").write_bytes(40 * b"~"), "does not hold a key"),
         (lambda folder: (folder / "client.key").unlink(), "no public key of a client"),
     ],
 )

@@ -196,13 +196,12 @@ class ServerConnection:
         self.socket = socket = keys.client_socket(context, self.url, self.options.key_folder, limit)
         socket.reconnect_ivl_max = 1000
         wire.notice_lost_machines(socket, self.options.heartbeat_timeout)
-        self.breaks = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
-        )
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
+        self.breaks = keys.uninterrupted(socket.get_monitor_socket, events)
         try:
             socket.connect(self.url)
         except zmq.ZMQError:
-            socket.disable_monitor()
+            keys.uninterrupted(socket.disable_monitor)
             self.breaks.close(0)
             socket.close(0)
             raise
@@ -233,7 +232,7 @@ class ServerConnection:
             self.lose("it does not answer")
         if self.retry_at is not None and now > self.retry_at:
             self.retry_at = None
-            self.socket.disconnect(self.url)
+            keys.uninterrupted(self.socket.disconnect, self.url)
             self.socket.connect(self.url)
         if now - self.tick < wire.PING_S:
             return
@@ -402,7 +401,7 @@ class ServerConnection:
     def close(self) -> None:
         """Ends the connection. What has arrived stays, until :meth:`free`."""
         self.is_connected = False
-        self.socket.disable_monitor()
+        keys.uninterrupted(self.socket.disable_monitor)
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
         self.session += 1  # as in a new session: the training thread maps no more of its memory
