@@ -75,9 +75,10 @@ class FleetDirectory(ServerDirectory):
 
 def _figures_of(loader: MultiLoader) -> TrainerFigures:
     stats = loader.stats("start")
-    waited_s = sum(worker.waiting_s for worker in stats.workers)
-    active_s = sum(worker.active_s for worker in stats.workers)
-    servers = tuple({worker.server for worker in stats.workers})
+    workers = [worker for worker in stats.workers if worker.server]  # a MultiLoader has others, too
+    waited_s = sum(worker.waiting_s for worker in workers)
+    active_s = sum(worker.active_s for worker in workers)
+    servers = tuple({worker.server for worker in workers})
     return TrainerFigures(stats.waited_s, stats.seconds, waited_s, active_s, servers)
 
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
@@ -115,8 +115,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
             be loaded under others: see ``docs/guides/training/elastic.md``. The number of ranks must divide
             it, and a rank has at most as many workers as streams. With ``in_order=False``, a worker that is
             free takes the next stream. ``None`` makes one for each worker.
-        remote: URLs of servers (``mpwds serve``) of the same dataset, whose workers make parts of the epoch
-            beside this machine's ``workers``: see ``RemoteLoader``.
+        remote: Servers (``mpwds serve``) of the same dataset, whose workers make parts of the epoch beside
+            this machine's ``workers``: URLs, or what else ``RemoteLoader`` takes as ``urls``.
         keys: Folder with the keys for them.
 
     Raises:
@@ -174,7 +174,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         device: Any = None,
         progress: bool = False,
         streams: int | None = None,
-        remote: str | list[str] | None = None,
+        remote: str | Sequence[str] | Callable[[], Sequence[str]] | None = None,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self._options = checks.options_of(LoaderOptions, locals())
@@ -213,6 +213,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
             in_process=self._group.in_process,
         )
         self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
+        if self._remote is not None:
+            self._remote.watch(self)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         options = replace(self._options, workers=max(self.workers, 1))

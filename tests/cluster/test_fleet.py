@@ -25,6 +25,7 @@ from mpwds.cluster.engine import pack
 from mpwds.cluster.fleet import ServerFleet
 from mpwds.errors import MpwdsError, SecurityError
 from mpwds.feed.client import addresses
+from mpwds.imports import load_object
 from tests.cluster.conftest import without_ray
 
 PIPELINE = """
@@ -191,10 +192,11 @@ def test_the_fleet_hears_of_all_loaders_of_a_trainer(nodes, source, monkeypatch)
     with (
         ServerFleet(source, workers_per_server=2) as fleet,
         mpwds.RemoteLoader(fleet, workers=1) as training,
-        mpwds.RemoteLoader(fleet, workers=1) as validation,
+        mpwds.MultiLoader(load_object(source), 1, remote=fleet) as validation,
     ):
         assert len(list(training)) == len(list(validation)) == 10
         wait_until(lambda: len(fleet._ask("figures")) == 2)
+        assert all(set(told.servers) <= set(fleet()) for told in fleet._ask("figures").values())
 
 
 def test_a_killed_directory_learns_the_addresses_again(fleet):

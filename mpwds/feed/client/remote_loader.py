@@ -160,8 +160,6 @@ class RemoteLoader(MultiLoader):
         except BaseException:
             self._remote.close()
             raise
-        if isinstance(urls, ServerDirectory):
-            urls.watch(self)
 
     def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
         setup = functools.partial(make_setup, None, self._options)
@@ -220,6 +218,11 @@ class Remote:
     def is_alike_on_ranks(self) -> bool:
         """True if each rank of a job surely has as many workers."""
         return self.options.workers is not None and not self.options.addresses().is_followed
+
+    def watch(self, loader: MultiLoader) -> None:
+        """Tells a directory of servers which loader uses them."""
+        if isinstance(self.options.urls, ServerDirectory):
+            self.options.urls.watch(loader)
 
     def pin(self, pinning: Pinning | None) -> None:
         """Receives batches in pinned memory from now on."""

@@ -40,6 +40,9 @@ class WorkerSource(Protocol):
     def is_alike_on_ranks(self) -> bool:
         """True if each rank of a job surely has as many workers."""
 
+    def watch(self, loader: Any) -> None:
+        """Learns which loader uses the workers."""
+
     def group(self, *arguments: Any, **keywords: Any) -> WorkerGroup:
         """The loader's group of workers, with the arguments of ``WorkerGroup``."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Literal, TypeVar, get_args
@@ -40,7 +40,7 @@ class LoaderOptions:
     device: Any
     progress: bool
     streams: int | None = None
-    remote: str | list[str] | None = None
+    remote: str | Sequence[str] | Callable[[], Sequence[str]] | None = None
     keys: Any = None
 
     def __post_init__(self) -> None:
