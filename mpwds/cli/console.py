@@ -24,7 +24,11 @@ _SHOWN_S = 0.1
 
 def report(as_json: bool, values: Any, text: str = "", to_stderr: bool = False) -> None:
     """Prints what a command did: as a line of JSON, which has ``null`` for NaN and infinity, or as text."""
-    text = json.dumps(_without_nan(values)) if as_json else text
+    if as_json:
+        try:
+            text = json.dumps(values, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_without_nan(values))
     print(text, file=sys.stderr if to_stderr else sys.stdout)
 
 

@@ -40,8 +40,9 @@ def resume_or_start(
     """Starts a run, or resumes one that ended early; yields the shards and files that are complete.
 
     Shards get their names when they are complete and on the disk, so those that exist while there is a
-    journal are complete. It stays locked inside ``with``, and stays afterwards: the same run again finds
-    nothing to do. At the end, standard error names older shards of the same series.
+    journal are complete. The ``journal``, by default beside the output, stays locked inside ``with``, and
+    stays afterwards: the same run again finds nothing to do. At the end, standard error names older shards of
+    the same series.
 
     With a ``part``, other processes write the other parts of ``shards``. All parts, and a run of the whole,
     have the same journal, which is not locked then: two processes that do the same part write the same bytes.

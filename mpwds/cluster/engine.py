@@ -77,12 +77,12 @@ def pack(item: Any) -> bytes:
     Those machines have installed packages. The code of other modules, as of a file ``pipeline.py``, is a part
     of the pickle; modules that a function imports when it runs are not.
     """
-    with _by_value():
+    with by_value():
         return dumps(item)
 
 
 @contextmanager
-def _by_value() -> Iterator[None]:
+def by_value() -> Iterator[None]:
     known = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # cloudpickle never sends its name
     own = {
         module for module in list(sys.modules.values()) if _is_own(module) and module.__name__ not in known

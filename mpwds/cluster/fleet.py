@@ -18,7 +18,7 @@ from typing import Any, Literal
 from mpwds.closing import Closes
 from mpwds.cluster.actors import SERVER_KEYS, Directory, ServerActor
 from mpwds.cluster.directory import FleetDirectory
-from mpwds.cluster.engine import connect, pack
+from mpwds.cluster.engine import by_value, connect, pack
 from mpwds.cluster.scaling import Scaling
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys
@@ -103,7 +103,8 @@ class ServerFleet(FleetDirectory, Closes):
         try:
             self._packed = pack((dataset, workers, for_servers, options))
         except Exception as error:
-            what = find_unpicklable(SimpleNamespace(dataset=dataset, options=options))
+            with by_value():
+                what = find_unpicklable(SimpleNamespace(dataset=dataset, options=options))
             raise TypeError(
                 f"the dataset cannot be sent to servers ({what}; {type(error).__name__}: {error}): "
                 f"{OPEN_LATER}"

@@ -44,6 +44,8 @@ class StatusClient(Closes):
         insecure: bool = False,
         timeout: float = 10.0,
     ) -> None:
+        for url in urls:
+            keys.check_url(url, folder, insecure)
         self._timeout = timeout
         self.silent: list[str] = []
         self._requests = itertools.count(1)
@@ -51,7 +53,6 @@ class StatusClient(Closes):
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         try:
             for url in urls:
-                keys.check_url(url, folder, insecure)
                 socket = self._sockets[url] = keys.client_socket(self._context, url, folder, _LARGEST_NBYTES)
                 socket.connect(url)
         except BaseException:

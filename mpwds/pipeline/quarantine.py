@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from mpwds.errors import QuarantineFull
 from mpwds.pipeline.context import Context
-from mpwds.storage.caches.locks import same_file
 from mpwds.suggestions import shown
 
 T = TypeVar("T")
@@ -125,8 +124,9 @@ class Quarantine:
             # Some file systems have no locks; lines stay whole without them.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if same_file(descriptor, self.path):
-                return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+                    return descriptor
             os.close(descriptor)
 
     def _read_on(self, descriptor: int) -> None:

@@ -228,7 +228,9 @@ class PinnedMapping(mmap.mmap):
             if self.unpin(PATIENCE_S):
                 return
         except KeyboardInterrupt as interrupt:
+            _still_read.append(self)  # before anything that another Ctrl-C may interrupt
             interrupts.defer(interrupt)
+            return
         except RuntimeError:
             pass  # the device has failed; the program's next CUDA call raises the error
         _still_read.append(self)

@@ -113,6 +113,12 @@ class _Source(io.RawIOBase):
             self._may_take -= size
             if self._may_take < 0:
                 raise ValueError(f"it has more than {self._limit} bytes")
+        end = self._start + size
+        if end <= len(self._bytes):  # cbor2 asks for a few bytes at a time
+            data = self._bytes[self._start : end]
+            self._start = end
+            self.taken += size
+            return data
         pieces = []
         while size and not self.at_end():
             piece = self._bytes[self._start : self._start + size]

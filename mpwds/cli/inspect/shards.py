@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,7 +215,7 @@ class MDSShard:
                 continue
             number = first + index
             key = bytes(stored.pop(KEY, b"")).decode("utf-8", "replace") or f"{before + index:09d}"
-            fields = fields or {name: self._field(name, data) for name, data in stored.items()}
+            fields = fields or self._fields(stored)
             members = {}
             for name, data in stored.items():
                 field, convert = fields[name]
@@ -234,13 +235,18 @@ class MDSShard:
         elif wrong := mismatch(data, self.stored.hashes):
             yield wrong
 
+    def _fields(self, stored: Mapping[str, bytes]) -> dict[str, tuple[str, Convert]]:
+        """The field that each column becomes; one whose field is that of another column stays as it is."""
+        fields = {column: self._field(column, data) for column, data in stored.items()}
+        counts = Counter(field for field, _ in fields.values())
+        alike = [column for column, (field, _) in fields.items() if counts[field] > 1 and field != column]
+        return {**fields, **{column: (column, bytes) for column in alike}}
+
     def _field(self, column: str, data: bytes) -> tuple[str, Convert]:
         encoding = self.columns[column]
         try:
             field = field_of(column, encoding, data)
         except ValueError:  # of lists, which no file holds
-            return column, bytes
-        if field != column and field in self.columns:  # it is that of another column
             return column, bytes
         return field, from_column(encoding, field)
 

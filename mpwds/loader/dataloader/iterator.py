@@ -36,7 +36,7 @@ from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
 from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer, Since, StatsCollector
-from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot, StageSnapshot
+from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from mpwds.trees import parts
 
 
@@ -377,7 +377,7 @@ class EpochStatistics:
     def _snapshots(self) -> dict[int, CounterSnapshot]:
         found = dict(self._earlier)
         for index, now in self._counting.snapshots().items():
-            found[index] = found.get(index, NOTHING_COUNTED) + now
+            found[index] = found[index] + now if index in found else now
         return found
 
     def _private_copies(self) -> int:

@@ -21,7 +21,7 @@ from mpwds.loader.processes.setup import WorkerSetup, fingerprint
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
-from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
+from mpwds.stats.snapshot import CounterSnapshot
 
 if TYPE_CHECKING:
     from mpwds.sharedmem.cuda import Pinning
@@ -106,9 +106,11 @@ class WorkerGroup:
 
     def snapshots(self) -> dict[int, CounterSnapshot]:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
-        ended = self._ended
-        running = {worker.index: worker.snapshot() for worker in self._workers}
-        return {**ended, **{each: ended.get(each, NOTHING_COUNTED) + now for each, now in running.items()}}
+        return {**self._ended, **{worker.index: self._counted(worker) for worker in self._workers}}
+
+    def _counted(self, worker: WorkerHandle) -> CounterSnapshot:
+        before, now = self._ended.get(worker.index), worker.snapshot()  # together: other threads ask, too
+        return now if before is None else before + now
 
     def begin_epoch(self) -> None:
         """Starts the workers if they are not running.
@@ -132,9 +134,8 @@ class WorkerGroup:
         with interrupts_deferred():
             dead.disconnect()
             processes.end_all([dead], protocol.GRACE_S)
-            counted = self.snapshots()[index]
             worker = self._workers[index] = self._make_worker(index, self._launcher)
-            self._ended[index] = counted + CounterSnapshot(restarts=1)
+            self._ended[index] = self._counted(dead) + CounterSnapshot(restarts=1)
             dead.release()
         return worker
 

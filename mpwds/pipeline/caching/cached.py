@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import random
@@ -10,15 +9,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.error_context import arguments, changed
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import generator_states, restore_rng
 from mpwds.pipeline.stream import Address, Stream, WrappedStream, as_address
 from mpwds.storage.streams.urls import refuse_in_secure_mode
+
+if TYPE_CHECKING:  # a cache in memory needs no sqlite3
+    from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
 
 _ROWS = 16  # written at a time by DBCache: what a process that is killed may lose
 _CHECKPOINT_EVERY = 100  # elements between two states of the source that are stored
@@ -140,6 +141,8 @@ class LMDBCached(Filter):
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "elements.db")
         given = self.chunksize, self.fingerprint, self.pickler, self.map_size
+        from mpwds.pipeline.caching.disk_store import DiskStore
+
         return Stored(source, DiskStore(path, "lmdb_cached", part_of(context), *given))
 
 
@@ -198,6 +201,8 @@ class DBCache(Filter):
 
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         path = os.path.abspath(self.path)
+        from mpwds.pipeline.caching.disk_store import DiskStore
+
         store = DiskStore(path, "DBCache", part_of(context), _ROWS, self.fingerprint)
         parts = context.world_size * context.workers
         before = context.rank * context.workers + context.worker
@@ -425,8 +430,12 @@ class Stored(WrappedStream[Any]):
         """The source's next element, stored if it is the next of the store."""
         position = self._drawn
         if self._keeps and position % _CHECKPOINT_EVERY == 0:
-            with contextlib.suppress(LookupError):  # without addresses, the source can only be run again
-                self._store.set_checkpoint(position, self._source.state_dict())
+            try:
+                state = self._source.state_dict()
+            except LookupError:
+                pass  # without addresses, the source can only be run again
+            else:
+                self._store.set_checkpoint(position, state)
         try:
             if self._limit is not None and position >= self._limit:
                 raise StopIteration

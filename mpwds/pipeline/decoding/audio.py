@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -100,8 +99,11 @@ class AudioDecoder(MediaDecoder):
         soundfile = require("soundfile", "audio is decoded with soundfile: pip install 'mpwds[audio]'")
         if not self.allow_partial:
             check_complete(data)
-        unknown = contextlib.suppress(soundfile.LibsndfileError)  # files of a kind that FFmpeg may know
-        with unknown, soundfile.SoundFile(io.BytesIO(data)) as file:
+        try:
+            file = soundfile.SoundFile(io.BytesIO(data))
+        except soundfile.LibsndfileError:
+            return seeking(partial(self._with_ffmpeg, data))
+        with file:
             if self._is_for_soundfile(file, data):
                 return self._with_soundfile(file, soundfile.LibsndfileError)
         return seeking(partial(self._with_ffmpeg, data))

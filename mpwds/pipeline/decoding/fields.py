@@ -11,7 +11,7 @@ import pickle
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -115,6 +115,10 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Any:
     """A tensor that shares an array's memory."""
     torch = require("torch", "tensors need torch: pip install torch, or decode to arrays")
     return torch.from_numpy(array)
+
+
+def text_loads(data: Any) -> str:
+    return str(data, "utf-8")
 
 
 def json_loads(data: Any) -> Any:
@@ -302,7 +306,7 @@ def _too_large(max_bytes: int) -> DecodeError:
 
 
 LOADS: dict[str, Load] = {
-    **dict.fromkeys(("txt", "text", "transcript"), partial(str, encoding="utf-8")),
+    **dict.fromkeys(("txt", "text", "transcript"), text_loads),
     **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
     **dict.fromkeys(("json", "jsn"), json_loads),
     **dict.fromkeys(("pyd", "pickle", "pkl"), unpickle_loads),

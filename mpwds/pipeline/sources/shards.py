@@ -57,6 +57,15 @@ class SplitStage(SingletonStage):
         return islice(source, first, None, step)
 
 
+# Named, as states describe the code of lambdas, which differs among Pythons.
+def _of_rank(context: Context) -> tuple[int, int]:
+    return context.rank, context.world_size
+
+
+def _of_worker(context: Context) -> tuple[int, int]:
+    return context.worker, context.workers
+
+
 def _everything(context: Context) -> tuple[int, int]:
     if context.world_size > 1:
         raise ValueError(
@@ -91,10 +100,10 @@ class _NonEmpty(WrappedStream[Any]):
         return item
 
 
-split_by_node: Final = SplitStage("split_by_node", lambda at: (at.rank, at.world_size), ("ranks",))
+split_by_node: Final = SplitStage("split_by_node", _of_rank, ("ranks",))
 """Stage that keeps every n-th of its source's elements, n being the number of nodes: processes that train."""
 
-split_by_worker: Final = SplitStage("split_by_worker", lambda at: (at.worker, at.workers), ("workers",))
+split_by_worker: Final = SplitStage("split_by_worker", _of_worker, ("workers",))
 """Stage that keeps every n-th element, n being the node's number of workers."""
 
 single_node_only: Final = SplitStage("single_node_only", _everything)

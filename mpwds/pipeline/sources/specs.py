@@ -413,12 +413,14 @@ class SpecValue:
     def text(self) -> str:
         """This value, which must be a string."""
         self.check(isinstance(self.value, str), "a string")
-        return str(self.value)
+        text: str = self.value
+        return text
 
     def one_of(self, choices: Sequence[str]) -> str:
         """This value, which must be one of ``choices``."""
         self.check(self.value in choices, f"one of {', '.join(choices)}")
-        return str(self.value)
+        text: str = self.value
+        return text
 
     def integer(self, least: int) -> int:
         """This value, which must be a whole number and at least ``least``."""

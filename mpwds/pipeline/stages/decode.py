@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mpwds.errors import DecodeError
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.decoding.decoders import NAMES_KEPT, Decoder, HandlerSpec
-from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, errors_as_decode_error, unpickle_loads
+from mpwds.pipeline.decoding.fields import MAX_DECOMPRESSED_BYTES, decode_error, unpickle_loads
 from mpwds.pipeline.error_context import given_options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
@@ -186,8 +186,12 @@ class XDecode(OneToOneStage, called="xdecode"):
         def decoded(sample: Any) -> dict[str, Any]:
             result = {}
             for field, data in sample.items():
-                with errors_as_decode_error(field, sample):
+                try:  # errors_as_decode_error takes a twentieth of the time of small fields
                     result[field] = self._decoded(decoder_of(field), data)
+                except ImportError:  # every sample would fail, so a handler must not skip it
+                    raise
+                except Exception as error:
+                    raise decode_error(field, sample, sample.get("__url__"), error) from error
             return result
 
         return decoded

@@ -171,13 +171,14 @@ class DatasetLocation:
 
 def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
     """The first of these files that exists, and what ``read`` returns for it."""
-    try:
-        return names[0], read(names[0])
-    except FileNotFoundError:
-        for name in names[1:]:
-            with contextlib.suppress(FileNotFoundError):
-                return name, read(name)
-        raise
+    missing: FileNotFoundError | None = None
+    for name in names:
+        try:
+            return name, read(name)
+        except FileNotFoundError as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
 
 
 def _content(path: str) -> bytes | None:

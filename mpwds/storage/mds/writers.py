@@ -105,7 +105,9 @@ class DatasetWriter(ClosesOrDiscards):
         finally:
             self.discard()
 
-    close = finish
+    def close(self) -> None:
+        """The same as ``finish``."""
+        self.finish()
 
     def discard(self) -> None:
         """Ends without an index; complete shards stay."""

@@ -33,6 +33,7 @@ from mpwds.storage.streams.resuming import (
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 128 * 1024
+_MUCH_BYTES = 1024 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_RANGE = re.compile(r"non-partial|Requested \d+\.\.\d+, got")
 _OPTIONS_VARIABLE = "MPWDS_CLOUD_OPTIONS"
@@ -74,7 +75,9 @@ def open_cloud(
     S3 from a profile in ``~/.aws/credentials`` (``AWS_PROFILE``). ``r2:`` is S3 at ``AWS_ENDPOINT_URL`` or
     the account ``R2_ACCOUNT_ID``.
 
-    Reading and writing are those of :func:`mpwds.storage.streams.http.open_http`, with ranges of 8 MB ahead.
+    *Reading* fetches ranges of 8 MB ahead, and continues where a connection broke. *Writing* collects in a
+    temporary file and sends all at ``close``. ``discard``, and a ``with`` block that raises, send nothing.
+
     obstore does not work in a fork of a process that used cloud storage (a worker of
     ``torch.utils.data.DataLoader``). There a fresh interpreter reads the object and pipes it here;
     writing and ranges (``stop``) are errors.
@@ -82,7 +85,8 @@ def open_cloud(
     Args:
         url: ``s3://BUCKET/NAME``, and likewise ``s3a r2 gs az azure adl abfs abfss``.
         config: Settings of obstore's store (``{"region": "eu-west-1"}``), which override the environment's.
-        mode, bufsize, offset, stop, timeout_s, retries, read_ahead: As for ``open_http``.
+        mode, bufsize, offset, stop, timeout_s, retries, read_ahead: As for
+            :func:`mpwds.storage.streams.http.open_http`.
     """
     _obstore()  # report a missing package first
     shown = without_credentials(url)
@@ -175,7 +179,7 @@ class _CloudBody(Body):
             return b""
         try:
             if self._chunks is None:
-                self._chunks = iter([self._result.bytes()] if much else self._result.stream(_CHUNK_BYTES))
+                self._chunks = iter(self._result.stream(_MUCH_BYTES if much else _CHUNK_BYTES))
             return next(self._chunks, b"")
         except _obstore_errors() as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error

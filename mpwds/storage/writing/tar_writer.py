@@ -402,7 +402,9 @@ def check_pattern(pattern: str) -> str:
         reason = "it gives every shard the same name"
     except (TypeError, ValueError) as error:
         reason = str(error)
-    raise ValueError(f"shard pattern {pattern!r} needs one % directive for numbers, such as %06d: {reason}")
+    raise ValueError(
+        f"shard pattern {pattern!r} needs one % directive for the number, such as %06d: {reason}"
+    )
 
 
 def named_sample(key: str | None, fields: dict[str, Any]) -> dict[str, Any]:

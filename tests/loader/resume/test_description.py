@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 import mpwds
-from mpwds.loader.resume.description import fingerprint
+from mpwds.loader.resume.description import described, fingerprint
+from mpwds.loader.worker.elements import as_dataset
 
 
 def of(*functions):
@@ -115,3 +116,10 @@ def test_where_shards_are_does_not_count_but_how_many_does():
     places = "/a/{x,y}-{0..4}.tar", "s3://b/{0..9}.tar", "/a/{x,y}-{0..5}.tar"
     here, there, more = (fingerprint(mpwds.WebDataset(place)) for place in places)
     assert here == there != more
+
+
+def test_what_the_package_brings_is_described_by_name():
+    """The code of a lambda differs among Pythons, so their states would not be each other's."""
+    shards = mpwds.WebDataset("x-{0..3}.tar", shardshuffle=True).shuffle(9).decode("rgb8")
+    for dataset in (shards.batched(4), mpwds.ResampledShards("x.tar"), mpwds.DataPipeline(range(3))):
+        assert not [text for text in described(as_dataset(dataset)) if ", code " in text]
