@@ -7,6 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
@@ -48,14 +51,15 @@ def interrupts_deferred() -> Iterator[None]:
             handler(*interrupts[-1])
 
 
-def uninterrupted(call: Callable[..., object], *arguments: object) -> None:
+def uninterrupted(call: Callable[..., T], *arguments: Any) -> T:
     """Makes a call during which this thread is sent no signal but those that end a program.
 
     ``zmq.Context.term`` gives up at any signal with a handler, such as the SIGCHLD of a program that uses
-    torch's ``DataLoader``: what was sent is not waited for, and threads and descriptors stay.
+    torch's ``DataLoader``: what was sent is not waited for, and threads and descriptors stay. A socket's
+    ``monitor`` and ``disconnect`` raise ``InterruptedSystemCall``.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _ENDING)
     try:
-        call(*arguments)
+        return call(*arguments)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

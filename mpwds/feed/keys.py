@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import logging
 import os
@@ -11,9 +10,9 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import zmq
@@ -22,11 +21,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, SecurityError
 from mpwds.feed.wire import IDENTITY_NBYTES
+from mpwds.interrupts import uninterrupted
 
 logger = logging.getLogger("mpwds.feed")
 
 StrPath: TypeAlias = str | os.PathLike[str]
-T = TypeVar("T")
 SERVER, CLIENT = "server", "client"
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _MOST_REFUSED = 100
@@ -140,16 +139,6 @@ def client_socket(
             dealer.close(0)
             raise
     return dealer
-
-
-def uninterrupted(call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a method of a socket, and again if a signal interrupted it: pyzmq does so for most of them."""
-    while True:
-        try:
-            return call(*arguments)
-        except zmq.ZMQError as error:
-            if error.errno != errno.EINTR:
-                raise
 
 
 def _is_ipv6(url: str) -> bool:

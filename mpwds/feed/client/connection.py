@@ -19,6 +19,7 @@ from mpwds.errors import MpwdsError
 from mpwds.feed import keys, wire
 from mpwds.feed.client.addresses import ServerAddresses, ServerDirectory, Urls
 from mpwds.feed.fd_passing import FdReceiver
+from mpwds.interrupts import uninterrupted
 from mpwds.loader.engine import options
 from mpwds.loader.engine.local_worker import BatchReceiver
 from mpwds.sharedmem.arena import EventFd
@@ -197,11 +198,11 @@ class ServerConnection:
         socket.reconnect_ivl_max = 1000
         wire.notice_lost_machines(socket, self.options.heartbeat_timeout)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | keys.HANDSHAKE_FAILED
-        self.breaks = keys.uninterrupted(socket.get_monitor_socket, events)
+        self.breaks = uninterrupted(socket.get_monitor_socket, events)
         try:
             socket.connect(self.url)
         except zmq.ZMQError:
-            keys.uninterrupted(socket.disable_monitor)
+            uninterrupted(socket.disable_monitor)
             self.breaks.close(0)
             socket.close(0)
             raise
@@ -232,7 +233,7 @@ class ServerConnection:
             self.lose("it does not answer")
         if self.retry_at is not None and now > self.retry_at:
             self.retry_at = None
-            keys.uninterrupted(self.socket.disconnect, self.url)
+            uninterrupted(self.socket.disconnect, self.url)
             self.socket.connect(self.url)
         if now - self.tick < wire.PING_S:
             return
@@ -401,7 +402,7 @@ class ServerConnection:
     def close(self) -> None:
         """Ends the connection. What has arrived stays, until :meth:`free`."""
         self.is_connected = False
-        keys.uninterrupted(self.socket.disable_monitor)
+        uninterrupted(self.socket.disable_monitor)
         self.breaks.close(0)
         self.socket.close(_LINGER_MS)
         self.session += 1  # as in a new session: the training thread maps no more of its memory
