@@ -112,7 +112,7 @@ class ServerActor:
         self._failure: dict[str, Any] | None = None
         self._told = False
         try:
-            self._start(*pickle.loads(packed))
+            self._start(**pickle.loads(packed))
         except Exception as error:
             traceback.print_exc()
             self._failure = {"host": socket.gethostname(), **describe_error(error)}

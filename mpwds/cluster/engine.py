@@ -18,6 +18,7 @@ from mpwds.errors import MpwdsError
 from mpwds.imports import require
 from mpwds.loader.messages.protocol import describe_error, revive_error
 from mpwds.loader.processes.environment import is_installed
+from mpwds.loader.processes.setup import OPEN_LATER, CannotPickle, find_unpicklable
 from mpwds.pickling import dumps
 
 S = TypeVar("S")
@@ -76,13 +77,23 @@ def pack(item: Any) -> bytes:
 
     Those machines have installed packages. The code of other modules, as of a file ``pipeline.py``, is a part
     of the pickle; modules that a function imports when it runs are not.
+
+    Raises ``CannotPickle``, which names the part that cannot be pickled.
     """
-    with by_value():
-        return dumps(item)
+    with _by_value():
+        try:
+            return dumps(item)
+        except Exception as error:
+            what = find_unpicklable(item)
+            raise CannotPickle(
+                f"{what}, which cannot be sent to other machines ({type(error).__name__}: {error}): "
+                f"{OPEN_LATER}",
+                what,
+            ) from error
 
 
 @contextmanager
-def by_value() -> Iterator[None]:
+def _by_value() -> Iterator[None]:
     known = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # cloudpickle never sends its name
     own = {
         module for module in list(sys.modules.values()) if _is_own(module) and module.__name__ not in known

@@ -12,20 +12,18 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from mpwds.closing import Closes
 from mpwds.cluster.actors import SERVER_KEYS, Directory, ServerActor
 from mpwds.cluster.directory import FleetDirectory
-from mpwds.cluster.engine import by_value, connect, pack
+from mpwds.cluster.engine import connect, pack
 from mpwds.cluster.scaling import Scaling
 from mpwds.errors import MpwdsError
 from mpwds.feed import keys
 from mpwds.imports import load_object
 from mpwds.loader.engine import options as checks
 from mpwds.loader.messages.protocol import revive_error
-from mpwds.loader.processes.setup import OPEN_LATER, find_unpicklable
 
 _HEAD = {"node:__internal_head__": 0.001}  # of the machine that outlives all others
 _SCALE_EVERY_S = 5.0
@@ -100,15 +98,8 @@ class ServerFleet(FleetDirectory, Closes):
         own_keys = _new_keys()
         for_servers = {each: own_keys[each] for each in SERVER_KEYS}
         self._workers = workers
-        try:
-            self._packed = pack((dataset, workers, for_servers, options))
-        except Exception as error:
-            with by_value():
-                what = find_unpicklable(SimpleNamespace(dataset=dataset, options=options))
-            raise TypeError(
-                f"the dataset cannot be sent to servers ({what}; {type(error).__name__}: {error}): "
-                f"{OPEN_LATER}"
-            ) from error
+        setup = {"dataset": dataset, "workers": workers, "keys": for_servers, "options": options}
+        self._packed = pack(setup)
         self._actors: dict[int, Any] = {}
         self._starts: dict[int, Any] = {}  # of the servers that have yet to tell whether they could start
         self._numbers = itertools.count()

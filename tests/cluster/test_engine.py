@@ -33,6 +33,15 @@ def test_what_is_installed_elsewhere_is_not_packed(folder, monkeypatch):
     assert len(pack(installed.double)) < 100
 
 
+def test_what_a_module_holds_that_cannot_be_sent_is_named(monkeypatch):
+    helper = types.ModuleType("helper")
+    helper.__file__ = os.path.abspath("helper.py")
+    exec("import threading\nLOCK = threading.Lock()\ndef f(n): return LOCK and n", vars(helper))
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    with pytest.raises(TypeError, match=r"'work'\]'s global LOCK is a lock, which cannot be sent"):
+        pack({"work": helper.f})
+
+
 def test_an_address_where_nothing_answers_is_named_at_once(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
