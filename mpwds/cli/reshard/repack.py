@@ -66,12 +66,10 @@ class Repack:
         return {name: self._field(sample, name) if name in self.fields else sample[name] for name in sample}
 
     def _field(self, sample: dict[str, Any], name: str) -> bytes:
-        try:
-            return self._repacked(sample[name])
-        except Exception as error:
-            from mpwds.pipeline.decoding.fields import decode_error
+        from mpwds.pipeline.decoding.fields import errors_as_decode_error
 
-            raise decode_error(name, sample, sample.get("__url__"), error) from error
+        with errors_as_decode_error(name, sample):
+            return self._repacked(sample[name])
 
     def _repacked(self, data: bytes) -> bytes:
         import numpy as np

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mpwds.closing import close_all
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
@@ -175,8 +176,7 @@ class OwnElements(Iterator[Any]):
 
     def close(self) -> None:
         iterator, self._iterator = self._iterator, iter(())
-        if iterator is not None and hasattr(iterator, "close"):
-            iterator.close()
+        close_all([iterator])
         for state in self._at_start:
             self._dataset.load_state_dict(state)
         self._at_start = []
@@ -315,9 +315,7 @@ class WorkerIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Closes the iterator, if it can be closed, and the files that it reads."""
-        for part in (self._elements, self._stream):
-            if part is not None and hasattr(part, "close"):
-                part.close()
+        close_all([self._elements, self._stream])
         self._elements, self._stream = iter(()), None
 
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -60,7 +61,7 @@ def medium_of(extension: str) -> str:
     return next((medium for medium, extensions in media.items() if extension in extensions), "")
 
 
-class FieldDecoder:
+class FieldDecoder(ABC):
     """Base of handlers that decode the fields with certain extensions."""
 
     takes_views = True  # `Decoder` may hand it memoryviews
@@ -74,9 +75,9 @@ class FieldDecoder:
         """True if a field of that name is decoded."""
         return extension_of(key) in self.extensions
 
+    @abstractmethod
     def decode(self, data: Any) -> Any:
         """Decodes a field, whatever its name."""
-        raise NotImplementedError
 
 
 def extension_of(key: str) -> str:

@@ -15,6 +15,7 @@ import functools
 import math
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -44,7 +45,7 @@ class Crop(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Resizer:
+class Resizer(ABC):
     """Base of functions from the bytes of an image to an array of one size."""
 
     size: Size
@@ -95,9 +96,9 @@ class Resizer:
         """
         return self.image(data).box()
 
+    @abstractmethod
     def crop(self, height: int, width: int) -> Crop:
         """The crop for an image of this size."""
-        raise NotImplementedError
 
     def arithmetic(self, pixels: int) -> tuple[Any, Any]:
         """Factor and summand that make floats of a row of so many pixels; of planes, if 0."""
