@@ -24,6 +24,7 @@ import cloudpickle
 import msgpack
 import numpy as np
 
+from mpwds.errors import MpwdsError
 from mpwds.loader.processes import environment
 from mpwds.pickling import Pickler, reduced_tensor
 from mpwds.pipeline.context import Context
@@ -63,7 +64,7 @@ class WorkerSetup:
         return getattr(importlib.import_module(module), name)
 
 
-class CannotPickle(TypeError):
+class CannotPickle(MpwdsError, TypeError):
     """A part of the setup cannot be pickled; ``what`` names it: ``dataset.files[3] is a TextIOWrapper``."""
 
     def __init__(self, message: str, what: str) -> None:
