@@ -60,7 +60,7 @@ def test_many_trainers_share_a_server(memory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1200 if LONG else 900)
 def test_coming_and_going_leaves_nothing_in_server_and_trainer(memory):
     times = 10_000 if LONG else 300
     ours = psutil.Process()
