@@ -144,6 +144,8 @@ def version_at(url: str) -> Version:
 
         return object_version(name)
     with open_at(url, read_ahead=0) as stream:
+        if opener in (_CURL, _SCP):
+            stream.read(1)  # a program has not asked yet when it runs
         return stream_version(stream)
 
 
@@ -175,6 +177,7 @@ def _open_unknown(url: str, mode: str = "rb", bufsize: int = 8192, **options: An
 _AIS = _BuiltIn("mpwds.storage.streams.http", "open_ais")
 _CLOUD = _BuiltIn("mpwds.storage.streams.cloud", "open_cloud")
 _CURL = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ("offset",))
+_SCP = _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ())  # which always sends the whole file
 
 gopen_schemes: dict[str, Opener] = {
     "__default__": _open_unknown,
@@ -184,7 +187,7 @@ gopen_schemes: dict[str, Opener] = {
     "ais": _AIS,
     **dict.fromkeys(("s3", "s3a", "r2", "gs", "az", "azure", "adl", "abfs", "abfss"), _CLOUD),
     **dict.fromkeys(("ftp", "ftps", "sftp"), _CURL),
-    "scp": _BuiltIn("mpwds.storage.streams.pipes", "open_curl", ()),  # which always sends the whole file
+    "scp": _SCP,
 }
 
 

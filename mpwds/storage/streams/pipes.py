@@ -33,12 +33,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, BinaryIO, cast
 
-from mpwds.errors import StreamError
+from mpwds.errors import StreamError, StreamNotFound
 from mpwds.pidfds import open_pidfd
 from mpwds.storage.streams.base import DiscardsOnError, InputStream
 from mpwds.storage.streams.urls import refuse_in_secure_mode, url_scheme, verbose, without_credentials
 
 _SIGPIPE_STATUS = 128 + signal.SIGPIPE
+_CURL_NOT_FOUND = 78
 _BUFFER_BYTES = 256 * 1024
 _STALL_S = 60
 _TAIL_BYTES = 2048
@@ -94,16 +95,18 @@ def open_command(
     bufsize: int = 8192,
     environment: Mapping[str, str] | None = None,
     detects_truncation: bool = False,
+    not_found_status: int | None = None,
 ) -> BinaryIO:
     """Like :func:`open_pipe`, for a program that is run without a shell.
 
     ``shown`` is the stream's name in messages, ``environment`` is added to this process's.
-    ``detects_truncation``: whether the program fails if it does not write everything.
+    ``detects_truncation``: whether the program fails if it does not write everything. ``not_found_status``
+    is its exit status if there is no such file: that raises ``StreamNotFound``.
     """
     try:
         if mode[0] == "r":
             output = _Output(arguments, shown, environment)
-            output.detects_truncation = detects_truncation
+            output.detects_truncation, output.not_found_status = detects_truncation, not_found_status
             return io.BufferedReader(output, max(bufsize, _BUFFER_BYTES))
         return _PipeWriter(_Input(arguments, shown, environment), max(bufsize, 1))
     except OSError as error:
@@ -131,7 +134,7 @@ def open_curl(url: str, mode: str = "rb", bufsize: int = 8192, *, offset: int = 
         arguments += ["--upload-file", "-"]
     elif offset > 0:
         arguments += ["--continue-at", str(offset)]
-    return open_command([*arguments, url], shown, mode, bufsize)
+    return open_command([*arguments, url], shown, mode, bufsize, not_found_status=_CURL_NOT_FOUND)
 
 
 class _RunningCommand(InputStream):
@@ -238,11 +241,11 @@ class _RunningCommand(InputStream):
                 self.name,
             )
 
-    def _error(self, what: str) -> StreamError:
+    def _error(self, what: str, kind: type[StreamError] = StreamError) -> StreamError:
         """An error with the end of the command's standard error."""
         complaint = without_credentials(bytes(self._tail).decode("utf-8", "replace").strip())
         said = f"; it said: {complaint}" if complaint else " and said nothing on standard error"
-        return StreamError(f"{self.name}: the command {what}{said}", self.name, self._position)
+        return kind(f"{self.name}: the command {what}{said}", self.name, self._position)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -299,6 +302,7 @@ class _RunningCommand(InputStream):
 class _Output(_RunningCommand):
     _reads = True
     _failure: StreamError | None = None
+    not_found_status: int | None = None
 
     def readinto(self, buffer: Any) -> int:
         if self._failure is not None:
@@ -330,7 +334,10 @@ class _Output(_RunningCommand):
     def _end(self) -> None:
         status = self.finish()
         if status not in (0, _SIGPIPE_STATUS):
-            self._failure = self._error(f"failed with {_described(status)} after {self._position} bytes")
+            kind = StreamNotFound if status == self.not_found_status else StreamError
+            self._failure = self._error(
+                f"failed with {_described(status)} after {self._position} bytes", kind
+            )
             raise self._failure
 
 

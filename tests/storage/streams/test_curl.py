@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from mpwds.errors import StreamError
-from mpwds.storage.streams.gopen import gopen, open_at
+from mpwds.errors import StreamError, StreamNotFound
+from mpwds.storage.streams.gopen import exists, gopen, open_at
 
 CONTENT = bytes(range(256)) * 1000
 
@@ -20,6 +20,10 @@ class FTPHandler(socketserver.StreamRequestHandler):
     """As much of FTP as one file needs."""
 
     def handle(self):
+        with contextlib.ExitStack() as ports, contextlib.suppress(ConnectionError):  # the program was stopped
+            self.converse(ports)
+
+    def converse(self, ports):
         offset, data = 0, None
         say = lambda line: self.wfile.write(line.encode() + b"\r\n")  # noqa: E731 - one line
         say("220 ready")
@@ -27,9 +31,7 @@ class FTPHandler(socketserver.StreamRequestHandler):
             verb, _, argument = line.partition(" ")
             self.server.said.append(line)
             if verb == "EPSV":
-                if data is not None:
-                    data.server_close()
-                data = socketserver.TCPServer(("127.0.0.1", 0), None, bind_and_activate=True)
+                data = ports.enter_context(socketserver.TCPServer(("127.0.0.1", 0), None))
                 say(f"229 passive (|||{data.server_address[1]}|)")
             elif verb == "SIZE":
                 say(f"213 {len(CONTENT)}" if argument == "x.tar" else "550 no such file")
@@ -46,7 +48,6 @@ class FTPHandler(socketserver.StreamRequestHandler):
                             self.server.files[argument] = incoming.read()
                 say("226 done")
             elif verb == "QUIT":
-                data.server_close()
                 say("221 bye")
                 return
             else:
@@ -92,10 +93,14 @@ def test_writes(server):
 def test_a_missing_file_is_an_error_without_the_password(server):
     with (
         gopen(url(server, "no.tar")) as stream,
-        pytest.raises(StreamError, match=r"exit status 78.*it said: curl") as caught,
+        pytest.raises(StreamNotFound, match=r"exit status 78.*it said: curl") as caught,
     ):
         stream.read()
     assert "secret" not in str(caught.value)
+
+
+def test_which_files_exist(server):
+    assert [exists(url(server, name)) for name in ("x.tar", "no.tar")] == [True, False]
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "ftps", "sftp", "scp"])
