@@ -215,3 +215,17 @@ def test_it_may_be_closed_while_another_thread_serves():
             next(iter(loader))
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"workers": 0}, "Server: workers must be at least 1, got 0"),
+        ({"prefetch": 0}, "Server: prefetch must be at least 1, got 0"),
+        ({"prefetch": 255}, "Server: prefetch must be at most 254, got 255"),
+        ({"start_method": "thread"}, "Server: start_method must be one of"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, why):
+    with pytest.raises(ValueError, match=why):
+        mpwds.Server(numbers(), "tcp://127.0.0.1:0", **options)

@@ -104,7 +104,7 @@ class Server(Closes):
         shared_memory: bool = True,
     ) -> None:
         self.workers = options.integer("Server", "workers", workers, at_least=1)
-        blocks = options.integer("Server", "prefetch", prefetch, at_least=1) + BLOCKS_OF_CONSUMER
+        prefetch = options.integer("Server", "prefetch", prefetch, at_least=1, at_most=options.MOST_PREFETCH)
         options.choice("Server", "start_method", start_method, StartMethod)
         wire.check_silence("Server", "client_timeout", client_timeout)
         self._id = secrets.token_hex(8)
@@ -121,7 +121,7 @@ class Server(Closes):
         self._serving = threading.RLock()
         self._is_busy = False
         with contextlib.ExitStack() as ends:
-            setup = ServingSetup(self.dataset, workers=1, blocks=blocks)
+            setup = ServingSetup(self.dataset, workers=1, blocks=prefetch + BLOCKS_OF_CONSUMER)
             processes.fill_standard_descriptors()
             launcher = LAUNCHERS[start_method](setup)
             ends.callback(launcher.close)
@@ -137,7 +137,7 @@ class Server(Closes):
                 raise MpwdsError(f"cannot serve at {bind}: {why_not(error)}") from None
             ends.callback(fd_sender.close)
             self._trainers = Clients(
-                {"server": self._id, "blocks": blocks, **self._definition},
+                {"server": self._id, "blocks": setup.blocks, **self._definition},
                 self._router,
                 launcher,
                 fd_sender,

@@ -21,6 +21,8 @@ StartMethod = Literal["spawn", "fork", "forkserver"]
 BLOCKS_OF_CONSUMER = 2
 """Blocks that a plain ``for`` loop holds: the batch in use, and the next one until its name is rebound."""
 
+MOST_PREFETCH = MOST_BLOCKS - BLOCKS_OF_CONSUMER
+
 
 @dataclass(frozen=True)
 class LoaderOptions:
@@ -44,10 +46,10 @@ class LoaderOptions:
     keys: Any = None
 
     def __post_init__(self) -> None:
-        name, most = "MultiLoader", MOST_BLOCKS - BLOCKS_OF_CONSUMER
+        name = "MultiLoader"
         checked = vars(self)  # a plain dict, although the dataclass is frozen
         checked["workers"] = integer(name, "workers", self.workers, at_least=0)
-        checked["prefetch"] = integer(name, "prefetch", self.prefetch, at_least=1, at_most=most)
+        checked["prefetch"] = integer(name, "prefetch", self.prefetch, at_least=1, at_most=MOST_PREFETCH)
         if self.start_method is not None:
             choice(name, "start_method", self.start_method, StartMethod)
         timeout(name, self.timeout)
