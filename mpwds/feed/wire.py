@@ -61,7 +61,8 @@ HELLO, START, STOP, ACK, PING, BYE = "hello", "start", "stop", "ack", "ping", "b
 COUNT, STATUS, PEEK = "count", "status", "peek"
 
 # Replies.
-WELCOME, WAIT, REFUSED, PONG, NOTICE, GOODBYE = "welcome", "wait", "refused", "pong", "notice", "goodbye"
+WELCOME, WAIT, REFUSED, PONG, NOTICE = "welcome", "wait", "refused", "pong", "notice"
+NEEDED, GOODBYE = "needed", "goodbye"
 COUNTED, STATUS_IS, PEEKED = "counted", "status_is", "peeked"
 
 
@@ -202,6 +203,7 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
     WAIT: _fields("why: text"),
     REFUSED: _fields("why: text"),
     NOTICE: _fields("text: text"),
+    NEEDED: _fields("workers: workers"),
     GOODBYE: _fields("server: line"),
     PONG: _fields("known: flag", "server: line", "number: number", "slots: table", "counters: map"),
     COUNTED: _fields("request: number", "counts: counts"),

@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout  # another one befo
 import pytest
 
 import mpwds
-from mpwds.feed.client import addresses
+from mpwds.feed.client import addresses, sharing
 from tests.feed.faults.checking import rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, bits, delivered, served
 from tests.loader.faults.processes import wait_until
@@ -368,3 +368,25 @@ def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_pa
                 first.kill()
                 got += [bits(batch) for batch in batches]
     assert [got] == undisturbed(2, dataset)
+
+
+@pytest.mark.parametrize("streams", [STREAMS, None])
+def test_a_rank_that_came_before_other_servers_leaves_a_worker_to_the_rank_that_has_none(
+    streams, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with served(dataset, workers=1) as one, served(dataset, workers=1) as two:
+        monkeypatch.setenv("RANK", "0")
+        [[first, _], _] = sharing.links([one.url, two.url], world_size=2, each=2)
+        of_other_rank = [two, one][first]
+        listed.write(of_other_rank)
+        with follow(listed.url, streams=streams) as loader:
+            batches, got = begin(loader)
+            listed.write(one, two)
+            monkeypatch.setenv("RANK", "1")
+            with follow(listed.url, streams=streams) as other:
+                assert other.workers == 1
+                monkeypatch.setenv("RANK", "0")
+                got += rest_of(batches)
+    assert [got] == undisturbed(1, dataset, streams=streams)

@@ -111,12 +111,15 @@ class ServerConnections:
         if self._here.world_size == 1 and not self._addresses.is_followed:
             most = self.options.max_servers or len(urls)
         shares = sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
-        used = {share.url: share for share in shares}
+        used = self._shares = {share.url: share for share in shares}
         kept = [  # those that have not welcomed this trainer are asked anew, for another share
             connection
             for connection in self.connections
             if connection.is_up or (connection.url in used and (connection.session or connection.refused))
         ]
+        for connection in kept:
+            if connection.url in used:
+                connection.share = used[connection.url][1:]
         new = [share for share in shares if share.url not in {connection.url for connection in kept}]
         excess = len(kept) + len(new) - most
         for connection in [each for each in kept if each.url not in used][: max(0, excess)]:
@@ -172,6 +175,14 @@ class ServerConnections:
             for connection in self.connections:
                 if not connection.session:
                     connection.workers = max(0, min(part, lacking))
+
+    def _give_up(self, connection: ServerConnection, workers: int) -> None:
+        """Leaves a server that is another rank's share: this rank came when the servers were others."""
+        share = self._shares.get(connection.url)
+        has_another = any(each.is_up and each is not connection for each in self.connections)
+        if (share is None or share.number >= workers) and has_another and self._addresses.is_followed:
+            connection.leave("another rank needs it")
+            connection.workers = 0 if share is None else None
 
     def slots(self) -> list[tuple[ServerConnection, int]]:
         """The workers of all servers that are up, each as a connection and a slot there."""
@@ -449,6 +460,8 @@ class ServerConnections:
             connection.why = str(reply["why"])
         elif kind == wire.REFUSED:
             self._refuse(connection, f"the server {connection.url} refuses: {reply['why']}")
+        elif kind == wire.NEEDED:
+            self._give_up(connection, int(reply["workers"]))
         elif kind == wire.NOTICE:
             self.notices.append(f"{connection.url}: {reply['text']}")
         elif kind == wire.GOODBYE:

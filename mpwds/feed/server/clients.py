@@ -172,6 +172,9 @@ class Clients:
             why = "the server is ending"
         elif wanted > free:
             why = f"it has {free} of {self.workers} workers free"
+            if hello.get("patient") and not (free or group or hello["workers"]):
+                for other in [each for each, session in self.sessions.items() if not session.party.group]:
+                    self.router.reply(other, wire.NEEDED, workers=self.workers)
         else:
             return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
         self.router.reply(identity, wire.WAIT, why=why)
