@@ -56,6 +56,16 @@ def parse_part(text: str) -> Part:
     return Part(index, count)
 
 
+def tar_output(text: str) -> str:
+    """The shard, or the series, that an argument names. A folder gets ``shard-%06d.tar``."""
+    from mpwds.cli.outputs import shard_pattern
+
+    try:
+        return shard_pattern(text)
+    except ValueError as error:
+        raise BadParameter(str(error)) from None
+
+
 Json = Annotated[bool, Option("--json", help="Write JSON, for programs.")]
 Force = Annotated[bool, Option("--force", help="Replace files that exist.")]
 
@@ -120,7 +130,9 @@ TarShards = Annotated[
 Output = Annotated[
     str,
     Argument(
-        metavar="OUTPUT", help="A path or URL, a series such as out-%06d.tar, or - for standard output."
+        metavar="OUTPUT",
+        parser=tar_output,
+        help="A folder, a series such as out-%06d.tar, one file x.tar, or - for standard output; also URLs.",
     ),
 ]
 

@@ -40,7 +40,7 @@ def path_of(url: str) -> str | None:
 
 
 def is_file(output: str) -> bool:
-    """True if an argument names one file or a series, or a command, rather than a folder.
+    """True if an argument names one file or a series, a device or a command, rather than a folder.
 
     Example:
         >>> is_file("x.tar.gz"), is_file("https://host/x.tar?key=1"), is_file("x-%d"), is_file("data-1.0")
@@ -49,7 +49,8 @@ def is_file(output: str) -> bool:
     if is_stream(output) or is_series(output):
         return True
     if is_local(output):
-        return _FILE.search(output) is not None and not os.path.isdir(local_path(output))
+        path = local_path(output)
+        return not os.path.isdir(path) and (_FILE.search(output) is not None or os.path.exists(path))
     return _FILE.search(output.partition("?")[0]) is not None
 
 

@@ -1,6 +1,7 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
 import os
+import subprocess
 import tarfile
 import threading
 from pathlib import Path
@@ -43,6 +44,41 @@ def test_percent_signs_are_characters_and_folders_are_made(run, source, write_fi
     done = run(*(str(word).format(target) for word in arguments))
     assert done.returncode == 0, done.stderr
     assert existing(target) == [numbered(target, number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (("create", "files", "{}", "--maxcount", 1), 2),
+        (("convert", "in.tar", "{}", "--to", "tar", "--maxcount", 2), 2),
+        (("split", "in.tar", "{}", "--maxcount", 1), 3),
+        (("merge", "in.tar", "{}"), 1),
+        (("shuffle", "in.tar", "{}", "--maxcount", 2), 2),
+        (("shuffle", "in.tar", "{}", "--part", "0/1"), 1),
+        (("sort", "in.tar", "{}"), 1),
+        (("proc", "stages.py:stages", "in.tar", "in.tar", "{}", "-j", 1), 2),
+        (("repack", "in.tar", "{}", "-j", 1), 1),
+    ],
+)
+@pytest.mark.parametrize("folder", ["new/data-1.0", "new/", "there"])
+def test_a_folder_gets_a_series(run, source, write_files, arguments, count, folder):
+    write_files({"1.txt": b"", "2.txt": b""}, "files")
+    Path("there").mkdir()
+    done = run(*(str(word).format(folder) for word in arguments))
+    assert done.returncode == 0, done.stderr
+    assert existing(f"{folder.rstrip('/')}/shard-%06d.tar") == [
+        f"{folder.rstrip('/')}/shard-{number:06d}.tar" for number in range(count)
+    ]
+
+
+def test_a_pipe_and_a_file_that_exist_are_no_folders(run, source):
+    os.mkfifo("pipe")
+    with subprocess.Popen(["tar", "-tf", "pipe"], stdout=subprocess.PIPE, text=True) as listing:
+        assert run("merge", source, "pipe").returncode == 0
+        assert listing.stdout.read().split() == ["0000.cls", "0001.cls", "0002.cls"]
+    Path("notes").touch()
+    done = run("merge", source, "notes")
+    assert (done.returncode, done.stderr.split(": ")[2][:20]) == (1, "notes exists already")
 
 
 def test_a_series_has_one_number_in_its_last_part():

@@ -29,10 +29,10 @@ def repack(
 ) -> None:
     """Make the JPEG images in shards smaller, so that they take less room and time.
 
-    Write `mpwds repack in-{000..099}.tar out-%06d.tar --short-side 256 --quality 90`. Each shard becomes one
-    of the series OUTPUT. Other fields stay as they are, and so do images that would not become smaller, or
-    are no JPEG. A table compares the bytes, and tells what the new compression costs (PSNR). A run that was
-    killed continues, as one of proc does.
+    Write `mpwds repack in-{000..099}.tar out --short-side 256 --quality 90`. Each shard becomes one of the
+    folder, or the series, OUTPUT. Other fields stay as they are, and so do images that would not become
+    smaller, or are no JPEG. A table compares the bytes, and tells what the new compression costs (PSNR). A
+    run that was killed continues, as one of proc does.
     """
     pillow = require("PIL", "images are made smaller with Pillow: pip install 'mpwds[images]'")
 
