@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ _PNG_END = b"IEND"
 _PICKLES = frozenset(["pyd", "pickle", "pkl", "pth", "pt"])  # decoding them would run their code
 _PIECE_BYTES = 1 << 20
 _KEPT_AS = ".damaged"
+_OFFSET = attrgetter("offset")
 
 FieldSet = tuple[str, ...]
 
@@ -219,16 +221,18 @@ class Repair:
                 if isinstance(found, Problem):
                     continue
                 if not isinstance(found, Sample):
-                    if found.data is not None or not found.size:
-                        sink.write_blocks(found.blocks)
+                    members = [found]
                 elif copy.damaged and (self._is_incomplete(found) or any(check(found))):
                     if check.offsets.get(found.key) == found.offset:  # another one of this key may be sound
                         del check.offsets[found.key]
                     copy.left_out += 1
                     copy.left_out_keys += [found.key] if len(copy.left_out_keys) < _MOST_KEPT else []
+                    members = found.others
                 else:
                     copy.kept += 1
-                    sink.write_blocks(b"".join(member.blocks for member in found.members.values()))
+                    members = sorted([*found.members.values(), *found.others], key=_OFFSET)
+                there = (member for member in members if member.data is not None or not member.size)
+                sink.write_blocks(b"".join(member.blocks for member in there))
 
     def _is_incomplete(self, sample: Sample) -> bool:
         return sample.interrupted or not self.required.issubset(sample.members)

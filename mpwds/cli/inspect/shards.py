@@ -40,6 +40,7 @@ class Sample:
     key: str
     offset: int
     members: dict[str, ScannedMember] = field(default_factory=dict)  # by field, with the data asked for
+    others: list[ScannedMember] = field(default_factory=list)  # of no sample, before the next sample begins
     interrupted: bool = False  # damage begins inside it or right after it, so its last member may be wrong
     after_damage: bool = False  # it is the first one after damage, so members may be missing
 
@@ -118,7 +119,7 @@ class TarShard:
     md5sum: str | None = None
 
     def read(self, wants: Wants, first: int = 0) -> Found:
-        """Yields samples, numbered from ``first`` on, problems, and members of no sample, in order."""
+        """Yields members before the first sample, samples, numbered from ``first`` on, and problems."""
         sample: Sample | None = None
         number, after_damage = first, False  # of the next sample
         in_twin = False  # another sample of the same key has begun
@@ -138,7 +139,10 @@ class TarShard:
                 continue
             key, name = split_name(found.name) if found.is_file else ("", "")
             if not key:
-                yield found
+                if sample is None:
+                    yield found
+                else:
+                    sample.others.append(found)
                 continue
             if sample is None or key != sample.key:
                 if sample is not None:

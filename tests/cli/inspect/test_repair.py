@@ -172,6 +172,12 @@ def test_a_shard_without_samples_is_copied(run, tar, entries):
     assert [entry.name for entry in entries(Path("y.tar"))] == ["README"]
 
 
+def test_what_belongs_to_no_sample_stays_in_its_place(run, tar, entries):
+    shard = tar("x.tar", dict.fromkeys(["a.jpg", "README", "a.cls", "LICENSE", "b.jpg", "END"], b"1"))
+    run("repair", shard, "-o", "y.tar")
+    assert Path("y.tar").read_bytes() == shard.read_bytes()
+
+
 def test_the_table_has_the_repaired_shards_and_the_first_keys(run, shards, damaged, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setattr("mpwds.cli.inspect.commands._MOST_KEYS", 2)
