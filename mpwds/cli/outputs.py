@@ -25,13 +25,24 @@ from mpwds.storage.writing.destinations import (
 from mpwds.viewing.wording import printable
 
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
+_OWN = re.compile(r"(file:(//)?)?/(dev/(stdin$|fd/)|proc/self/fd/)")
 _REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
 
 
 def is_stream(url: str) -> bool:
     """True if a URL names standard input or output, or a command's, which is read or written once."""
-    return url == "-" or url_scheme(url) == "pipe"
+    return is_own(url) or url_scheme(url) == "pipe"
+
+
+def is_own(url: str) -> bool:
+    """True if a URL names what this process alone has open: standard input, a shell's ``<(command)``.
+
+    Example:
+        >>> is_own("-"), is_own("/dev/fd/63"), is_own("pipe:cat x.tar")
+        (True, True, False)
+    """
+    return url == "-" or _OWN.match(url) is not None
 
 
 def path_of(url: str) -> str | None:

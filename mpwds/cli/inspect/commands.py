@@ -18,7 +18,8 @@ from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
-from mpwds.cli.outputs import is_file, make_folders, refuse_existing, refuse_own_input
+from mpwds.cli.outputs import is_file, is_own, make_folders, refuse_existing, refuse_own_input
+from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.viewing.wording import counted, printable, size
 
@@ -210,7 +211,7 @@ def info(
     total = ShardFigures("all shards")
     rows: list[tuple[str, ...]] = []
     look_into = partial(sum_up, looks=sys.maxsize if shapes else _LOOKS)
-    jobs = 1 if "-" in shards else jobs  # workers have another standard input
+    jobs = 1 if any(map(is_own, shards)) else jobs
     for figures in each(found, look_into, jobs, "reading shards"):
         total.merge(figures)
         name = without_credentials(figures.name)
@@ -252,7 +253,7 @@ def verify(shards: Shards, decode: Decode = False, jobs: Jobs = 1, as_json: Json
     from mpwds.cli.inspect.checking import add_incomplete, keys_in_several, verify_shard
     from mpwds.cli.inspect.shards import problem_table, shards_of
 
-    jobs = 1 if "-" in shards else jobs  # workers have another standard input
+    jobs = 1 if any(map(is_own, shards)) else jobs
     reports = list(each(shards_of(shards), partial(verify_shard, decode=decode), jobs, "verifying"))
     add_incomplete(reports)
     problems = [problem for found in reports for problem in found.problems]
@@ -292,13 +293,13 @@ def repair(
     """
     if bool(output) == in_place:
         raise BadParameter("say where the copies go with --output, or replace damaged shards with --in-place")
-    if "-" in shards and (in_place or shards[1:] or not is_file(output)):
-        raise BadParameter("standard input is one shard, whose copy needs a name: -o x.tar, or -o -")
+    if any(map(is_own, shards)) and (in_place or shards[1:] or not is_file(output)):
+        raise BadParameter("a stream is one shard, whose copy needs a name: -o x.tar, or -o -")
     from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
     from mpwds.cli.inspect.shards import TarShard, shards_of
 
     with ExitStack() as stack:
-        given = shards_of([_saved(stack) if url == "-" else url for url in shards])
+        given = shards_of([_saved(url, stack) if is_own(url) else url for url in shards])
         if not all(isinstance(shard, TarShard) for shard in given):
             raise BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
         names = [shard.name for shard in given]
@@ -325,10 +326,11 @@ def repair(
     return int(not all(found.is_readable for found in reports))
 
 
-def _saved(stack: ExitStack) -> str:
-    """A temporary file with what comes from standard input, which could not be read twice."""
+def _saved(url: str, stack: ExitStack) -> str:
+    """A temporary file with what comes from a stream, which could not be read twice."""
     file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="mpwds-repair-"))  # noqa: SIM115
-    shutil.copyfileobj(sys.stdin.buffer, file)
+    with gopen(url) as stream:
+        shutil.copyfileobj(stream, file)
     file.flush()
     return file.name
 

@@ -18,7 +18,7 @@ import typer
 from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import digest
 from mpwds.cli.options import Distributed, ShardByShard
-from mpwds.cli.outputs import shard_names
+from mpwds.cli.outputs import is_own, shard_names
 from mpwds.cli.shards import shard_urls
 from mpwds.loader.resume.description import fingerprint
 from mpwds.pipeline.context import Context
@@ -93,7 +93,7 @@ class Processing:
         workers, engine = self.to.jobs, over.on
         if workers is None:
             workers = 0 if engine else _WORKERS
-        if "-" in (self.to.output, *self.urls):  # which are this process's own
+        if any(map(is_own, (self.to.output, *self.urls))):
             workers, engine = 0, None
         options: dict[str, Any] = {"in_order": False, "on_worker_death": "restart"}
         own = over.own(self.jobs)

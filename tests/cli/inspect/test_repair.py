@@ -215,11 +215,11 @@ def test_a_truncated_compressed_shard_keeps_its_beginning(run, shard):
     assert Path("y.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
-def test_reads_and_writes_pipes(command, damaged):
-    with open(damaged, "rb") as file:
-        result = subprocess.run(
-            [*command, "repair", "-", "-o", "-"], stdin=file, capture_output=True, check=True
-        )
+@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
+def test_reads_and_writes_pipes(command, damaged, name):
+    result = subprocess.run(
+        [*command, "repair", name, "-o", "-"], input=damaged.read_bytes(), capture_output=True, check=True
+    )
     verified = subprocess.run([*command, "verify", "-"], input=result.stdout, capture_output=True, check=True)
     assert b"no problems" in verified.stdout
 

@@ -137,9 +137,10 @@ def test_keys_in_several_shards_are_a_note_alone(run, write_shard):
     assert "keys that occur in more than one shard: 2" in result.stdout
 
 
-def test_standard_input_is_read_here_whatever_the_number_of_jobs(command, shard):
+@pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0"])
+def test_standard_input_is_read_here_whatever_the_number_of_jobs(command, shard, name):
     with open(shard, "rb") as given:
-        done = subprocess.run([*command, "verify", "-", "-j", "2"], stdin=given, capture_output=True)
+        done = subprocess.run([*command, "verify", name, "-j", "2"], stdin=given, capture_output=True)
     assert (done.returncode, b"no problems" in done.stdout) == (0, True)
 
 

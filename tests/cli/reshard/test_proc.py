@@ -171,12 +171,20 @@ class TestOnError:
         assert "stages must yield samples" in proc("unnamed").stderr
 
 
-def test_pipes_on_both_ends(command):
-    words = [*command, "proc", "pipeline.py:doubled", "-", "-"]
+@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
+def test_pipes_on_both_ends(command, name):
+    words = [*command, "proc", "pipeline.py:doubled", name, "-"]
     done = subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
     assert done.stderr.startswith(b"20 samples")
     listed = subprocess.run(["tar", "-tf", "-"], input=done.stdout, capture_output=True, check=True)
     assert len(listed.stdout.split()) == 40
+
+
+def test_what_a_shell_gives_the_command_alone_is_processed_again_and_again(command):
+    words = [*command, "proc", "pipeline.py:doubled", "/dev/fd/0", "out-%d.tar"]
+    for said in (b"1 shard written", b"1 were complete before"):
+        done = subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
+        assert said in done.stdout
 
 
 @pytest.mark.usefixtures("in_process")
