@@ -20,7 +20,7 @@ from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
 from mpwds.cli.outputs import is_file, is_own, make_folders, refuse_existing, refuse_own_input
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, without_credentials
+from mpwds.storage.streams.urls import is_local, last_part, url_scheme, without_credentials
 from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
@@ -341,7 +341,8 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     elif output == "-":
         raise BadParameter("standard output takes one copy: name a folder for those of several shards")
     else:
-        targets = [os.path.join(output, name.rpartition("/")[2]) for name in names]
+        files = (last_part(name).partition("?")[0] if url_scheme(name) else last_part(name) for name in names)
+        targets = [os.path.join(output, file) for file in files]
         if len({*targets}) < len(targets):
             raise BadParameter("two shards have the same name: repair them one by one")
     refuse_existing(targets, force)

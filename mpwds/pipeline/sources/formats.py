@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpwds.storage.indexed.shards import IndexedShards, most_open_files
 from mpwds.storage.streams.gopen import open_at
 from mpwds.storage.streams.patterns import expand_urls
-from mpwds.storage.streams.urls import PACKED, is_description, is_local, is_named, local_path, url_scheme
+from mpwds.storage.streams.urls import (
+    PACKED,
+    is_description,
+    is_local,
+    is_named,
+    last_part,
+    local_path,
+    url_scheme,
+)
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -99,9 +107,9 @@ class Format:
         if _is_folder(source):
             path = local_path(source)
             return path if any(os.path.exists(os.path.join(path, name)) for name in self.indexes) else None
-        folder, _, last = source.rpartition("/")
+        last = last_part(source)
         if last in self.indexes:
-            return folder or "."
+            return source.rpartition("/")[0] or "."
         last = last.partition("?")[0] if url_scheme(source) else last
         return source if last.lower().rpartition(".")[2] in self.endings else None
 
@@ -142,7 +150,7 @@ class _Tar(Format):
     endings = ("tar", "tgz", "json", PACKED[1:])
 
     def find(self, source: str) -> str | None:
-        is_tar = source == "-" or url_scheme(source) == "pipe" or ".tar" in source.rpartition("/")[2].lower()
+        is_tar = source == "-" or url_scheme(source) == "pipe" or ".tar" in last_part(source).lower()
         return source if is_tar else super().find(source)
 
     def shards(self, source: str, cache: CacheConfig = NO_CACHE) -> IndexedShards:
@@ -175,7 +183,7 @@ class _MDS(Format):
             index = os.path.join(place, self.indexes[0])
             return None if _is_description(index) else place
         is_url = not is_local(source) and source != "-" and url_scheme(source) != "pipe"
-        return source if is_url and "." not in source.rpartition("/")[2] else None
+        return source if is_url and "." not in last_part(source) else None
 
     def shards(self, source: str, cache: CacheConfig = NO_CACHE) -> IndexedShards:
         from mpwds.storage.mds.shards_v2 import MDSShards

@@ -271,6 +271,17 @@ def folder_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{posixpath.dirname(parts.path)}"
 
 
+def last_part(url: str) -> str:
+    """What follows the last slash of a path or of a URL's path: a query stays, and may have slashes.
+
+    Example:
+        >>> last_part("data/x.tar"), last_part("https://host/data/x.tar?signature=a/b")
+        ('x.tar', 'x.tar?signature=a/b')
+    """
+    path = url.partition("?")[0] if url_scheme(url) else url
+    return url[path.rfind("/") + 1 :]
+
+
 def join_url(base: str, url: str) -> str:
     """A URL that may be relative to the folder ``base``. A path that begins with ``/`` keeps only the host.
 

@@ -224,6 +224,12 @@ def test_reads_and_writes_pipes(command, damaged, name):
     assert b"no problems" in verified.stdout
 
 
+def test_a_copy_of_a_shard_at_a_url_is_named_without_its_query(run, web, shard):
+    web.files["/x.tar"] = shard.read_bytes()
+    assert run("repair", web.url("/x.tar?signature=a/b"), "-o", "fixed").returncode == 0
+    assert [path.name for path in Path("fixed").iterdir()] == ["x.tar"]
+
+
 def test_a_shard_that_cannot_be_read_is_a_status(run, shards):
     Path("train-1.tar").write_bytes(b"")
     assert run("repair", shards, "-o", "fixed").returncode == 1

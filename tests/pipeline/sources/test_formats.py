@@ -59,10 +59,13 @@ def test_an_installed_package_brings_a_format_of_its_own(tmp_path):
 
 
 NAMES = {
-    "tar": ["x-{000..009}.tar.gz", "x.tgz", "-", "pipe:cat x", "s3://bucket/x.json?version=1"],
+    "tar": [
+        *("x-{000..009}.tar.gz", "x.tgz", "-", "pipe:cat x", "s3://bucket/x.json?version=1"),
+        *("https://host/x.tar?signature=a/b", "https://host/x?shard=1.tar"),
+    ],
     "mds": ["s3://bucket/x", "s3://bucket/x/"],
     "mds1": ["https://host/x/index.mds.gz"],
-    "msgpack": ["x.msg"],
+    "msgpack": ["x.msg", "https://host/x.msg?signature=a/b"],
     "cbor": ["X.CBOR"],
     None: ["x.parquet", "x"],
 }
