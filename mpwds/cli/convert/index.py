@@ -13,7 +13,7 @@ from typer import Argument, BadParameter, Option, Typer
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.options import Force, Json
-from mpwds.cli.outputs import make_folders, refuse_existing
+from mpwds.cli.outputs import make_folders, refuse_existing, refuse_own_input
 from mpwds.cli.shards import expanded, shard_urls
 from mpwds.storage.streams.gopen import gopen
 from mpwds.viewing.wording import counted, printable, size
@@ -65,6 +65,7 @@ def create(
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
     urls = shard_urls(shards)
+    refuse_own_input(urls, output)
     refuse_existing([output], force)
     about = None
     if info is not None:

@@ -58,6 +58,13 @@ def test_a_description_that_exists_is_replaced_only_by_force(run, shards, descri
     assert json.loads(description.read_text())["name"] == "other"
 
 
+def test_a_shard_is_not_replaced_by_its_description(refused, write_shard):
+    shard = write_shard("x.tar", {"cls": 1})
+    before = shard.read_bytes()
+    assert "cannot be written as well" in refused("index", "create", shard, "-o", shard, "--force", status=2)
+    assert shard.read_bytes() == before
+
+
 def test_the_binary_form_is_written_where_the_name_asks_for_it(run, shards, description):
     assert run("index", "create", shards, "-o", "made.shardindex", "--name", "mine").returncode == 0
     told = run("index", "convert", description, "converted.shardindex", "--json").stdout
