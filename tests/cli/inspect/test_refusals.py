@@ -17,6 +17,7 @@ REFUSED = {
     "ls train-0.tar --where=import": 'expression "import"',
     "show x.tar --web": "--web is for feeds",
     "show x.tar --port 80": "--port is for the page",
+    "show --save train-0.tar train-1.tar": "a contact sheet is a PNG image",
     "show tcp://localhost:1 -f jpg": "--where and --fields are for shards",
     "show zsub://localhost:1 -n 3": "--where and --fields are for shards",
     **{f"repair {each}": "one shard" for each in ("- -o fixed", "- --in-place", "- train-0.tar -o fixed")},
