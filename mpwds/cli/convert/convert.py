@@ -195,7 +195,13 @@ class Conversion:
         fields = {name: (new, to) for name, (new, _, to) in plan.items() if name in wanted}
         converted: dict[str, Any] = convert_fields(sample, fields)
         key = converted[KEY].decode() if KEY in converted else sample[KEY]
-        converted[KEY] = key.encode() if kind == "mds1" else key
+        converted[KEY] = key
+        if kind != "tar":
+            try:
+                encoded = key.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"the key of sample {key!r} is not UTF-8, as keys in {kind} are") from None
+            converted[KEY] = encoded if kind == "mds1" else key
         return converted
 
 

@@ -409,7 +409,11 @@ def _record_samples(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
                 sample = {_text(name): value for name, value in record.items() if value is not None}
                 key = _text(sample.pop(KEY, f"{number:09d}"))
                 kept = {name: value for name, value in sample.items() if not name.startswith("__")}
-                yield {KEY: key, **{name: encode_field(name, value) for name, value in kept.items()}}
+                try:
+                    encoded = {name: encode_field(name, value) for name, value in kept.items()}
+                except ValueError as error:
+                    raise ValueError(f"the record at offset {offset} of {url}: {error}") from error
+                yield {KEY: key, **encoded}
                 number += 1
 
 

@@ -138,6 +138,19 @@ def test_a_file_that_an_error_interrupts_is_not_there(refused, shards, name):
     assert sorted(path.name for path in Path().iterdir() if path.name[0] != "x") == whole
 
 
+@pytest.mark.parametrize("options", [["y.msgpack"], ["y.cbor"], ["y"], ["y", "--to", "mds1"]])
+def test_a_sample_whose_key_a_format_cannot_hold_is_named(run, refused, options):
+    with tarfile.open("z.tar", "w", errors="surrogateescape") as archive:
+        archive.addfile(tarfile.TarInfo("caf\udce9.bin"))
+    assert "the key of sample 'caf\\udce9' is not UTF-8" in refused("convert", "z.tar", *options)
+    assert run("convert", "z.tar", "y.tar").returncode == 0
+
+
+def test_a_record_that_cannot_be_encoded_is_named(refused):
+    Path("r.msgpack").write_bytes(b"\x81\xa3bin\xc4\x011\x81\xa3bin\x05")
+    assert "the record at offset 8 of r.msgpack: field 'bin'" in refused("convert", "r.msgpack", "y.tar")
+
+
 def test_a_description_names_the_shards(run, shards):
     run("index", "create", shards, "-o", "all.json")
     run("convert", "all.json", "one.tar")
