@@ -175,9 +175,8 @@ class Iterated(Origin):
     def stream(self, context: Context = ALONE) -> Stream[Any]:
         return UnseekableStream(self._start, self, context)
 
-    def _start(self) -> Iterator[Any]:
-        elements = self.elements
-        return iter(elements if isinstance(elements, Iterable) else elements())
+    def _start(self) -> Iterable[Any]:
+        return self.elements if isinstance(self.elements, Iterable) else self.elements()
 
 
 def is_torch_iterable(dataset: Any) -> bool:
@@ -277,7 +276,7 @@ class UnseekableStream(_IteratedStream):
             elements = self._start()
         except StopIteration as error:
             raise not_an_end(error) from error
-        if not isinstance(elements, Iterable) and not hasattr(elements, "__getitem__"):
+        if not isinstance(elements, Iterable):  # iter() of a map-style dataset may never end
             raise TypeError(
                 f"{self._origin} returned {shown(elements)}, not an iterator of elements: write a generator "
                 "function, which yields them, or return an iterator (for a function of one element use map)"

@@ -502,6 +502,19 @@ def test_a_function_that_returns_no_iterator_is_named_with_what_it_returned(work
         list(loader)
 
 
+def test_a_map_style_class_in_place_of_its_object_is_an_error():
+    class Squares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index**2
+
+    expected = "must return an iterator .*, but it returned <.*Squares object"
+    with mpwds.MultiLoader(Squares, workers=0) as loader, pytest.raises(TypeError, match=expected):
+        next(iter(loader))
+
+
 def test_a_class_of_a_function_keeps_what_the_program_has_assigned_since():
     class Box:
         opened = 0

@@ -64,6 +64,11 @@ def test_a_function_that_raises_stop_iteration_is_no_empty_dataset():
     assert caught.value.__notes__ == ["in numbers, after 0 elements"]
 
 
+def test_a_function_that_returns_a_map_style_dataset_is_an_error():
+    with pytest.raises(TypeError, match=r"returned <.*Augmented object .*>, not an iterator of elements"):
+        next(Iterated(lambda: Augmented()).stream())
+
+
 def every_other(source):
     for element in source:
         yield element + random.random()

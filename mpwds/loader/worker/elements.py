@@ -66,7 +66,7 @@ def elements(dataset: Any, context: Context) -> Iterator[Any]:
     if isinstance(dataset, Iterable):
         return iter(dataset)
     made = dataset()
-    if not (isinstance(made, Iterable) or hasattr(made, "__getitem__")):
+    if not isinstance(made, Iterable):  # iter() of a map-style dataset may never end
         raise TypeError(
             f"the loader's dataset is a function, {arguments(dataset)}, which must return an iterator or "
             f"be a generator function, but it returned {made!r}"
