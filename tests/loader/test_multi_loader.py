@@ -502,6 +502,13 @@ def test_a_function_that_returns_no_iterator_is_named_with_what_it_returned(work
         list(loader)
 
 
+@pytest.mark.parametrize("make", [mpwds.MultiLoader, mpwds.DataLoader, torch.utils.data.DataLoader])
+def test_workers_do_not_each_deliver_all_of_a_loader(make):
+    loader = make(list(range(4)))
+    with pytest.raises(TypeError, match="is a loader, and each worker would deliver all of it"):
+        mpwds.MultiLoader(loader, workers=2)
+
+
 def test_a_map_style_class_in_place_of_its_object_is_an_error():
     class Squares(torch.utils.data.Dataset):
         def __len__(self):

@@ -40,9 +40,12 @@ def as_dataset(dataset: Any) -> Any:
         raise TypeError(
             f"{dataset!r} is no dataset: for shards of that name write mpwds.WebDataset({dataset!r})"
         )
+    data = sys.modules.get("torch.utils.data")
+    is_torchs = data is not None and isinstance(dataset, data.DataLoader)
+    if is_torchs or hasattr(type(dataset), "rebatched"):  # only loaders have that stage
+        raise TypeError(f"{dataset!r} is a loader, and each worker would deliver all of it: give its dataset")
     if isinstance(dataset, DataPipeline):
         return dataset
-    data = sys.modules.get("torch.utils.data")
     is_iterable_dataset = data is not None and isinstance(dataset, data.IterableDataset)
     if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__") and not is_iterable_dataset:
         return DataPipeline(dataset)
