@@ -42,6 +42,7 @@ from mpwds.pipeline.stages.fields import (
     rename_keys,
 )
 from mpwds.pipeline.stages.map import Map, MapTuple
+from mpwds.pipeline.stages.resized import resize_center_crop
 from mpwds.pipeline.stages.select import Select, rsample, slice
 from mpwds.pipeline.stages.shuffle import Shuffle, detshuffle
 from mpwds.pipeline.stages.unbatched import Unbatched, Unlisted, flatmap
@@ -194,6 +195,7 @@ REFUSED = {
         (lambda: Map(3), "map: expected a function, got 3"),
         (lambda: collect(MapDict({"png": len}), [(1, 2)]), "map_dict needs dict samples, got a tuple"),
         (lambda: MapDict({"cls": 3}), "map_dict: "),
+        (lambda: collect(resize_center_crop("jpg"), [(b"",)]), "resize_center_crop needs dict samples"),
         (lambda: collect(MapTuple((int,)), [{"cls": 7}]), "map_tuple needs tuple samples, got a dict"),
         (lambda: MapTuple(("png",)), "map_tuple: expected functions or None, got 'png'"),
         (lambda: associate(3), "associate: expected a dict or a function of the key, got 3"),
