@@ -195,6 +195,8 @@ REFUSED = {
         (lambda: Map(3), "map: expected a function, got 3"),
         (lambda: collect(MapDict({"png": len}), [(1, 2)]), "map_dict needs dict samples, got a tuple"),
         (lambda: MapDict({"cls": 3}), "map_dict: "),
+        *refused(RandomMix, (WebDataset("a.tar"),), (IndexedDataset("ab"),), why="takes a list of datasets"),
+        (lambda: RoundRobin(DataPipeline("ab"), True), "takes a list of datasets"),
         (lambda: collect(resize_center_crop("jpg"), [(b"",)]), "resize_center_crop needs dict samples"),
         (lambda: collect(MapTuple((int,)), [{"cls": 7}]), "map_tuple needs tuple samples, got a dict"),
         (lambda: MapTuple(("png",)), "map_tuple: expected functions or None, got 'png'"),

@@ -75,7 +75,7 @@ class RandomMix(DataPipeline):
         exact: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.datasets = list(datasets)
+        self.datasets = _several(datasets)
         self.probs = None if probs is None else [*map(float, probs)]
         self.longest = longest
         self.stop = _rule(longest) if stop is None else stop
@@ -109,7 +109,7 @@ class RoundRobin(DataPipeline):
     """
 
     def __init__(self, datasets: Iterable[Any], longest: bool = False) -> None:
-        self.datasets = list(datasets)
+        self.datasets = _several(datasets)
         self.longest = longest
         call = f"RoundRobin({_named(self.datasets)}{', longest=True' if longest else ''})"
         weights = (1.0,) * len(self.datasets)
@@ -317,6 +317,12 @@ class _Exact(_Order):
 
 def _rule(longest: bool) -> StopRule:
     return "all_exhausted_without_replacement" if longest else "first_exhausted"
+
+
+def _several(datasets: Iterable[Any]) -> list[Any]:
+    if isinstance(datasets, PipelineSource):  # its elements would be the datasets
+        raise TypeError("a mix takes a list of datasets, RandomMix([a, b]), got one dataset")
+    return list(datasets)
 
 
 def _named(datasets: Sequence[Any]) -> str:
