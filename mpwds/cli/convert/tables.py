@@ -148,7 +148,11 @@ def make_map(columns: Mapping[str, TableColumn], given: str = "", key: str = "",
     """
     check_key(key, columns)
     fields, rest = _parsed(given, columns) if given else (_guessed(columns), "json")
-    key = key or next((name for name in _KEYS if name in columns and name not in fields), "")
+    keys = {key, *(name for name, target in fields.items() if target == "__key__")} - {""}
+    if len(keys) > 1:
+        raise ValueError(f"one column holds the keys, but several are given: {', '.join(sorted(keys))}")
+    fields = {name: target for name, target in fields.items() if target != "__key__"}
+    key = next(iter(keys), "") or next((name for name in _KEYS if name in columns and name not in fields), "")
     if not given:
         fields.pop(key, None)
     files = frozenset(name for name, column in columns.items() if column.kind == "file")

@@ -58,6 +58,14 @@ def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files):
     ]
 
 
+def test_a_column_may_become_the_keys(run, refused, write_files):
+    folder = write_files({"list.csv": b"number,word\n17,a\n18,b\n"})
+    found = create(run, folder / "list.csv", "--columns", "number:__key__,word:txt")
+    assert found == [{"__key__": "17", "txt": b"a"}, {"__key__": "18", "txt": b"b"}]
+    errors = refused("create", folder / "list.csv", "x.tar", "--columns", "number:__key__", "--key", "word")
+    assert "one column holds the keys, but several are given: number, word" in errors
+
+
 def test_the_column_of_keys_is_no_text_as_well_unless_the_user_says_so(run, write_files):
     folder = write_files({"list.csv": b"caption,label,width\na,1,2\n"})
     (sample,) = create(run, folder / "list.csv", "--key", "caption")
