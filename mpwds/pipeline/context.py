@@ -127,7 +127,12 @@ def pytorch_worker_seed(group: Any = None) -> int:
 
 def _rank(group: Any) -> tuple[int, int]:
     if group is None and os.environ.get("RANK") and os.environ.get("WORLD_SIZE"):
-        return integer_variable("RANK"), integer_variable("WORLD_SIZE")
+        rank, ranks = integer_variable("RANK"), integer_variable("WORLD_SIZE")
+        if not 0 <= rank < ranks:
+            raise ValueError(
+                f"RANK={rank} and WORLD_SIZE={ranks} in the environment: RANK is 0 to WORLD_SIZE - 1"
+            )
+        return rank, ranks
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(group=group), distributed.get_world_size(group=group)

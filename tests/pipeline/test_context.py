@@ -1,3 +1,4 @@
+import pytest
 import torch.distributed
 import torch.utils.data
 import webdataset.utils
@@ -29,6 +30,16 @@ def test_splitters_of_ones_own_learn_their_place_as_from_webdataset(monkeypatch)
     assert Context.current() == Context(rank=2, world_size=3, worker=5, workers=7)
     assert pytorch_worker_info() == webdataset.utils.pytorch_worker_info() == (2, 3, 5, 7)
     assert pytorch_worker_seed() == webdataset.utils.pytorch_worker_seed() == 2005
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_that_no_rank_of_the_job_has_is_an_error(monkeypatch, rank):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ValueError, match=f"RANK={rank} and WORLD_SIZE=2 in the environment: RANK is 0 to WORLD_SIZE - 1"
+    ):
+        Context.current()
 
 
 def test_of_a_group_of_ranks_both_the_rank_in_it_and_its_size_count(monkeypatch):
