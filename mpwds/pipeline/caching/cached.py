@@ -75,8 +75,8 @@ def lmdb_cached(
 
     The stages before this one run as in epoch 0, in every epoch. If an epoch stops early, or its process is
     killed, the next one yields what is stored and continues with the source, which makes the elements again
-    that were not written yet. A complete part never uses the source again. So delete the database, or change
-    ``fingerprint``, to store other elements.
+    that were not written yet. A complete part never uses the source again. So delete the database to store
+    other elements.
 
     Args:
         fname: The database's directory; created if it is missing. The disk must be local.
@@ -86,7 +86,7 @@ def lmdb_cached(
             pickle.
         chunksize: Elements written at a time.
         fingerprint: Identifies what made the elements (the pipeline's ``repr``, a version). A database with
-            another one is refused. Empty for no check.
+            another one, or with none, is refused. Empty for no check.
 
     Raises:
         ValueError: ``chunksize`` is below 1, or ``map_size`` below 4096; while iterating, the database has

@@ -198,10 +198,10 @@ class DiskStore:
                 f"the elements in {self._path} were stored with {made_by}, but would be read with {codec}: "
                 "pass the same pickler, or delete the database"
             )
-        if fingerprint and made_of and fingerprint != made_of:
+        if fingerprint and fingerprint != made_of:
             raise ValueError(
                 f"the elements in {self._path} were made by another pipeline: delete the database, or give "
-                f"another path\n  there: {made_of}\n  here:  {fingerprint}"
+                f"another path\n  there: {made_of or 'no fingerprint'}\n  here:  {fingerprint}"
             )
 
     def _find(self, query: str, *values: Any) -> Any:

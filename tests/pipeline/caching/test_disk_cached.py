@@ -162,6 +162,12 @@ def test_a_database_of_another_pipeline_is_refused(path):
     assert collect(DBCache(path, 10), []) == ["a", "b"]
 
 
+def test_a_database_without_a_fingerprint_is_refused_if_one_is_wanted(path):
+    collect(DBCache(path, 10), "ab")
+    with pytest.raises(ValueError, match="another pipeline: .*\n  there: no fingerprint\n  here:  shards v2"):
+        collect(DBCache(path, 10, fingerprint="shards v2"), "ab")
+
+
 def test_a_file_that_is_no_database_of_this_stage_is_refused_and_left_alone(path, tmp_path):
     (tmp_path / "text").write_text("something else" * 1000)
     with pytest.raises(ValueError, match="cannot be used as a database"):
