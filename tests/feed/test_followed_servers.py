@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout  # another one befo
 import pytest
 
 import mpwds
+from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
 from tests.feed.faults.checking import rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, bits, delivered, served
@@ -343,6 +344,40 @@ def test_a_trainer_leaves_a_server_for_another_if_it_may_have_no_more(tmp_path):
     assert is_whole(got, dataset)
 
 
+@pytest.mark.parametrize("streams", [STREAMS, None])
+@pytest.mark.parametrize("on_loss", ["wait", "raise"])
+def test_a_trainer_that_moves_no_parts_leaves_no_server_for_another(on_loss, streams, tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with served(dataset, workers=1) as first, served(dataset, workers=1) as second:
+        listed.write(first)
+        options = {"streams": streams, "on_server_loss": on_loss, "server_timeout": 5}
+        with follow(listed.url, max_servers=1, **options) as loader:
+            batches, got = begin(loader)
+            servers = loader._remote.connected()
+            listed.write(second)
+            wait_until(lambda: [each.url for each in servers._shares.values()] == [second.url], "the look-up")
+            got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(1, dataset, streams=streams)
+
+
+@pytest.mark.parametrize("streams", [STREAMS, None])
+def test_a_server_that_is_waited_for_may_be_listed_again_when_it_is_back(streams, tmp_path):
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with ServerProcess(dataset, workers=1) as server:
+        listed.write(server)
+        options = {"streams": streams, "on_server_loss": "wait"}
+        with follow(listed.url, server_timeout=60, **options) as loader:
+            batches, got = begin(loader)
+            servers = loader._remote.connected()
+            server.kill()
+            listed.write()
+            wait_until(lambda: not servers._shares, "the look-up")
+            server.start_again()
+            listed.write(server)
+            got += rest_of(batches)
+    assert [got] == undisturbed(1, dataset, streams=streams)
+
+
 def test_a_server_whose_address_is_gone_stays_while_it_is_up(tmp_path):
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with ServerProcess(dataset, workers=1) as server:
@@ -368,6 +403,25 @@ def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_pa
                 first.kill()
                 got += [bits(batch) for batch in batches]
     assert [got] == undisturbed(2, dataset)
+
+
+@pytest.mark.parametrize("on_loss", ["wait", "raise"])
+def test_a_rank_that_moves_no_parts_keeps_a_worker_that_another_rank_needs(on_loss, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with served(dataset, workers=1) as one, served(dataset, workers=1) as two:
+        [[first, _], _] = sharing.links([one.url, two.url], world_size=2, each=2)
+        listed.write([two, one][first])
+        with follow(listed.url, on_server_loss=on_loss, server_timeout=5) as loader:
+            batches, got = begin(loader)
+            servers = loader._remote.connected()
+            listed.write(one, two)
+            wait_until(lambda: len(servers.slots()) == 2, "the other server")
+            for connection in servers.connections:
+                servers._handle(connection, {"kind": wire.NEEDED, "workers": 1})
+            got += [bits(batch) for batch in batches]
+    assert [got] == undisturbed(1, dataset, streams=STREAMS)
 
 
 @pytest.mark.parametrize("streams", [STREAMS, None])

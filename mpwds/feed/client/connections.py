@@ -91,6 +91,7 @@ class ServerConnections:
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
+        self._leaves = is_followed and self.on_loss == "move"  # servers that are up, for others
         self._least = options.min_servers or (1 if is_followed else None)
         self._urls = self._addresses.look_up()
         self._threads = [threading.Thread(target=self._run, name="mpwds-feed", daemon=True)]
@@ -115,16 +116,20 @@ class ServerConnections:
         kept = [  # those that have not welcomed this trainer are asked anew, for another share
             connection
             for connection in self.connections
-            if connection.is_up or (connection.url in used and (connection.session or connection.refused))
+            if connection.is_up
+            or (connection.url in used and (connection.session or connection.refused))
+            or (connection.session and not self._leaves)  # its workers wait for it
         ]
         for connection in kept:
             if connection.url in used:
                 connection.share = used[connection.url][1:]
         new = [share for share in shares if share.url not in {connection.url for connection in kept}]
         excess = len(kept) + len(new) - most
-        for connection in [each for each in kept if each.url not in used][: max(0, excess)]:
+        others = [each for each in kept if each.url not in used] if self._leaves else []
+        for connection in others[: max(0, excess)]:
             connection.leave("another server takes its place")
             kept.remove(connection)
+        del new[max(0, most - len(kept)) :]
         for connection in self.connections:
             if connection not in kept:
                 connection.close()
@@ -180,7 +185,7 @@ class ServerConnections:
         """Leaves a server that is another rank's share: this rank came when the servers were others."""
         share = self._shares.get(connection.url)
         has_another = any(each.is_up and each is not connection for each in self.connections)
-        if (share is None or share.number >= workers) and has_another and self._addresses.is_followed:
+        if (share is None or share.number >= workers) and has_another and self._leaves:
             connection.leave("another rank needs it")
             connection.workers = 0 if share is None else None
 
