@@ -424,6 +424,26 @@ def test_a_rank_that_moves_no_parts_keeps_a_worker_that_another_rank_needs(on_lo
     assert [got] == undisturbed(1, dataset, streams=STREAMS)
 
 
+def test_a_server_that_was_left_to_another_rank_is_asked_again_when_it_is_a_share(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    listed, dataset = Listed(tmp_path), rows(20, 2)
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(4)]
+        shares = [share.url for share in sharing.shares([server.url for server in servers], 0, 2)]
+        left, other = [server for server in servers if server.url not in shares]
+        listed.write(left)
+        connections = stack.enter_context(follow(listed.url))._remote.connected()
+        listed.write(*servers)
+        wait_until(lambda: len(connections.slots()) > 2, "the servers that are shares")
+        [connection] = [each for each in connections.connections if each.url == left.url]
+        connections._handle(connection, {"kind": wire.NEEDED, "workers": 2})
+        listed.write(left, other)
+        wait_until(
+            lambda: any(each.url == left.url and each.is_up for each in connections.connections), "its welcome"
+        )
+
+
 @pytest.mark.parametrize("streams", [STREAMS, None])
 def test_a_rank_that_came_before_other_servers_leaves_a_worker_to_the_rank_that_has_none(
     streams, tmp_path, monkeypatch

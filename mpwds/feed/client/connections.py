@@ -123,6 +123,8 @@ class ServerConnections:
         for connection in kept:
             if connection.url in used:
                 connection.share = used[connection.url][1:]
+                if connection.session and connection.workers == 0:  # it was another rank's share
+                    connection.workers = None
         new = [share for share in shares if share.url not in {connection.url for connection in kept}]
         excess = len(kept) + len(new) - most
         others = [each for each in kept if each.url not in used] if self._leaves else []
@@ -187,7 +189,7 @@ class ServerConnections:
         has_another = any(each.is_up and each is not connection for each in self.connections)
         if (share is None or share.number >= workers) and has_another and self._leaves:
             connection.leave("another rank needs it")
-            connection.workers = 0 if share is None else None
+            connection.workers = 0 if share is None else None  # until it is a share
 
     def slots(self) -> list[tuple[ServerConnection, int]]:
         """The workers of all servers that are up, each as a connection and a slot there."""
