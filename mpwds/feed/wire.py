@@ -203,7 +203,7 @@ REPLIES: Mapping[str, Mapping[str, _Check]] = {
     WAIT: _fields("why: text"),
     REFUSED: _fields("why: text"),
     NOTICE: _fields("text: text"),
-    NEEDED: _fields("workers: workers"),
+    NEEDED: _fields("ranks: number"),
     GOODBYE: _fields("server: line"),
     PONG: _fields("known: flag", "server: line", "number: number", "slots: table", "counters: map"),
     COUNTED: _fields("request: number", "counts: counts"),

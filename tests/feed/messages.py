@@ -59,7 +59,7 @@ REPLIES = {
     wire.WAIT: {"why": "it is busy"},
     wire.REFUSED: {"why": "no"},
     wire.NOTICE: {"text": "a worker died"},
-    wire.NEEDED: {"workers": 2},
+    wire.NEEDED: {"ranks": 2},
     wire.GOODBYE: {"server": "0123"},
     wire.PONG: {"known": True, "server": "0123", "number": 1, "slots": [[0, 1, 0]], "counters": {}},
     wire.COUNTED: {"request": 1, "counts": [7, 7]},

@@ -419,7 +419,7 @@ def test_a_rank_that_moves_no_parts_keeps_a_worker_that_another_rank_needs(on_lo
             listed.write(one, two)
             wait_until(lambda: len(servers.slots()) == 2, "the other server")
             for connection in servers.connections:
-                servers._handle(connection, {"kind": wire.NEEDED, "workers": 1})
+                servers._handle(connection, {"kind": wire.NEEDED, "ranks": 1})
             got += [bits(batch) for batch in batches]
     assert [got] == undisturbed(1, dataset, streams=STREAMS)
 
@@ -437,11 +437,29 @@ def test_a_server_that_was_left_to_another_rank_is_asked_again_when_it_is_a_shar
         listed.write(*servers)
         wait_until(lambda: len(connections.slots()) > 2, "the servers that are shares")
         [connection] = [each for each in connections.connections if each.url == left.url]
-        connections._handle(connection, {"kind": wire.NEEDED, "workers": 2})
+        connections._handle(connection, {"kind": wire.NEEDED, "ranks": 2})
         listed.write(left, other)
         wait_until(
-            lambda: any(each.url == left.url and each.is_up for each in connections.connections), "its welcome"
+            lambda: any(each.url == left.url and each.is_up for each in connections.connections),
+            "its welcome",
         )
+
+
+@pytest.mark.parametrize(("workers", "of_each"), [(1, 1), (3, 2)])
+def test_a_rank_takes_no_workers_that_others_need_of_servers_that_give_a_number(
+    workers, of_each, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    listed, options = Listed(tmp_path), {"workers": workers, "workers_per_client": of_each}
+    with served(rows(20, 2), **options) as one, served(rows(20, 2), **options) as two:
+        listed.write(one, two)
+        monkeypatch.setenv("RANK", "0")
+        with follow(listed.url) as loader, warned() as texts:
+            assert loader.workers == of_each
+            monkeypatch.setenv("RANK", "1")
+            with follow(listed.url) as other:
+                assert other.workers == of_each
+    assert texts == []
 
 
 @pytest.mark.parametrize("streams", [STREAMS, None])

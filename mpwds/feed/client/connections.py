@@ -183,11 +183,11 @@ class ServerConnections:
                 if not connection.session:
                     connection.workers = max(0, min(part, lacking))
 
-    def _give_up(self, connection: ServerConnection, workers: int) -> None:
+    def _give_up(self, connection: ServerConnection, served: int) -> None:
         """Leaves a server that is another rank's share: this rank came when the servers were others."""
         share = self._shares.get(connection.url)
         has_another = any(each.is_up and each is not connection for each in self.connections)
-        if (share is None or share.number >= workers) and has_another and self._leaves:
+        if (share is None or share.number >= served) and has_another and self._leaves:
             connection.leave("another rank needs it")
             connection.workers = 0 if share is None else None  # until it is a share
 
@@ -468,7 +468,7 @@ class ServerConnections:
         elif kind == wire.REFUSED:
             self._refuse(connection, f"the server {connection.url} refuses: {reply['why']}")
         elif kind == wire.NEEDED:
-            self._give_up(connection, int(reply["workers"]))
+            self._give_up(connection, int(reply["ranks"]))
         elif kind == wire.NOTICE:
             self.notices.append(f"{connection.url}: {reply['text']}")
         elif kind == wire.GOODBYE:

@@ -150,13 +150,15 @@ class Clients:
             share = self.workers * (number + 1) // ranks - self.workers * number // ranks
             # Fewer, if other ranks have more: they came when the servers were others.
             wanted = min(share, max(free, 1)) if ranks <= self.workers else 0
-            if ranks > self.workers and hello.get("patient"):  # the others have workers elsewhere, or will
-                wanted = int(number < self.workers)
+        of_rank = self.workers_of_each or 1  # at least
+        served = max(1, self.workers // of_rank)
+        if ranks > served and hello.get("patient") and not hello["workers"]:
+            wanted = of_rank if number < served else 0  # the others have workers elsewhere, or will
         if hello.get("patient"):  # other servers have the rest, or will
             wanted = min(wanted, self.workers)
         if not 1 <= wanted <= self.workers:
-            for_whom = "workers=" if wanted else "one for each rank"
-            needed = f"{wanted or ranks} are needed ({for_whom}): start it with more"
+            for_whom = "workers=" if wanted else f"{'one' if of_rank == 1 else of_rank} for each rank"
+            needed = f"{wanted or ranks * of_rank} are needed ({for_whom}): start it with more"
             why = f"it has {counted(self.workers, 'worker')}, but {needed}"
             if hello.get("patient"):
                 self.router.reply(identity, wire.WAIT, why=why)
@@ -172,9 +174,9 @@ class Clients:
             why = "the server is ending"
         elif wanted > free:
             why = f"it has {free} of {self.workers} workers free"
-            if hello.get("patient") and not (free or group or hello["workers"]):
+            if hello.get("patient") and not (group or hello["workers"]):
                 for other in [each for each, session in self.sessions.items() if not session.party.group]:
-                    self.router.reply(other, wire.NEEDED, workers=self.workers)
+                    self.router.reply(other, wire.NEEDED, ranks=served)
         else:
             return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
         self.router.reply(identity, wire.WAIT, why=why)
