@@ -405,21 +405,24 @@ def test_without_streams_another_server_takes_over_the_part_of_a_lost_one(tmp_pa
     assert [got] == undisturbed(2, dataset)
 
 
-@pytest.mark.parametrize("on_loss", ["wait", "raise"])
-def test_a_rank_that_moves_no_parts_keeps_a_worker_that_another_rank_needs(on_loss, tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{"on_server_loss": "wait"}, {"on_server_loss": "raise"}, {"workers": 2}])
+def test_a_rank_that_moves_no_parts_or_has_as_many_workers_as_it_wants_keeps_those_that_another_needs(
+    options, tmp_path, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with served(dataset, workers=1) as one, served(dataset, workers=1) as two:
         [[first, _], _] = sharing.links([one.url, two.url], world_size=2, each=2)
         listed.write([two, one][first])
-        with follow(listed.url, on_server_loss=on_loss, server_timeout=5) as loader:
+        with follow(listed.url, server_timeout=5, **options) as loader:
             batches, got = begin(loader)
             servers = loader._remote.connected()
             listed.write(one, two)
             wait_until(lambda: len(servers.slots()) == 2, "the other server")
             for connection in servers.connections:
                 servers._handle(connection, {"kind": wire.NEEDED, "ranks": 1})
+            assert len(servers.slots()) == 2
             got += [bits(batch) for batch in batches]
     assert [got] == undisturbed(1, dataset, streams=STREAMS)
 
@@ -443,6 +446,29 @@ def test_a_server_that_was_left_to_another_rank_is_asked_again_when_it_is_a_shar
             lambda: any(each.url == left.url and each.is_up for each in connections.connections),
             "its welcome",
         )
+
+
+@pytest.mark.parametrize("streams", [STREAMS, None])
+def test_a_rank_that_lost_all_its_servers_gets_workers_of_another_ranks_servers(
+    streams, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    listed, dataset = Listed(tmp_path), rows(200, 2)
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(4)]
+        shares = [share.url for share in sharing.shares([server.url for server in servers], 0, 2)]
+        listed.write(*servers)
+        monkeypatch.setenv("RANK", "0")
+        loader = stack.enter_context(follow(listed.url, streams=streams, min_servers=2))
+        batches, got = begin(loader)
+        assert loader.workers == 4
+        listed.write(*[server for server in servers if server.url in shares])
+        monkeypatch.setenv("RANK", "1")
+        with follow(listed.url, streams=streams) as other:
+            assert other.workers >= 1
+            monkeypatch.setenv("RANK", "0")
+            got += rest_of(batches)
+    assert [got] == undisturbed(4, dataset, streams=streams)
 
 
 @pytest.mark.parametrize(("workers", "of_each"), [(1, 1), (3, 2)])

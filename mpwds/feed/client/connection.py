@@ -175,6 +175,7 @@ class ServerConnection:
     breaks: zmq.Socket[bytes] = field(init=False)  # tells when the socket gets and loses its connection
     is_connected: bool = False
     session: int = 0  # 0 before the first
+    asked: tuple[int, int] = (0, 1)  # the share that the last hello told
     is_up: bool = False
     why: str = "it does not answer"  # that it is not up, as far as the server told
     refused: str = ""  # why the server will not serve this client
@@ -248,7 +249,7 @@ class ServerConnection:
             or self.workers == 0
             or self.send(wire.pack(wire.HELLO, workers=self.workers, share=list(self.share), **hello))
         ):
-            self.retry_at = None
+            self.retry_at, self.asked = None, self.share
         else:
             self.tick = now - wire.PING_S + _RETRY_S  # it is not connected yet
             self.retry_at = self.retry_at or now + _ANEW_S

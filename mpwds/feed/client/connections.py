@@ -184,12 +184,17 @@ class ServerConnections:
                     connection.workers = max(0, min(part, lacking))
 
     def _give_up(self, connection: ServerConnection, served: int) -> None:
-        """Leaves a server that is another rank's share: this rank came when the servers were others."""
+        """Leaves workers that are other ranks' share: this rank came when the servers were others."""
         share = self._shares.get(connection.url)
-        has_another = any(each.is_up and each is not connection for each in self.connections)
-        if (share is None or share.number >= served) and has_another and self._leaves:
-            connection.leave("another rank needs it")
-            connection.workers = 0 if share is None else None  # until it is a share
+        if not self._leaves or self.options.workers is not None:
+            return
+        if share is None or share.number >= served:
+            if any(each.is_up and each is not connection for each in self.connections):
+                connection.leave("another rank needs it")
+                connection.workers = 0 if share is None else None  # until it is a share
+        elif connection.asked != connection.share:
+            connection.lose("another rank needs workers of it")
+            connection.workers, connection.tick = None, 0.0  # asked now, the server takes and gives at once
 
     def slots(self) -> list[tuple[ServerConnection, int]]:
         """The workers of all servers that are up, each as a connection and a slot there."""
