@@ -2,9 +2,9 @@
 
 All ranks compute the same table, so no messages are needed. Each rank prefers servers by the hash of its
 number and the server's URL (rendezvous hashing): a server that is lost, or comes, moves few links. No server
-gets more ranks than an equal share, so that all workers are used. The same holds for the first servers of all
-ranks alone, the second ones, and so on. A server with few workers gives them to the ranks of which it is the
-first. So each rank has a worker wherever there are as many workers as ranks.
+gets many more ranks than an equal share, so that all workers are used. No server is the first of more ranks
+than an equal share, and one with few workers gives them to the ranks of which it is the first. So each rank
+has a worker if servers have equally many, and there are as many workers as ranks.
 
 Source:
     D. G. Thaler and C. V. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
