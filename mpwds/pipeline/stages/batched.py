@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -215,6 +216,7 @@ class Batches(Retrying):
     def __init__(self, source: Stream[Any], stage: Batching, context: Context) -> None:
         super().__init__(source, stage, stage.handler)
         self._collate, self._call_collate = _how_to_collate(stage, context)
+        self._unmade: list[Address] = []  # the elements of batches that could not be made
 
     def _batch(self, held: Sequence[tuple[Address, Any]]) -> tuple[Address, Any] | None:
         """The batch of some elements; ``None`` if collation failed and the handler skips the batch."""
@@ -222,12 +224,24 @@ class Batches(Retrying):
         try:
             return addresses, self._call_collate(self._collate, addresses, list(elements))
         except Exception as error:
-            failed, self._failed = self._failed, [*self._failed, *addresses]
+            unmade, self._unmade = self._unmade, [*self._unmade, *addresses]
             error = not_an_end(error)  # under a name that is deleted: it would keep this frame
             explain(error, self._stage, self, addresses)
             self._decide(error)
-            self._failed = failed  # the handler skips the batch
+            self._unmade = unmade  # the handler skips the batch
             return None
+
+    @abstractmethod
+    def _held_addresses(self) -> list[Address]:
+        """The addresses of the elements that wait for their batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "held": [*self._unmade, *self._held_addresses(), *state["held"]]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._unmade = []
 
     def fetch(self, address: Any) -> Any:
         elements = [element for _, element in fetch_held(self._source, address)]
@@ -262,9 +276,8 @@ class _FixedBatches(Batches):
             if batch is not None:
                 return batch
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        return {**state, "held": [*(address for address, _ in self._held), *state["held"]]}
+    def _held_addresses(self) -> list[Address]:
+        return [address for address, _ in self._held]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -468,10 +481,8 @@ class _Binned(Batches):
                 stacklevel=2,
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        held = [address for bucket in self._buckets for address, _ in bucket.held]
-        return {**state, "held": [*held, *state["held"]]}
+    def _held_addresses(self) -> list[Address]:
+        return [address for bucket in self._buckets for address, _ in bucket.held]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -165,6 +165,22 @@ def test_bytes_are_those_of_the_data(element, size):
     assert size_in_bytes(element) == size
 
 
+def test_a_batch_that_failed_comes_again_before_the_element_that_did_not_fit_into_it():
+    faults = ["out of memory"]
+
+    def collate(sizes):
+        if faults:
+            raise ValueError(faults.pop())
+        return sizes
+
+    stage = batched(by=itself, max_total=5, collation_fn=collate)
+    first, second = (stage.stream(Source([3, 1, 4, 2])) for _ in range(2))
+    with pytest.raises(ValueError, match="out of memory"):
+        next(first)
+    second.load_state_dict(first.state_dict())
+    assert [batch for _, batch in second] == [[3, 1], [4], [2]]
+
+
 def test_what_is_held_follows_when_a_bad_element_ends_the_stream():
     stage = batched(by=lambda n: 1 / n, max_total=9, collation_fn=None, handler=ignore_and_stop)
     assert collect(stage, [1, 1, 0, 1]) == [[1, 1]]
