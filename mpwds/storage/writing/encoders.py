@@ -31,6 +31,8 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By extension, Pillow's name of the format and its options."""
 
+_TOO_DEEP = {"pbm": "IF", "pgm": "F", "webp": "IF"}  # modes of more than 8 bits, which would be cut off
+
 
 def _integer_dumps(data: Any) -> bytes:
     try:
@@ -126,7 +128,9 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
     if extension not in IMAGE_FORMATS:
         raise ValueError(f"image format {format!r} is not one of {' '.join(IMAGE_FORMATS)}")
     picture = _as_image(image)
-    if extension == "pgm":
+    if picture.mode[0] in _TOO_DEEP.get(extension, ""):
+        raise OSError(f"{extension} would cut {picture.mode} pixels to 8 bits: convert the image, or use tif")
+    if extension == "pgm" and picture.mode[0] != "I":
         picture = picture.convert("L")
     elif extension == "pbm":
         picture = picture.convert("1")

@@ -101,6 +101,13 @@ def test_the_pnm_formats_hold_what_their_names_say(name, mode):
     assert PIL.Image.open(io.BytesIO(encode_field(name, GRADIENT))).mode == mode
 
 
+@pytest.mark.parametrize("name", ["png", "pgm", "tif"])
+def test_pixels_of_16_bits_are_kept(name):
+    grey = np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)
+    written = encode_field(name, PIL.Image.fromarray(grey))
+    assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(written))), grey)
+
+
 def test_bool_pixels_are_black_or_white():
     colors = GRADIENT > 50
     assert encode_field("ppm", colors) == encode_field("ppm", colors.astype(np.uint8) * 255)
@@ -158,6 +165,9 @@ def test_tenbin_takes_lists_of_numbers_and_bfloat16():
         ("jpg", np.zeros((4, 4, 4), np.uint8), "RGBA"),
         ("ppm", np.zeros((4, 4, 4), np.uint8), "alpha channel"),
         ("bmp", np.zeros((4, 4, 4), np.uint8), "alpha channel"),
+        ("pgm", PIL.Image.new("F", (4, 4)), "cut F pixels to 8 bits"),
+        ("pbm", PIL.Image.new("I", (4, 4)), "cut I pixels to 8 bits"),
+        ("webp", PIL.Image.new("I;16", (4, 4)), "cut I;16 pixels to 8 bits"),
         ("ten", np.ma.masked_equal([1, 2], 2), "mask"),
         ("npy", np.zeros(2, ml_dtypes.bfloat16), "bfloat16: use ten"),
     ],
