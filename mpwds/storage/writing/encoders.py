@@ -113,7 +113,7 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
 
     Args:
         image: A PIL image, or an array or tensor of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8,
-            bool or float in [0, 1].
+            bool or float in [0, 1]; or uint16, of one channel, for png, pgm, ppm, pnm and tif.
         format: An extension: ``jpg jpeg img image`` (JPEG of quality 100), ``webp`` (lossless) or
             ``png pbm pgm ppm pnm tif tiff bmp``. ``pgm`` makes the image grey, ``pbm`` black and white.
 
@@ -170,10 +170,12 @@ def _as_image(value: Any) -> Any:
         if pixels.size and not (pixels.min() > -0.001 and pixels.max() < 1.001):
             raise ValueError(f"pixels reach from {pixels.min()} to {pixels.max()}, expected floats in [0, 1]")
         pixels = (np.clip(pixels, 0.0, 1.0) * 255.0).astype(np.uint8)
-    if pixels.dtype not in (np.uint8, np.bool_):
-        raise ValueError(f"pixels are {pixels.dtype}, expected uint8, bool or floats in [0, 1]")
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
+    if pixels.dtype not in (np.uint8, np.bool_) and not (pixels.dtype == np.uint16 and pixels.ndim == 2):
+        raise ValueError(
+            f"pixels are {pixels.dtype}, expected uint8, bool, floats in [0, 1], or uint16 of one channel"
+        )
     if pixels.dtype == np.bool_ and pixels.ndim == 3:  # of one channel they are black and white
         pixels = pixels.astype(np.uint8) * 255
     if pixels.ndim != 2 and not (pixels.ndim == 3 and pixels.shape[2] in (3, 4)):
@@ -238,7 +240,8 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
     ``pyd pickle pkl``                             any object, pickled
     ``pth``                                        any object, as by ``torch.save``
     ``jpg jpeg img image png pbm pgm ppm pnm``     an image: a PIL image, or an array of shape (H, W),
-    ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8, bool or float
+    ``tif tiff bmp webp``                          (H, W, 1), (H, W, 3) or (H, W, 4), uint8, bool or float;
+                                                   or uint16, of one channel
     =============================================  ======================================================
 
     ``Decoder`` decodes all of these except ``class count html htm img image``, as in webdataset. Pickles and

@@ -161,6 +161,7 @@ def test_tenbin_takes_lists_of_numbers_and_bfloat16():
         ("png", np.array([[0.0, 1.5]]), r"reach from 0\.0 to 1\.5"),
         ("png", np.array([[0.0, np.nan]]), "floats in"),
         ("png", np.zeros((2, 2), np.int64), "int64"),
+        ("png", np.zeros((2, 2, 3), np.uint16), "uint16 of one channel"),
         ("png", np.zeros((3, 8, 9), np.uint8), r"\(3, 8, 9\).*permute"),
         ("jpg", np.zeros((4, 4, 4), np.uint8), "RGBA"),
         ("ppm", np.zeros((4, 4, 4), np.uint8), "alpha channel"),
