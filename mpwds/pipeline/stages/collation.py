@@ -132,9 +132,9 @@ class Stack:
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
     Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or to be padded to
-    ``padded_shape``; or CPU tensors, or each a ``Row``, of one shape and dtype. ``dtype`` holds all of
-    theirs, in the machine's byte order. Must not be a dataclass: those count as records, whose fields are
-    columns.
+    ``padded_shape``; or CPU tensors, or each a ``Row`` or ``Stack``, of one shape and dtype. ``dtype`` holds
+    all of theirs, in the machine's byte order. Must not be a dataclass: those count as records, whose fields
+    are columns.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Stack:
         elif isinstance(self.rows[0], np.ndarray):
             for index, row in enumerate(self.rows):
                 out[index] = row
-        elif isinstance(self.rows[0], Row):
+        elif isinstance(self.rows[0], (Row, Stack)):
             for place, row in zip(out, self.rows, strict=True):
                 row.write_into(place)
         else:
@@ -164,8 +164,12 @@ class Stack:
 
             torch.stack(list(self.rows), out=torch.from_numpy(out))
 
-    def made(self) -> npt.NDArray[Any]:
-        """The stacked rows, if they are arrays."""
+    def made(self) -> Any:
+        """The stacked rows, as an array or, of tensors, as a tensor."""
+        if isinstance(self.rows[0], Stack):
+            return stack([row.made() for row in self.rows])
+        if not isinstance(self.rows[0], (np.ndarray, Row)):
+            return stack(self.rows)
         out = np.empty(self.shape, self.dtype)  # np.stack would take longer to prepare than to copy
         self.write_into(out)
         return out
@@ -190,7 +194,7 @@ def stack(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any =
 def defer(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
     """A ``Stack`` of the rows; or what ``stack`` makes, if the transport cannot carry their dtype."""
     first = rows[0]
-    if isinstance(first, Row):
+    if isinstance(first, (Row, Stack)):
         if len({row.dtype for row in rows}) == 1:
             return Stack(rows, first.dtype)
         rows = [row.made() for row in rows]
@@ -258,8 +262,8 @@ def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Se
 
 
 def array_kind(value: Any) -> Any:
-    """``numpy.ndarray``, ``torch.Tensor`` or ``Row`` if ``value`` is one, otherwise ``None``."""
-    for kind in (np.ndarray, tensor_class(), Row):
+    """``numpy.ndarray``, ``torch.Tensor``, ``Row`` or ``Stack`` if ``value`` is one, otherwise ``None``."""
+    for kind in (np.ndarray, tensor_class(), Row, Stack):
         if isinstance(value, kind):
             return kind
     return None

@@ -66,6 +66,15 @@ def test_arrays_are_left_to_the_transport_when_it_asks_for_that(stage):
     assert labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("first", [Batched(3), Batched(3, padded())], ids=str)
+def test_batches_of_batches_are_the_same_in_a_worker(first):
+    samples = [(np.full(2, k), k) for k in range(12)]
+    pipeline = mpwds.DataPipeline(samples, first, mpwds.shuffle(4), Batched(2))
+    with mpwds.MultiLoader(pipeline, workers=1, output="numpy") as loader:
+        found = [(images.tolist(), labels.tolist()) for images, labels in loader]
+    assert found == [(images.tolist(), labels.tolist()) for images, labels in pipeline]
+
+
 def test_a_batch_is_made_by_the_users_function_even_when_deferred():
     (batch,) = collect(Batched(2, collation_fn=np.stack), [np.zeros(3)] * 2, Context(deferred=True))
     assert isinstance(batch, np.ndarray)

@@ -126,6 +126,22 @@ def test_deferred_tensors_are_the_same_once_written(row):
     assert torch.equal(torch.from_numpy(written(column)), torch.stack([row, row]))
 
 
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[np.full((2, 3), 1), np.full((2, 3), 2)], [np.full((2, 3), 3), np.full((2, 3), 4)]],
+        [[np.zeros(3, "f4")] * 2, [np.ones(3, "f8")] * 2],
+        [[torch.zeros(3)] * 2, [torch.ones(3)] * 2],
+        [[torch.zeros(3, dtype=torch.int64)] * 2, [torch.ones(3)] * 2],
+    ],
+)
+def test_deferred_batches_of_batches_are_the_same_once_written(batches):
+    whole = written(deferred_collation_fn([deferred_collation_fn(rows) for rows in batches]))
+    expected = default_collation_fn([default_collation_fn(rows) for rows in batches])
+    assert np.asarray(whole).dtype == np.asarray(expected).dtype
+    np.testing.assert_array_equal(whole, expected)
+
+
 @pytest.mark.parametrize("row", [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, requires_grad=True)])
 def test_tensors_that_numpy_cannot_hold_as_they_are_are_stacked_at_once(row):
     assert torch.equal(deferred_collation_fn([row, row]), torch.stack([row, row]))
