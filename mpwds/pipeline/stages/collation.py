@@ -105,7 +105,8 @@ def _bytes_as_array(field: Any, value: Any) -> npt.NDArray[np.uint8]:
         return np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
         return value
-    raise TypeError(f"ragged columns are made of bytes, got {type(value).__name__}{in_field(field)}")
+    kind = "ndarray" if isinstance(value, (Row, Stack)) else type(value).__name__
+    raise TypeError(f"ragged columns are made of bytes, got {kind}{in_field(field)}")
 
 
 class Row(ABC):

@@ -138,6 +138,13 @@ def test_what_is_not_bytes_is_an_error(value):
         list(mpwds.DataPipeline([{"jpg": value}]).batched(2, ragged="jpg"))
 
 
+def test_an_image_that_a_worker_has_yet_to_make_is_an_array_in_that_error():
+    pipeline = mpwds.DataPipeline([{"jpg": stored(PIL.Image.new("RGB", (8, 8)), "JPEG")}]).resized("jpg", 4)
+    stream = pipeline.batched(2, ragged="jpg").stream(Context(deferred=True))
+    with pytest.raises(TypeError, match="ragged columns are made of bytes, got ndarray in field 'jpg'"):
+        next(stream)
+
+
 @pytest.mark.parametrize("sample", [{"png": b""}, (b"",), b""])
 def test_a_missing_field_is_an_error(sample):
     with pytest.raises(ValueError, match="ragged: no field 'jpg'; the sample has"):
