@@ -338,7 +338,9 @@ def _resize(
         aten._upsample_bilinear2d_aa.out if antialias else aten.upsample_bilinear2d.out
     )
     planes = target.permute(2, 0, 1)[None]
-    resize(box.permute(2, 0, 1)[None], crop.size, False, None, None, out=planes)
+    # Of the reduced image's last row and column, the crop may have a part.
+    scales = [size * reduction / extent for size, extent in zip(crop.size, crop[2:4], strict=True)]
+    resize(box.permute(2, 0, 1)[None], crop.size, False, *scales, out=planes)
 
 
 class _Scratch(threading.local):

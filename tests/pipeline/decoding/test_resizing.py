@@ -203,6 +203,13 @@ def test_a_crop_up_to_the_edge_ends_there_though_the_reduced_image_has_no_whole_
     assert (aligned[:4], used) == ((0, 0, extent, extent), factor)
 
 
+@pytest.mark.parametrize("extent", [449, 897, 1793])
+def test_the_part_of_a_reduced_pixel_at_the_edge_counts_as_a_part(extent):
+    data = stored(photo(extent, extent), quality=95)
+    image = Resized((224, 224)).image(data)
+    assert decibels(image.made(), by_pillow(opened(data), image.crop)) > 44
+
+
 def test_an_image_that_is_open_already_is_refused():
     with pytest.raises(TypeError, match="it is Image, expected bytes, which resized decodes itself"):
         Resized(8)(photo())
