@@ -630,6 +630,8 @@ class LoaderPipeline(Prefetching, Rebatching, DataPipeline):
 
 
 class LoaderSource:
+    addressable = False  # batches are fetched only while a state of this pipeline itself is loaded
+
     def __init__(self, loader: MultiLoader) -> None:
         self._loader = loader
 

@@ -169,6 +169,19 @@ def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
         assert len(list(dataset.with_epoch(5))) == 5
 
 
+def test_a_pipeline_whose_stages_hold_elements_of_loaders_runs_again_to_resume():
+    loaders = [MultiLoader(range(n, n + 9), workers=0, output="numpy").map(int) for n in (0, 100)]
+    dataset = RoundRobin(loaders).shuffle(3)
+    whole = [element for _, element in dataset.stream()]
+    stream = dataset.stream()
+    begun = [element for _, element in islice(stream, 5)]
+    state = stream.state_dict()
+    again = dataset.stream()
+    with pytest.warns(UserWarning, match="without addresses"):
+        again.load_state_dict(state)
+    assert begun + [element for _, element in again] == whole
+
+
 @pytest.mark.parametrize(
     ("make", "length"),
     [
