@@ -645,6 +645,8 @@ class LoaderSource:
         from mpwds.loader.stages import LoaderStream
 
         loader = self._loader
+        if context.workers > 1:
+            raise TypeError(f"{self} is a loader, and each worker would deliver all of it: give its dataset")
         remakes = not takes_any_order(loader.dataset)
         numbers = own_streams(loader.streams, loader.workers, context)
         return LoaderStream(

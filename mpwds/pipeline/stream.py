@@ -156,6 +156,10 @@ class PipelineSource(Protocol):
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
 
+class FromWorkers:
+    """Marks a loader, and a pipeline after one: each worker of another loader would deliver all of it."""
+
+
 class Part:
     """Base of sources and stages: what pipelines and loaders ask of them, and the usual answers.
 

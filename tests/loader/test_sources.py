@@ -169,6 +169,32 @@ def test_a_loader_is_a_source_too_and_is_repeated(folder, kind):
         assert len(list(dataset.with_epoch(5))) == 5
 
 
+@pytest.mark.parametrize("stages", [[], [lambda elements: elements]])
+def test_workers_do_not_each_deliver_all_of_a_loader_that_is_a_source(stages):
+    source = DataPipeline(MultiLoader(range(4), workers=0).compose(*stages)).shuffle(2)
+    with (
+        MultiLoader(source, workers=2) as loader,
+        pytest.raises(TypeError, match="each worker would deliver"),
+    ):
+        list(loader)
+
+
+def test_a_loader_that_is_a_source_runs_the_epoch_of_the_pipeline():
+    def make():
+        shuffled = DataPipeline(range(9)).shuffle(9)
+        return RoundRobin([MultiLoader(shuffled, workers=0, output="numpy", seed=seed) for seed in (1, 2)])
+
+    dataset, other = make(), make()
+    epochs = [[int(element) for element in dataset] for _ in range(2)]
+    other.set_epoch(1)
+    assert [int(element) for element in other] == epochs[1] != epochs[0]
+    with MultiLoader(make(), workers=0, output="numpy") as loader:
+        begun = [int(element) for element in islice(loader, 5)]
+        with pytest.warns(UserWarning, match="without addresses"):
+            loader.load_state_dict(loader.state_dict())
+            assert begun + [int(element) for element in loader] == epochs[0]
+
+
 def test_a_pipeline_whose_stages_hold_elements_of_loaders_runs_again_to_resume():
     loaders = [MultiLoader(range(n, n + 9), workers=0, output="numpy").map(int) for n in (0, 100)]
     dataset = RoundRobin(loaders).shuffle(3)

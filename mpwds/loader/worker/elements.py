@@ -25,7 +25,15 @@ from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import rows_in
 from mpwds.pipeline.iterable_sources import iter_elements, iterates_itself
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
-from mpwds.pipeline.stream import Address, Count, LengthUnknown, Stream, WrappedStream, as_address
+from mpwds.pipeline.stream import (
+    Address,
+    Count,
+    FromWorkers,
+    LengthUnknown,
+    Stream,
+    WrappedStream,
+    as_address,
+)
 
 if TYPE_CHECKING:
     from mpwds.loader.processes.setup import WorkerSetup
@@ -41,8 +49,10 @@ def as_dataset(dataset: Any) -> Any:
             f"{dataset!r} is no dataset: for shards of that name write mpwds.WebDataset({dataset!r})"
         )
     data = sys.modules.get("torch.utils.data")
-    is_torchs = data is not None and isinstance(dataset, data.DataLoader)
-    if is_torchs or hasattr(type(dataset), "rebatched"):  # only loaders have that stage
+    is_loader = isinstance(dataset, FromWorkers)
+    if data is not None and isinstance(dataset, data.DataLoader):  # whose pipeline divides itself
+        is_loader = dataset.num_workers > 0 or not isinstance(dataset.dataset, DataPipeline)
+    if is_loader:
         raise TypeError(f"{dataset!r} is a loader, and each worker would deliver all of it: give its dataset")
     if isinstance(dataset, DataPipeline):
         return dataset

@@ -20,7 +20,15 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
 from mpwds.pipeline.error_context import arguments, options
 from mpwds.pipeline.randomness import Draws, worker_draws
-from mpwds.pipeline.stream import Address, BaseStream, Description, Origin, PipelineSource, Stream
+from mpwds.pipeline.stream import (
+    Address,
+    BaseStream,
+    Description,
+    FromWorkers,
+    Origin,
+    PipelineSource,
+    Stream,
+)
 from mpwds.suggestions import shown
 
 StopRule = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
@@ -320,7 +328,7 @@ def _rule(longest: bool) -> StopRule:
 
 
 def _several(datasets: Iterable[Any]) -> list[Any]:
-    if isinstance(datasets, PipelineSource):  # its elements would be the datasets
+    if isinstance(datasets, (PipelineSource, FromWorkers, str)):  # its elements would be the datasets
         raise TypeError("a mix takes a list of datasets, RandomMix([a, b]), got one dataset")
     return list(datasets)
 
