@@ -12,6 +12,7 @@ import pytest
 import mpwds
 from mpwds.feed import wire
 from mpwds.feed.client import addresses, sharing
+from tests.feed.clients import Client
 from tests.feed.faults.checking import rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, bits, delivered, served
 from tests.loader.faults.processes import wait_until
@@ -439,8 +440,9 @@ def test_a_server_that_was_left_to_another_rank_is_asked_again_when_it_is_a_shar
         connections = stack.enter_context(follow(listed.url))._remote.connected()
         listed.write(*servers)
         wait_until(lambda: len(connections.slots()) > 2, "the servers that are shares")
-        [connection] = [each for each in connections.connections if each.url == left.url]
-        connections._handle(connection, {"kind": wire.NEEDED, "ranks": 2})
+        with Client(left.url) as one, Client(left.url) as another:
+            for each in (one, another):
+                each.welcomed(share=[1, 2], patient=True)
         listed.write(left, other)
         wait_until(
             lambda: any(each.url == left.url and each.is_up for each in connections.connections),
