@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from typer import BadParameter, Option
@@ -293,13 +294,13 @@ def repair(
     """
     if bool(output) == in_place:
         raise BadParameter("say where the copies go with --output, or replace damaged shards with --in-place")
-    if any(map(is_own, shards)) and (in_place or shards[1:] or not is_file(output)):
+    if any(map(_is_read_once, shards)) and (in_place or shards[1:] or not is_file(output)):
         raise BadParameter("a stream is one shard, whose copy needs a name: -o x.tar, or -o -")
     from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
     from mpwds.cli.inspect.shards import TarShard, shards_of
 
     with ExitStack() as stack:
-        given = shards_of([_saved(url, stack) if is_own(url) else url for url in shards])
+        given = shards_of([_saved(url, stack) if _is_read_once(url) else url for url in shards])
         if not all(isinstance(shard, TarShard) for shard in given):
             raise BadParameter("repair mends tar shards; `mpwds convert` writes an MDS dataset again")
         names = [shard.name for shard in given]
@@ -324,6 +325,10 @@ def repair(
     elif output != "-":
         _print(done, [problem for found in reports for problem in found.problems])
     return int(not all(found.is_readable for found in reports))
+
+
+def _is_read_once(url: str) -> bool:
+    return is_own(url) or Path(url).is_fifo()
 
 
 def _saved(url: str, stack: ExitStack) -> str:

@@ -128,7 +128,8 @@ class _Records(ClosesOrDiscards):
 
     def write(self, sample: Mapping[str, Any]) -> None:
         data = self._pack(dict(sample))
-        if self._file is not None and (self._count >= self._maxcount or self._size >= self._maxsize):
+        is_full = self._count >= self._maxcount or self._size + len(data) > self._maxsize
+        if self._file is not None and is_full:
             self._file.publish()
             self._file = None
         if self._file is None:

@@ -224,6 +224,13 @@ def test_reads_and_writes_pipes(command, damaged, name):
     assert b"no problems" in verified.stdout
 
 
+def test_a_named_pipe_is_read_once(run, shard):
+    os.mkfifo("pipe")
+    with subprocess.Popen(["cp", shard, "pipe"]):
+        assert run("repair", "pipe", "-o", "y.tar").returncode == 0
+    assert Path("y.tar").read_bytes() == shard.read_bytes()
+
+
 def test_a_copy_of_a_shard_at_a_url_is_named_without_its_query(run, web, shard):
     web.files["/x.tar"] = shard.read_bytes()
     assert run("repair", web.url("/x.tar?signature=a/b"), "-o", "fixed").returncode == 0
