@@ -235,10 +235,12 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def version_of(url: str) -> object:
-    """The size and time of a local file, or the version that a server tells; ``None`` of a pipe.
+    """The size and time of a local file, or the version that a server tells; ``None`` of a command.
 
-    Raises ``OSError`` if there is no such file.
+    What this process alone has open is something else each time. Raises ``OSError`` if there is no such file.
     """
+    if outputs.is_own(url):
+        return os.urandom(8)
     if outputs.is_stream(url):
         return None
     if (path := outputs.path_of(url)) is not None:

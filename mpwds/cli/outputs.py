@@ -54,7 +54,7 @@ def is_file(output: str) -> bool:
     """True if an argument names one file or a series, a device or a command, rather than a folder.
 
     Example:
-        >>> is_file("x.tar.gz"), is_file("https://host/x.tar?key=1"), is_file("x-%d"), is_file("data-1.0")
+        >>> is_file("x.tar.gz"), is_file("https://host/put?key=1"), is_file("x-%d"), is_file("data-1.0")
         (True, True, True, False)
     """
     if is_stream(output) or is_series(output):
@@ -62,7 +62,8 @@ def is_file(output: str) -> bool:
     if is_local(output):
         path = local_path(output)
         return not os.path.isdir(path) and (_FILE.search(output) is not None or os.path.exists(path))
-    return _FILE.search(output.partition("?")[0]) is not None
+    name, query, _ = output.partition("?")
+    return bool(query) or _FILE.search(name) is not None
 
 
 def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), ending: str = ".tar") -> str:

@@ -231,8 +231,8 @@ class Repair:
                 else:
                     copy.kept += 1
                     members = sorted([*found.members.values(), *found.others], key=_OFFSET)
-                there = (member for member in members if member.data is not None or not member.size)
-                sink.write_blocks(b"".join(member.blocks for member in there))
+                readable = (member for member in members if member.data is not None or not member.size)
+                sink.write_blocks(b"".join(member.blocks for member in readable))
 
     def _is_incomplete(self, sample: Sample) -> bool:
         return sample.interrupted or not self.required.issubset(sample.members)

@@ -19,9 +19,9 @@ from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
-from mpwds.cli.outputs import is_file, is_own, make_folders, refuse_existing, refuse_own_input
+from mpwds.cli.outputs import is_file, is_own, make_folders, path_of, refuse_existing, refuse_own_input
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, last_part, url_scheme, without_credentials
+from mpwds.storage.streams.urls import is_local, last_part, without_credentials
 from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
@@ -328,7 +328,8 @@ def repair(
 
 
 def _is_read_once(url: str) -> bool:
-    return is_own(url) or Path(url).is_fifo()
+    path = path_of(url)
+    return is_own(url) or (path is not None and Path(path).is_fifo())
 
 
 def _saved(url: str, stack: ExitStack) -> str:
@@ -346,7 +347,7 @@ def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     elif output == "-":
         raise BadParameter("standard output takes one copy: name a folder for those of several shards")
     else:
-        files = (last_part(name).partition("?")[0] if url_scheme(name) else last_part(name) for name in names)
+        files = (last_part(name) if is_local(name) else last_part(name).partition("?")[0] for name in names)
         targets = [os.path.join(output, file) for file in files]
         if len({*targets}) < len(targets):
             raise BadParameter("two shards have the same name: repair them one by one")

@@ -59,7 +59,7 @@ def show(
     if web and save is not None:
         raise BadParameter("--save writes one batch, and --web shows new ones: take one of them")
     if save is not None and save.suffix.lower() != ".png":  # it may be a shard, which would be replaced
-        raise BadParameter(f"--save {save}: a contact sheet is a PNG image, so name it so: sheet.png")
+        raise BadParameter(f"--save {save}: a contact sheet is a PNG image: name it sheet.png")
     if port and not web:
         raise BadParameter("--port is for the page: add --web")
     from mpwds.cli.feed.tables import tensors

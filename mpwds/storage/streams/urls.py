@@ -275,10 +275,10 @@ def last_part(url: str) -> str:
     """What follows the last slash of a path or of a URL's path: a query stays, and may have slashes.
 
     Example:
-        >>> last_part("data/x.tar"), last_part("https://host/data/x.tar?signature=a/b")
+        >>> last_part("data?/x.tar"), last_part("https://host/data/x.tar?signature=a/b")
         ('x.tar', 'x.tar?signature=a/b')
     """
-    path = url.partition("?")[0] if url_scheme(url) else url
+    path = url if is_local(url) else url.partition("?")[0]
     return url[path.rfind("/") + 1 :]
 
 

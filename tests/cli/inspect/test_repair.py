@@ -224,10 +224,16 @@ def test_reads_and_writes_pipes(command, damaged, name):
     assert b"no problems" in verified.stdout
 
 
-def test_a_named_pipe_is_read_once(run, shard):
-    os.mkfifo("pipe")
-    with subprocess.Popen(["cp", shard, "pipe"]):
-        assert run("repair", "pipe", "-o", "y.tar").returncode == 0
+@pytest.mark.parametrize("url", ["{}", "file:{}"])
+def test_a_named_pipe_is_read_once(run, shard, tmp_path, url):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cp", shard, tmp_path / "pipe"]):
+        assert run("repair", url.format(tmp_path / "pipe"), "-o", "y.tar").returncode == 0
+    assert Path("y.tar").read_bytes() == shard.read_bytes()
+
+
+def test_a_command_may_be_longer_than_a_name(run, shard):
+    assert run("repair", f"pipe:cat {shard} # {'long ' * 60}", "-o", "y.tar").returncode == 0
     assert Path("y.tar").read_bytes() == shard.read_bytes()
 
 

@@ -180,11 +180,15 @@ def test_pipes_on_both_ends(command, name):
     assert len(listed.stdout.split()) == 40
 
 
-def test_what_a_shell_gives_the_command_alone_is_processed_again_and_again(command):
-    words = [*command, "proc", "pipeline.py:doubled", "/dev/fd/0", "out-%d.tar"]
-    for said in (b"1 shard written", b"1 were complete before"):
-        done = subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
-        assert said in done.stdout
+@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
+def test_what_the_command_alone_has_open_is_not_taken_for_what_it_was_in_an_earlier_run(command, name):
+    words = [*command, "proc", "pipeline.py:doubled", name, "out-%d.tar"]
+    subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
+    again = subprocess.run(words, input=Path("in-1.tar").read_bytes(), capture_output=True)
+    assert again.returncode != 0
+    assert f"inputs: {name} has changed".encode() in again.stderr
+    forced = subprocess.run([*words, "--force"], input=Path("in-1.tar").read_bytes(), capture_output=True)
+    assert b"1 shard written" in forced.stdout
 
 
 @pytest.mark.usefixtures("in_process")
