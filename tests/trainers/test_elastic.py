@@ -71,7 +71,8 @@ def kill_after(step, program, folder, ranks):
     """Runs a program on some ranks, and kills all of them once it has taken a step."""
     with started(program, folder, ranks, FOREVER) as process:
         if program.name == "ray_train.py":  # what it prints may come when it has long gone past the end
-            while len(list(folder.glob("runs/stripes/checkpoint_*"))) < 2:  # the first is complete
+            record = folder / "runs" / "stripes" / "checkpoint_manager_snapshot.json"
+            while not (record.exists() and "checkpoint_dir_name" in record.read_text()):  # Ray knows one
                 assert process.poll() is None, (folder / "stderr").read_text()
                 time.sleep(0.01)
         else:
