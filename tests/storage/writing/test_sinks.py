@@ -1,6 +1,7 @@
 """Sinks keep bytes as they are, begin a new file when one is full, and replace none unless told to."""
 
 import os
+import sys
 import tarfile
 
 import pytest
@@ -61,7 +62,8 @@ def test_the_last_sample_of_a_tar_shard_fills_it(tmp_path, front, counts):
     [
         ("%d", {}, [5]),
         ("%d", {"maxcount": 2}, [2, 2, 1]),
-        ("%d", {"maxsize": 500}, [2, 2, 1]),
+        ("%d", {"maxsize": 500}, [1, 1, 1, 1, 1]),
+        ("%d", {"maxsize": 800}, [2, 2, 1]),
         ("x", {"maxcount": 2, "maxsize": 500}, [5]),
     ],
 )
@@ -69,6 +71,7 @@ def test_a_series_of_record_files_begins_a_new_one_when_one_is_full(tmp_path, ki
     files = write(record_sink(kind, f"{tmp_path}/{name}", WriteOptions(**options)))
     assert files == [f"{tmp_path}/{name}".replace("%d", str(number)) for number in range(len(counts))]
     assert [len(records_in(kind, file)) for file in files] == counts
+    assert name == "x" or max(map(os.path.getsize, files)) <= options.get("maxsize", sys.maxsize)
     assert [record for file in files for record in records_in(kind, file)] == SAMPLES
 
 
