@@ -31,7 +31,7 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import TorchIterable
-from mpwds.pipeline.stream import LengthUnknown, Part, Stream
+from mpwds.pipeline.stream import LengthUnknown, Part, Stream, not_for_workers
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
@@ -646,7 +646,7 @@ class LoaderSource:
 
         loader = self._loader
         if context.workers > 1:
-            raise TypeError(f"{self} is a loader, and each worker would deliver all of it: give its dataset")
+            raise not_for_workers(self)
         remakes = not takes_any_order(loader.dataset)
         numbers = own_streams(loader.streams, loader.workers, context)
         return LoaderStream(

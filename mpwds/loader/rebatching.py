@@ -9,7 +9,7 @@ from mpwds.suggestions import suggest_arguments
 
 
 @suggest_arguments
-class Rebatching(FromWorkers, Composable):
+class Rebatching(Composable, FromWorkers):
     """Base of loaders, and of pipelines after them, for the stage that only they have."""
 
     def rebatched(

@@ -45,7 +45,7 @@ from mpwds.suggestions import shown
 def as_source(source: Any) -> Origin:
     """Makes a source of a user's object, which is one of those that ``DataPipeline`` documents."""
     if isinstance(source, FromWorkers) and not isinstance(source, Part):
-        source = source.compose()  # type: ignore[attr-defined]  # all but pipelines are loaders, which have it
+        source = source.compose()  # whose epoch is that of the pipeline around it
     if isinstance(source, PipelineSource) and not iterates_itself(source):
         return source if isinstance(source, Origin) else OwnSource(source)
     if isinstance(source, Mapping):

@@ -156,8 +156,17 @@ class PipelineSource(Protocol):
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
 
-class FromWorkers:
-    """Marks a loader, and a pipeline after one: each worker of another loader would deliver all of it."""
+class FromWorkers(ABC):
+    """Base of loaders, and of pipelines after them."""
+
+    @abstractmethod
+    def compose(self, *stages: Any) -> Any:
+        """Its elements with stages after them, as a pipeline."""
+
+
+def not_for_workers(loader: object) -> TypeError:
+    """The error for a loader that workers of another one would iterate."""
+    return TypeError(f"{loader} is a loader, and each worker would deliver all of it: give its dataset")
 
 
 class Part:

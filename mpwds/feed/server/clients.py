@@ -144,21 +144,12 @@ class Clients:
             if group and party.group == group:
                 return party
         number, ranks = hello["share"] or (hello["rank"], max(hello["world_size"], 1))
-        wanted = hello["workers"] or self.workers_of_each
         free = self.workers - sum(party.workers for party in self.groups)
-        if wanted is None:
-            share = self.workers * (number + 1) // ranks - self.workers * number // ranks
-            # Fewer, if other ranks have more: they came when the servers were others.
-            wanted = min(share, max(free, 1)) if ranks <= self.workers else 0
-        of_rank = self.workers_of_each or 1  # at least
-        served = max(1, self.workers // of_rank)
-        if ranks > served and hello.get("patient") and not hello["workers"]:
-            wanted = of_rank if number < served else 0  # the others have workers elsewhere, or will
-        if hello.get("patient"):  # other servers have the rest, or will
-            wanted = min(wanted, self.workers)
+        wanted = self._wanted(hello, number, ranks, free)
         if not 1 <= wanted <= self.workers:
-            for_whom = "workers=" if wanted else f"{'one' if of_rank == 1 else of_rank} for each rank"
-            needed = f"{wanted or ranks * of_rank} are needed ({for_whom}): start it with more"
+            each = self.workers_of_each or 1
+            for_whom = "workers=" if wanted else f"{'one' if each == 1 else each} for each rank"
+            needed = f"{wanted or ranks * each} are needed ({for_whom}): start it with more"
             why = f"it has {counted(self.workers, 'worker')}, but {needed}"
             if hello.get("patient"):
                 self.router.reply(identity, wire.WAIT, why=why)
@@ -176,11 +167,27 @@ class Clients:
             why = f"it has {free} of {self.workers} workers free"
             if hello.get("patient") and not (group or hello["workers"]):
                 for other in [each for each, session in self.sessions.items() if not session.party.group]:
-                    self.router.reply(other, wire.NEEDED, ranks=served)
+                    self.router.reply(other, wire.NEEDED, ranks=self._ranks_served)
         else:
             return ClientGroup(wanted, group, max(hello["members"] or 1, 1), hello["max_lag"])
         self.router.reply(identity, wire.WAIT, why=why)
         return None
+
+    @property
+    def _ranks_served(self) -> int:
+        """Ranks of a job that have workers here, if more of them than that connect."""
+        return max(1, self.workers // (self.workers_of_each or 1))
+
+    def _wanted(self, hello: dict[str, Any], number: int, ranks: int, free: int) -> int:
+        """The workers that trainer ``number`` of ``ranks`` is to have; 0 if there are too few for it."""
+        wanted: int = hello["workers"] or self.workers_of_each or 0
+        if ranks > self._ranks_served and hello.get("patient") and not hello["workers"]:
+            # The others have workers elsewhere, or will.
+            wanted = (wanted or 1) if number < self._ranks_served else 0
+        elif not wanted and ranks <= self.workers:
+            share = self.workers * (number + 1) // ranks - self.workers * number // ranks
+            wanted = min(share, max(free, 1))  # fewer, if ranks that came before have more
+        return min(wanted, self.workers) if hello.get("patient") else wanted  # other servers have the rest
 
     def start(self, identity: bytes, session: ClientSession, fields: dict[str, Any]) -> None:
         """Begins a part of an epoch, on a worker that is started if it is the first of its slot."""

@@ -33,6 +33,7 @@ from mpwds.pipeline.stream import (
     Stream,
     WrappedStream,
     as_address,
+    not_for_workers,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def as_dataset(dataset: Any) -> Any:
     if data is not None and isinstance(dataset, data.DataLoader):  # whose pipeline divides itself
         is_loader = dataset.num_workers > 0 or not isinstance(dataset.dataset, DataPipeline)
     if is_loader:
-        raise TypeError(f"{dataset!r} is a loader, and each worker would deliver all of it: give its dataset")
+        raise not_for_workers(dataset)
     if isinstance(dataset, DataPipeline):
         return dataset
     is_iterable_dataset = data is not None and isinstance(dataset, data.IterableDataset)
