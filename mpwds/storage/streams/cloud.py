@@ -33,7 +33,7 @@ from mpwds.storage.streams.resuming import (
 from mpwds.storage.streams.urls import too_short, without_credentials
 
 _CHUNK_BYTES = 128 * 1024
-_MUCH_BYTES = 1024 * 1024
+_MUCH_BYTES = 256 * 1024
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_RANGE = re.compile(r"non-partial|Requested \d+\.\.\d+, got")
 _OPTIONS_VARIABLE = "MPWDS_CLOUD_OPTIONS"

@@ -168,7 +168,7 @@ class Body(Protocol):
     def read(self, much: bool = False) -> bytes:
         """The next piece; empty at the end. Raises ``Interrupted`` if another try may succeed.
 
-        With ``much``, always or never, pieces have a megabyte or more, and cost less.
+        With ``much``, always or never, pieces are larger, and cost less.
         """
 
     def close(self) -> None:
