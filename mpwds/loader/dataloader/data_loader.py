@@ -154,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
         self._record.completed.finished = True
         self._statistics = EpochStatistics()
         self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
-        self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[DataLoaderIterator | SingleProcessIterator] = weakref.WeakSet()
 
     @shortened
     def __iter__(self) -> Any:
@@ -175,10 +175,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
             return super()._get_iterator()
         _refuse_workers_of_workers(self.dataset, self.num_workers)  # set since, possibly
         with self._beginning():
+            iterator: DataLoaderIterator | SingleProcessIterator
             if self.num_workers == 0:
-                return SingleProcessIterator(self, self._record, self._statistics)
-            self.check_worker_number_rationality()
-            iterator = DataLoaderIterator(self, self._record, self._statistics, self._forks)
+                iterator = SingleProcessIterator(self, self._record, self._statistics)
+            else:
+                self.check_worker_number_rationality()
+                iterator = DataLoaderIterator(self, self._record, self._statistics, self._forks)
             self._iterators.add(iterator)
             return iterator
 
@@ -303,7 +305,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
                 part.set_epoch(epoch)
 
     def close(self) -> None:
-        """Ends all workers of this loader now. The next epoch starts new ones."""
+        """Ends all iterations of this loader now, and their workers. The next epoch starts new ones."""
         self._iterator = None
         for iterator in list(self._iterators):
             iterator.close()

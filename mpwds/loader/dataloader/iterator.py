@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import weakref
 from collections import deque
@@ -245,6 +246,8 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     """One epoch without workers, by torch's own iterator, which here counts what it delivers."""
 
     def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
+        self._turn = threading.RLock()  # a stage after the loader may make batches in a thread
+        self._is_closed = False
         self._indices: list[Any] = []  # the last one that a map-style dataset was asked for
         self._local = LocalCounts()
         self._times = statistics.begin(self._local, in_order=loader.in_order)
@@ -266,7 +269,18 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             self._sampler_iter = _noted_in(self._indices, indices)
         self._num_yielded = record.completed.delivered
 
+    def close(self) -> None:
+        """Ends the iteration, after a batch that is being made: from then on it draws no random numbers."""
+        with self._turn:
+            self._is_closed = True
+
     def _next_data(self) -> Any:
+        with self._turn:
+            if self._is_closed:
+                raise StopIteration
+            return self._made()
+
+    def _made(self) -> Any:
         completed = self._record.completed
         self._times.enter(WAITED)
         start_ns = time.monotonic_ns()

@@ -1,5 +1,7 @@
 """WebLoader: a DataLoader with webdataset's methods."""
 
+import time
+
 import psutil
 import pytest
 import torch
@@ -61,6 +63,31 @@ def test_stages_run_ahead_in_a_thread_and_resume():
     loader.load_state_dict(state)
     rest = [batch.tolist() for batch in loader]
     assert [number for batch in first + rest for number in batch] == [-number for number in range(40)]
+
+
+def test_a_state_ends_the_iteration_that_runs_ahead_before_it_sets_the_generator():
+    def make():
+        generator = torch.Generator().manual_seed(0)
+        return WebLoader(Slow(), batch_size=2, shuffle=True, generator=generator).map(torch.neg).prefetch(2)
+
+    expected = make()
+    expected = [[batch.tolist() for batch in expected] for _ in range(2)]
+    loader = make()
+    left = iter(loader)
+    begun = [next(left).tolist() for _ in range(4)]  # the thread makes the last one now, and ends the order
+    loader.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="resume by running the first 4 elements"):
+        assert begun + [batch.tolist() for batch in loader] == expected[0]
+    assert [batch.tolist() for batch in loader] == expected[1]
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return index
 
 
 def test_stages_of_any_order_are_not_run_again():
