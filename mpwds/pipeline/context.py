@@ -33,6 +33,7 @@ class Context:
         run: Distinguishes epochs of unknown number within this rank, if not 0: torch's DataLoader starts new
             workers for each epoch and passes them only its ``base_seed``.
         is_stream: ``worker`` and ``workers`` are those of the streams of a job, for messages.
+        tells_epoch: A loader or ``set_epoch`` chose the epoch: an iterable with ``set_epoch`` is told it.
     """
 
     epoch: int = 0
@@ -49,6 +50,7 @@ class Context:
     stage: int = 0
     run: int = 0
     is_stream: bool = False
+    tells_epoch: bool = False
 
     @property
     def place(self) -> str:

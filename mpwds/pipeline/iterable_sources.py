@@ -66,7 +66,7 @@ class IterableSource(TorchIterable, Origin):
 
     def _context(self) -> Context:
         context = Context.current(self._epoch)
-        return replace(context, run=0) if self._epoch_is_given else context
+        return replace(context, run=0, tells_epoch=True) if self._epoch_is_given else context
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next ``iter()`` run epoch ``epoch``, from 0.
@@ -150,7 +150,8 @@ class Iterated(Origin):
 
     Each worker reads all of it, so the iterable has to divide itself among workers, as a
     ``torch.utils.data.IterableDataset`` does with ``get_worker_info()``. Its elements have no address.
-    Random numbers it draws are the same in each run of an epoch by the same worker.
+    Random numbers it draws are the same in each run of an epoch by the same worker. If it has ``set_epoch``,
+    loaders, and ``set_epoch`` of the pipeline, tell it the epoch.
     """
 
     elements: Iterable[Any] | Callable[[], Iterator[Any]]
@@ -173,9 +174,11 @@ class Iterated(Origin):
         return getattr(self.elements, "__name__", None) or type(self.elements).__name__
 
     def stream(self, context: Context = ALONE) -> Stream[Any]:
-        return UnseekableStream(self._start, self, context)
+        return UnseekableStream(functools.partial(self._start, context), self, context)
 
-    def _start(self) -> Iterable[Any]:
+    def _start(self, context: Context) -> Iterable[Any]:
+        if context.tells_epoch and hasattr(self.elements, "set_epoch"):
+            self.elements.set_epoch(context.epoch)
         return self.elements if isinstance(self.elements, Iterable) else self.elements()
 
 

@@ -145,6 +145,14 @@ def test_epochs_are_counted_by_the_loader_whoever_iterates():
         assert [*epochs] == [10]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_inside_a_pipeline_is_told_the_epoch_too(workers):
+    with MultiLoader(DataPipeline(tells_epochs()).map(int), workers=workers) as loader:
+        assert [*loader, *loader] == [0, 1]
+        loader.set_epoch(5)
+        assert [*loader.map(int)] == [5]
+
+
 def test_with_epoch_goes_on_with_further_epochs_of_the_workers(loader):
     pipeline = loader.rebatched(30).with_epoch(6)
     assert [len(batch["label"]) for batch in pipeline] == [30, 30, 30, 10, 30, 30]

@@ -56,6 +56,22 @@ def test_each_iteration_is_another_epoch_and_set_epoch_goes_back():
     assert [list(dataset), list(dataset)] == [first, second]
 
 
+def test_an_iterable_keeps_an_epoch_of_its_own_until_the_pipeline_is_given_one():
+    class Numbers:
+        epoch = 7
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield self.epoch
+
+    dataset = DataPipeline(Numbers()).map(int)
+    assert [*dataset, *dataset] == [7, 7]
+    dataset.set_epoch(3)
+    assert [*dataset, *dataset] == [3, 4]
+
+
 def test_a_pipeline_continues_another():
     dataset = DataPipeline(DataPipeline(range(4), seed=3).shuffle(2), Batched(2))
     assert dataset.stages == (Shuffle(2), Batched(2))

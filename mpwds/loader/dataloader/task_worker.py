@@ -59,7 +59,8 @@ class FetchingSetup(WorkerSetup):
 
     def samples(self, context: Context, position: Position) -> WorkerIterator:
         """The samples of an iterable dataset, from a state on."""
-        context = replace(context, deferred=self.collate_fn is None and not self.batches)
+        deferred = self.collate_fn is None and not self.batches
+        context = replace(context, deferred=deferred, tells_epoch=False)  # as torch does not
         return WorkerIterator(self.dataset, context, Position(state=position.state), _iterated)
 
 

@@ -55,9 +55,12 @@ class WorkerSetup:
     def context(self, stream: int, epoch: int) -> Context:
         """The context of one of this rank's streams. With ``streams`` no rank or worker is in it."""
         if self.streams is None:
-            return Context(epoch, self.seed, self.rank, self.world_size, stream, self.workers)
+            place = self.rank, self.world_size, stream, self.workers
+            return Context(epoch, self.seed, *place, tells_epoch=True)
         number = self.rank + stream * self.world_size
-        return Context(epoch, self.seed, worker=number, workers=self.streams, is_stream=True)
+        return Context(
+            epoch, self.seed, worker=number, workers=self.streams, is_stream=True, tells_epoch=True
+        )
 
     def serving_class(self) -> Any:
         module, _, name = self.serves.partition(":")
