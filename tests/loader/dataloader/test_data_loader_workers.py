@@ -247,7 +247,7 @@ def test_a_thread_that_waits_for_a_batch_when_the_loader_is_closed_is_at_the_end
 
 
 BACKGROUND = """
-    import threading
+    import sys, threading, time
     import mpwds
 
     class Slow:
@@ -263,8 +263,12 @@ BACKGROUND = """
             arrived.set()
 
     arrived = threading.Event()
-    threading.Thread(target=iterate, daemon=True).start()
+    thread = threading.Thread(target=iterate, daemon=True)
+    thread.start()
     arrived.wait()
+    # Python ends a daemon thread where it waits; inside torch's C++ functions that aborts the program.
+    while "mpwds" not in sys._current_frames()[thread.ident].f_code.co_filename:
+        time.sleep(0.01)
 """
 
 
