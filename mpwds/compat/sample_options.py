@@ -11,8 +11,14 @@ from typing import Any
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.decoding.audio import torch_audio
 from mpwds.pipeline.decoding.decoders import Decoder as SampleDecoder
-from mpwds.pipeline.decoding.decoders import decoders, handle_extension
-from mpwds.pipeline.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mpwds.pipeline.decoding.decoders import handle_extension
+from mpwds.pipeline.decoding.fields import (
+    AUDIO_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    LOADS,
+    VIDEO_EXTENSIONS,
+    extension_of,
+)
 from mpwds.pipeline.decoding.images import ImageDecoder, imagespecs
 from mpwds.pipeline.decoding.video import torch_video
 from mpwds.pipeline.handlers import Handler, ignore_and_continue, reraise_exception, warn_and_continue
@@ -163,7 +169,7 @@ def _int_or_bytes(data: bytes) -> Any:
 
 def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
     return {
-        **decoders,
+        **LOADS,
         **dict.fromkeys((*IMAGE_EXTENSIONS, "img", "image"), ImageDecoder(spec).decode),
         **dict.fromkeys(("class", "count"), _int_or_bytes),
         **{each: partial(torch_video, f".{each}") for each in VIDEO_EXTENSIONS},
@@ -176,24 +182,14 @@ def _handlers(spec: str) -> dict[str, Callable[[Any], Any]]:
 default_handlers = {spec: _handlers(spec) for spec in imagespecs}
 
 
-_DECODED = {
-    spec: {extension: table[extension] for extension in (*decoders, *IMAGE_EXTENSIONS)}
-    for spec, table in default_handlers.items()
-}
-
-
-class TableDecoder(ImageDecoder):
-    """``ImageDecoder`` that also decodes by the entries of ``default_handlers`` that ``decode`` lacks."""
-
-    takes_views = False
+class TableDecoder:
+    """Handler of ``decode`` for the entries of ``default_handlers``, but for those that ``decode`` has."""
 
     def __init__(self, imagespec: str) -> None:
-        super().__init__(imagespec)
         self.__name__ = repr(imagespec)  # it prints as it was written
-        decoded = _DECODED[self.imagespec]
-        table = default_handlers[self.imagespec]
-        self._functions = {name: f for name, f in table.items() if decoded.get(name) is not f}
+        table = default_handlers[ImageDecoder(imagespec).imagespec]
+        self._functions = {name: f for name, f in table.items() if LOADS.get(name) is not f}
 
     def __call__(self, key: str, data: Any) -> Any:
-        function = self._functions.get(key.rpartition(".")[2].lower())
-        return super().__call__(key, data) if function is None else function(data)
+        function = self._functions.get(extension_of(key))
+        return None if function is None else function(data)

@@ -10,6 +10,7 @@ import torch
 import mpwds as wds
 from mpwds.pipeline.decoding.images import imagespecs
 from tests.pipeline.compat.test_dataset import png
+from tests.pipeline.decoding.files import still
 
 
 @pytest.fixture
@@ -125,6 +126,13 @@ def test_default_handlers_decode_sound_film_and_integers_by_their_old_names(tmp_
         assert (sample["count"], sample["class"], sample["img"].shape) == (7, b"cat", (4, 6, 3))
         samples, rate = sample["wav"]
         assert (samples.shape, rate) == ((1, 800), 8000)
+
+
+def test_an_mpg_is_decoded_as_a_film_and_not_as_an_image(tmp_path):
+    with wds.TarWriter(str(tmp_path / "x.tar"), encoder=False) as shard:
+        shard.write({"__key__": "0", "mpg": still(32, 16, "mpeg", "mpeg2video")})
+    ((frames, _, _),) = wds.Dataset(str(tmp_path / "x.tar"), extensions="mpg").map(lambda fields: fields[0])
+    assert frames.shape == (1, 16, 32, 3)
 
 
 @pytest.mark.parametrize("spec", imagespecs)
