@@ -50,7 +50,7 @@ def collate(batch: Sequence[Any]) -> Any:
 def convert(data: Any) -> Any:
     """The sample that ``torch.utils.data.default_convert`` makes, its tensors not written yet."""
     kind = type(data)
-    if (kind is np.ndarray and data.dtype in _FOR_TORCH) or isinstance(data, (Stack, Row)):
+    if (kind is np.ndarray and data.dtype in _FOR_TORCH) or isinstance(data, Row):
         return AsTensor(data)
     if kind is dict:
         return {key: convert(value) for key, value in data.items()}

@@ -22,9 +22,10 @@ from mpwds.pipeline.randomness import Call, seeded, unseeded
 from mpwds.pipeline.stages.collation import (
     PADDED,
     Padded,
+    collate_by,
     default_collation_fn,
-    deferred_collation_fn,
-    ragged_collation_fn,
+    defer,
+    stack,
 )
 from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
 from mpwds.suggestions import shown, suggest_arguments
@@ -288,12 +289,11 @@ def _how_to_collate(stage: Batching, context: Context) -> tuple[CollationFunctio
     function = stage.collation_fn
     if function is None:
         return list, unseeded
-    if stage.ragged:
-        return partial(ragged_collation_fn, stage.ragged, context.deferred), unseeded
+    stacker = defer if context.deferred else stack
     if function is default_collation_fn:
-        return (deferred_collation_fn if context.deferred else function), unseeded
+        return partial(collate_by, stacker, stage.ragged), unseeded
     if isinstance(function, Padded):
-        return (function.deferred if context.deferred else function), unseeded
+        return partial(function.collate_by, stacker), unseeded
     return function, seeded(context)
 
 

@@ -64,25 +64,21 @@ def default_collation_fn(
     return collate(samples, partial(default_column, stack if combine_tensors else list, combine_scalars))
 
 
-def deferred_collation_fn(samples: Sequence[Any]) -> Any:
-    """The same batch, with a ``Stack`` in place of each stacked column."""
-    return collate(samples, partial(default_column, defer, True))
+def collate_by(stack: Stacker, ragged: Sequence[Any], samples: Sequence[Any]) -> Any:
+    """The same batch, with columns of arrays made by ``stack``: ``defer`` puts a ``Stack`` in their place.
 
-
-def ragged_collation_fn(ragged: Sequence[Any], deferred: bool, samples: Sequence[Any]) -> Any:
-    """The same, but columns of the fields in ``ragged``, which hold bytes, are lists of uint8 arrays.
-
-    The arrays share the bytes' memory. The transport writes them into one block of shared memory, each at a
-    multiple of 64 bytes.
+    Columns of the fields in ``ragged``, which hold bytes, are lists of uint8 arrays that share the bytes'
+    memory. The transport writes them into one block of shared memory, each at a multiple of 64 bytes.
     """
 
     def column(field: Any, values: Sequence[Any]) -> Any:
         if field in ragged:
             return [_bytes_as_array(field, value) for value in values]
-        return default_column(defer if deferred else stack, True, field, values)
+        return default_column(stack, True, field, values)
 
     batch = collate(samples, column)
-    _check_fields("ragged", ragged, samples[0])
+    if ragged:
+        _check_fields("ragged", ragged, samples[0])
     return batch
 
 
@@ -105,12 +101,12 @@ def _bytes_as_array(field: Any, value: Any) -> npt.NDArray[np.uint8]:
         return np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
         return value
-    kind = "ndarray" if isinstance(value, (Row, Stack)) else type(value).__name__
+    kind = "ndarray" if isinstance(value, Row) else type(value).__name__
     raise TypeError(f"ragged columns are made of bytes, got {kind}{in_field(field)}")
 
 
 class Row(ABC):
-    """A row of a batch that is made when its place is known: an element's value in place of an array.
+    """A row of a batch, in place of an array, that is made when its place in shared memory is known.
 
     Implements ``mpwds.tenbin.Deferred``. Stages make such values if ``Context.deferred`` allows it.
     """
@@ -122,20 +118,19 @@ class Row(ABC):
     def write_into(self, out: npt.NDArray[Any]) -> None:
         """Writes the row into ``out``, a writable array of this ``shape`` and ``dtype``."""
 
-    def made(self) -> npt.NDArray[Any]:
+    def made(self) -> Any:
         """The row as an array."""
         out = np.empty(self.shape, self.dtype)
         self.write_into(out)
         return out
 
 
-class Stack:
+class Stack(Row):
     """Rows that are stacked when the transport writes them into shared memory, which saves a copy.
 
-    Implements ``mpwds.tenbin.Deferred``. The rows are arrays of one shape, or to be padded to
-    ``padded_shape``; or CPU tensors, or each a ``Row`` or ``Stack``, of one shape and dtype. ``dtype`` holds
-    all of theirs, in the machine's byte order. Must not be a dataclass: those count as records, whose fields
-    are columns.
+    The rows are arrays of one shape, or to be padded to ``padded_shape``; or CPU tensors, or each a ``Row``,
+    of one shape and dtype. ``dtype`` holds all of theirs, in the machine's byte order. Must not be a
+    dataclass: those count as records, whose fields are columns.
     """
 
     def __init__(
@@ -143,21 +138,17 @@ class Stack:
     ) -> None:
         self.rows = rows
         self.dtype = dtype
+        self.shape = (len(rows), *(rows[0].shape if padded_shape is None else padded_shape))
         self.padded_shape = padded_shape
         self.padding = padding
 
-    @property
-    def shape(self) -> Shape:
-        return (len(self.rows), *(self.rows[0].shape if self.padded_shape is None else self.padded_shape))
-
     def write_into(self, out: npt.NDArray[Any]) -> None:
-        """Copies the rows into ``out``, a writable array of this ``shape`` and ``dtype``."""
         if self.padded_shape is not None:
             _write_padded(self.rows, out, self.padding)
         elif isinstance(self.rows[0], np.ndarray):
             for index, row in enumerate(self.rows):
                 out[index] = row
-        elif isinstance(self.rows[0], (Row, Stack)):
+        elif isinstance(self.rows[0], Row):
             for place, row in zip(out, self.rows, strict=True):
                 row.write_into(place)
         else:
@@ -167,13 +158,11 @@ class Stack:
 
     def made(self) -> Any:
         """The stacked rows, as an array or, of tensors, as a tensor."""
-        if isinstance(self.rows[0], Stack):
+        first = self.rows[0]
+        if isinstance(first, Stack):
             return stack([row.made() for row in self.rows])
-        if not isinstance(self.rows[0], (np.ndarray, Row)):
-            return stack(self.rows)
-        out = np.empty(self.shape, self.dtype)  # np.stack would take longer to prepare than to copy
-        self.write_into(out)
-        return out
+        # np.stack would take longer to prepare than to copy.
+        return super().made() if isinstance(first, (np.ndarray, Row)) else stack(self.rows)
 
 
 def stack(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
@@ -195,7 +184,7 @@ def stack(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any =
 def defer(rows: Sequence[Any], padded_shape: Shape | None = None, padding: Any = 0) -> Any:
     """A ``Stack`` of the rows; or what ``stack`` makes, if the transport cannot carry their dtype."""
     first = rows[0]
-    if isinstance(first, (Row, Stack)):
+    if isinstance(first, Row):
         if len({row.dtype for row in rows}) == 1:
             return Stack(rows, first.dtype)
         rows = [row.made() for row in rows]
@@ -263,8 +252,8 @@ def default_column(stack: Stacker, combine_scalars: bool, field: Any, values: Se
 
 
 def array_kind(value: Any) -> Any:
-    """``numpy.ndarray``, ``torch.Tensor``, ``Row`` or ``Stack`` if ``value`` is one, otherwise ``None``."""
-    for kind in (np.ndarray, tensor_class(), Row, Stack):
+    """``numpy.ndarray``, ``torch.Tensor`` or ``Row`` if ``value`` is one, otherwise ``None``."""
+    for kind in (np.ndarray, tensor_class(), Row):
         if isinstance(value, kind):
             return kind
     return None
@@ -383,13 +372,10 @@ class Padded:
             operator.index(axis)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        return self._collated(samples, stack)
+        return self.collate_by(stack, samples)
 
-    def deferred(self, samples: Sequence[Any]) -> Any:
-        """The same batch, with ``mpwds.tenbin.Deferred`` in place of arrays where that saves a copy."""
-        return self._collated(samples, defer)
-
-    def _collated(self, samples: Sequence[Any], stack: Stacker) -> Any:
+    def collate_by(self, stack: Stacker, samples: Sequence[Any]) -> Any:
+        """The same batch, with columns of arrays made by ``stack``."""
         lengths: dict[Any, Any] = {}
         by_field = self.padding if isinstance(self.padding, Mapping) else None
 

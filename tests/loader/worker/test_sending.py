@@ -11,7 +11,7 @@ from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Channel, take_descriptor
 from mpwds.loader.worker.sending import BatchSender, Commands
 from mpwds.pipeline.filter import rows_in
-from mpwds.pipeline.stages.collation import deferred_collation_fn
+from mpwds.pipeline.stages.collation import collate_by, defer
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.counters import Counters
@@ -34,7 +34,7 @@ class Wire:
 
     def send(self, samples):
         """The batch of some samples, as it arrives."""
-        self.sender.send(deferred_collation_fn(samples), {"generation": 1, "sequence": 0})
+        self.sender.send(collate_by(defer, (), samples), {"generation": 1, "sequence": 0})
         while (message := self.trainer.receive()).fields["kind"] == protocol.SEGMENT:
             self.receiver.map_segment(message, take_descriptor(self.fetched))
         return self.receiver.batch(message)

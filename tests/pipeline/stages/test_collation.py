@@ -1,6 +1,7 @@
 """Batches of samples, stacked and padded."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpwds.pipeline.stages.collation import Stack, default_collation_fn, deferred_collation_fn, padded
+from mpwds.pipeline.stages.collation import Stack, collate_by, default_collation_fn, defer, padded
 from tests.pipeline.conftest import plain, written
+
+deferred_collation_fn = partial(collate_by, defer, ())
 
 
 @pytest.mark.parametrize("values", [[1, 2], [1.5, 2], [True, False], [1j, 2], [np.float32(1), np.float32(2)]])
@@ -205,7 +208,7 @@ def test_each_row_stands_at_the_beginning_of_its_place_and_the_rest_is_padding(r
 @given(rows=ragged())
 def test_deferred_batches_are_the_same_once_written(rows):
     stage = padded(lengths=True)
-    column, lengths = stage.deferred(rows)
+    column, lengths = stage.collate_by(defer, rows)
     np.testing.assert_array_equal(written(column), stage(rows)[0])
     np.testing.assert_array_equal(lengths, stage(rows)[1])
 
