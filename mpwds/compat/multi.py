@@ -9,14 +9,12 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from mpwds.imports import tensor_class
 from mpwds.loader.multi_loader import LoaderPipeline, MultiLoader
 from mpwds.loader.output import pinned
 from mpwds.loader.processes.setup import WorkerSetup
-from mpwds.loader.worker.worker import Worker
 from mpwds.pipeline.error_context import check_boolean
 from mpwds.pipeline.iterable_sources import TorchIterable
 
@@ -91,15 +89,8 @@ class MultiDataset(LoaderPipeline):
         return extended
 
 
-class _SendsArraysAsTheyAre(Worker):
-    def run(self) -> None:
-        self.sender.arrays_as_they_are = True
-        super().run()
-
-
-@dataclass
 class _Setup(WorkerSetup):
-    serves: ClassVar[str] = f"{__name__}:{_SendsArraysAsTheyAre.__name__}"
+    arrays_as_they_are = True
 
 
 class _ArraysAsTheyAre(MultiLoader):

@@ -16,15 +16,10 @@ class ServingSetup(WorkerSetup):
     """The setup of a server's workers; each ``start`` tells a worker its place among all workers."""
 
     serves: ClassVar[str] = f"{__name__}:ServingWorker"
+    allow_pickle: ClassVar[bool] = False  # batches leave the machine
 
 
 class ServingWorker(Worker):
-    """A worker that sends nothing pickled, because its batches leave the machine."""
-
-    def run(self) -> None:
-        self.sender.allow_pickle = False
-        super().run()
-
     def _run_epoch(self, start: dict[str, Any]) -> None:
         rank, world_size, self.index, workers, seed = WorkerAssignment(*start["place"])
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "workers": workers, "seed": seed}

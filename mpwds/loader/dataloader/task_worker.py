@@ -34,6 +34,7 @@ class Exhausted(Exception):
 @dataclass
 class FetchingSetup(WorkerSetup):
     serves: ClassVar[str] = f"{__name__}:TaskWorker"
+    arrays_as_they_are: ClassVar[bool] = True
 
     base_seed: int = 0  # worker i is seeded with base_seed + i
     iterable: bool = False  # otherwise the dataset is asked for samples by index
@@ -113,7 +114,6 @@ class TaskWorker(Worker):
 
     def run(self) -> None:
         setup = self.setup
-        self.sender.arrays_as_they_are = True
         self.meter.writes_each = True
         if setup.batches:
             self.meter.samples_in = rows_in

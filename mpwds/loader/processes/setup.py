@@ -40,9 +40,14 @@ _ALIGNMENT = 64
 
 @dataclass
 class WorkerSetup:
-    """The setup that all workers of a loader share; ``serves`` names the class that does their work."""
+    """The setup that all workers of a loader share; ``serves`` names the class that does their work.
+
+    ``arrays_as_they_are`` and ``allow_pickle`` are those of their ``BatchSender``.
+    """
 
     serves: ClassVar[str] = "mpwds.loader.worker.worker:Worker"
+    arrays_as_they_are: ClassVar[bool] = False
+    allow_pickle: ClassVar[bool] = True
 
     dataset: Any
     workers: int

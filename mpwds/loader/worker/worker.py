@@ -76,6 +76,7 @@ def serve(index: int, read_setup: Callable[[], WorkerSetup], ends: processes.Wor
         commands = Commands(channel)
         meter = StageProfiler(status.counters, sample_counter(setup.dataset))
         sender = BatchSender(channel, handover, commands, EventFd(ends.bell), setup.blocks, meter)
+        sender.arrays_as_they_are, sender.allow_pickle = setup.arrays_as_they_are, setup.allow_pickle
         export_place(index, setup)
         setup.serving_class()(index, setup, channel, commands, sender, status, meter).run()
 
