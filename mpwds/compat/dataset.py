@@ -16,7 +16,6 @@ from mpwds.compat.tar_stages import opened, tar_file_expander
 from mpwds.pipeline.coercion import Splitter, stage_of
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Urls, split_by_node, split_by_worker
@@ -140,7 +139,8 @@ class Dataset(DataPipeline):
             reader = partial(_members, open=self._open, handler=tarhandler)
             grouping = list(initial_pipeline)
         super().__init__(*head, reader, *grouping, *work.stages(handler), seed=seed)
-        self._shown_from = self._head + len(grouping)
+        self._call = f"Dataset({listed(self._urls)})"
+        self._made = self._head + 1 + len(grouping)
         if epochs != 1:
             self.repeat(epochs)
         if size is not None and length is None:
@@ -204,11 +204,8 @@ class Dataset(DataPipeline):
         self._hooks = replace(self._hooks, **hooks)
         head = self._hooks.parts(self._urls)
         self.pipeline[: self._head] = head
-        self._shown_from += len(head) - self._head
+        self._made += len(head) - self._head
         self._head = len(head)
-
-    def _beginning(self) -> tuple[str, tuple[Filter, ...]]:
-        return f"Dataset({listed(self._urls)})", self.stages[self._shown_from :]
 
 
 def _takes_two(handler: Any) -> bool:

@@ -71,12 +71,8 @@ class TensorcomDataset(DataPipeline):
         super().__init__(source)
         self._call = str(source)
 
-    def __len__(self) -> int:
-        """Batches in an epoch; after stages, what ``with_length`` set."""
-        if self.given_length is None and not self.stages:
-            length: int = self.pipeline[0].length
-            return length
-        return super().__len__()
+    def _own_length(self) -> int | None:
+        return None if self.stages else self.pipeline[0].length
 
 
 class _Received(Origin):

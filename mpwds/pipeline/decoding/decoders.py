@@ -232,8 +232,7 @@ def _handler(spec: Any) -> Handler:
 
 
 def _takes_views(handler: Handler) -> bool:
-    own = handler is gzfilter or handler is basichandlers
-    return own or (isinstance(handler, FieldDecoder) and handler.takes_views)
+    return handler is gzfilter or handler is basichandlers or isinstance(handler, FieldDecoder)
 
 
 class _FieldLoads(dict[str, Load]):
@@ -287,7 +286,7 @@ class _FieldLoads(dict[str, Load]):
         following = self._find(rest, key)
         if not may_apply:
             return following
-        takes_views = isinstance(handler, FieldDecoder) and handler.takes_views
+        takes_views = isinstance(handler, FieldDecoder)
 
         def load_by_handler(data: Any) -> Any:
             if type(data) is memoryview and not takes_views:

@@ -62,9 +62,8 @@ def medium_of(extension: str) -> str:
 
 
 class FieldDecoder(ABC):
-    """Base of handlers that decode the fields with certain extensions."""
+    """Base of this library's handlers that decode the fields with certain extensions."""
 
-    takes_views = True  # `Decoder` may hand it memoryviews
     extensions: Collection[str]
 
     def __call__(self, key: str, data: Any) -> Any:
