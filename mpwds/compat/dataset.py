@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 
 from mpwds.compat.sample_options import SampleOptions, decoding
 from mpwds.compat.tar_stages import opened, tar_file_expander
-from mpwds.pipeline.coercion import Splitter, stage_of
-from mpwds.pipeline.context import ALONE, Context
+from mpwds.pipeline.coercion import OwnStage, Splitter, stage_of
+from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.sources.samples import TarSamples
 from mpwds.pipeline.sources.shards import ShardList, Urls, split_by_node, split_by_worker
 from mpwds.pipeline.stages.map import map
-from mpwds.pipeline.stream import Stream
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import listed, shard_names
 from mpwds.storage.tar.names import split_name
@@ -305,28 +304,22 @@ class _ShardHooks:
             splitter=split_by_worker if worker is worker_urls else _by(worker),
         )
         parts: list[Any] = [shards]
-        if self.before is not _nothing:
-            parts.append(Splitter(partial(_after, self.before)))
-        if self.shard_shuffle is not all_urls:
-            parts.append(_by(self.shard_shuffle))
+        if self.before is not _nothing or self.shard_shuffle is not all_urls:
+            parts.append(_by(self.shard_shuffle, self.before))
         return parts
 
 
-def _by(hook: UrlHook) -> Splitter:
-    return Splitter(partial(_chosen, hook))
+def _by(hook: UrlHook, before: Callable[[], Any] = _nothing) -> Splitter:
+    return Splitter(partial(_chosen, hook, before))
 
 
-def _chosen(hook: UrlHook, shards: Iterator[Any]) -> Iterator[Any]:
+def _chosen(hook: UrlHook, before: Callable[[], Any], shards: Iterator[Any]) -> Iterator[Any]:
+    before()
     for url in hook([shard["url"] for shard in shards]):
         yield {"url": url}
 
 
-def _after(before: Callable[[], Any], shards: Iterator[Any]) -> Iterator[Any]:
-    before()
-    yield from shards
-
-
-class Processor:
+class Processor(OwnStage):
     """A stage that is called with a dataset and returns the dataset with that stage appended.
 
     ``Processor(f, *args, **keywords)(source)`` is ``DataPipeline(source).pipe(f, *args, **keywords)``, and so
@@ -352,15 +345,8 @@ class Processor:
         return super().__new__(cls)
 
     def __init__(self, f: Any, *args: Any, **keywords: Any) -> None:
-        self._stage = stage_of(f, *args, **keywords)
-        self.addressable = self._stage.addressable
-
-    def __str__(self) -> str:
-        return str(self._stage)
-
-    def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
-        return self._stage.stream(source, context)
+        super().__init__(stage_of(f, *args, **keywords))
 
     def __call__(self, source: Any) -> Any:
         """The dataset of ``source``, anything that ``DataPipeline`` takes, with the stage appended."""
-        return DataPipeline(source, self._stage)
+        return DataPipeline(source, self.given)
