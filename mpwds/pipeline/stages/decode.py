@@ -187,7 +187,10 @@ class XDecode(OneToOneStage, called="xdecode"):
             result = {}
             for field, data in sample.items():
                 try:  # errors_as_decode_error takes a twentieth of the time of small fields
-                    result[field] = self._decoded(decoder_of(field), data)
+                    decoder = decoder_of(field)
+                    if decoder is not False:
+                        data = decoder(io.BytesIO(data) if isinstance(data, (bytes, memoryview)) else data)
+                    result[field] = data
                 except ImportError:  # every sample would fail, so a handler must not skip it
                     raise
                 except Exception as error:
@@ -196,14 +199,7 @@ class XDecode(OneToOneStage, called="xdecode"):
 
         return decoded
 
-    def _decoded(self, decoder: StreamDecoder | None, data: Any) -> Any:
-        if decoder is None and self.must_decode:
-            raise DecodeError("no pattern matches its name; must_decode=False leaves such fields unchanged")
-        if decoder is None or decoder is False:
-            return data
-        return decoder(io.BytesIO(data) if isinstance(data, (bytes, memoryview)) else data)
-
-    def _decoder_of(self, field: str) -> StreamDecoder | None:
+    def _decoder_of(self, field: str) -> StreamDecoder:
         base = field.rpartition("/")[2].lower()
         if field.startswith("__") or base.startswith("__"):
             return False
@@ -212,7 +208,9 @@ class XDecode(OneToOneStage, called="xdecode"):
                 if decoder is decode_pickle:
                     return functools.partial(decode_pickle, allow_pickle=self.allow_pickle)
                 return decoder
-        return None
+        if self.must_decode:
+            raise DecodeError("no pattern matches its name; must_decode=False leaves such fields unchanged")
+        return False
 
 
 def _check(pair: Any) -> None:
