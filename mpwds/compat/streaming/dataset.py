@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mpwds.pipeline.error_context import arguments, check_choice, options
+from mpwds.pipeline.error_context import arguments, check_choice, given_options
 from mpwds.pipeline.indexed.mds_datasets import PartitionedDataset, PartitionedSamples, SharedEpochCounter
 from mpwds.pipeline.indexed.source import IndexedSamples, Numbers, Shuffling
 from mpwds.storage.mds.shards_v2 import MDSShards
-from mpwds.storage.mds.stored_files import parse_binary_size
+from mpwds.storage.mds.stored_files import parse_amount, parse_binary_size
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 
@@ -27,7 +26,6 @@ _ORDERS: dict[str, Shuffling] = {
     **dict.fromkeys(("py1b", "py1br", "py1e"), "chunked"),
 }
 _BLOCK = 1 << 18
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt]?)", re.IGNORECASE)
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -161,7 +159,7 @@ class StreamingDataset(PartitionedDataset):
                 stream.split,
                 allow_pickle=allow_unsafe_types,
                 validate_hash=stream.validate_hash,
-                cache_limit=parse_binary_size(cache_limit) or None,
+                cache_limit=parse_binary_size(cache_limit),
                 retries=stream.download_retry,
                 timeout_s=stream.download_timeout,
                 datasets=len(self.streams),
@@ -171,7 +169,11 @@ class StreamingDataset(PartitionedDataset):
         if any(stream.keep_zip for stream in self.streams):
             warn("StreamingDataset: keep_zip=True has no effect, compressed files of shards are not kept")
         counts = [sum(part.lengths) for part in parts]
-        sizes = weigh(self.streams, counts, _count_of(epoch_size), shuffle_seed)
+        if isinstance(epoch_size, str):
+            epoch_size = parse_amount(
+                epoch_size, _THOUSANDS, "epoch_size must be a number, or text such as '100k'"
+            )
+        sizes = weigh(self.streams, counts, epoch_size or None, shuffle_seed)
         draw = partial(samples_of_an_epoch, sizes, counts, shuffle_seed)
         chosen = draw(0)
         source = PartitionedSamples(
@@ -208,14 +210,8 @@ class StreamingDataset(PartitionedDataset):
         self.shards_per_stream = np.array([len(part.urls) for part in parts])
         self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
         self.stream_per_shard = np.repeat(np.arange(len(parts)), self.shards_per_stream)
-        shown = options(
-            streams=(streams, None),
-            remote=(remote, None),
-            local=(local, None),
-            split=(split, None),
-            shuffle=(shuffle, False),
-        )
-        self._call = f"StreamingDataset({arguments(**shown)})"
+        given = {"streams": streams, "remote": remote, "local": local, "split": split, "shuffle": shuffle}
+        self._call = f"StreamingDataset({arguments(**given_options(StreamingDataset.__init__, given))})"
 
     @property
     def size(self) -> int:
@@ -466,13 +462,3 @@ def _items(dataset: StreamingDataset | LocalDataset, at: Any) -> Any:
     if not -dataset.size <= at < dataset.size:
         raise IndexError(f"there is no sample {at} among {dataset.size} samples")
     return dataset.get_item(int(at) % dataset.size)
-
-
-def _count_of(number: int | str | None) -> int | None:
-    """A number, also of text such as ``"100k"``."""
-    if not isinstance(number, str):
-        return number or None
-    match = _COUNT.fullmatch(number.strip())
-    if match is None:
-        raise ValueError(f"epoch_size must be a number, or text such as '100k', got {number!r}")
-    return int(float(match[1]) * _THOUSANDS[match[2].lower()])

@@ -188,8 +188,8 @@ def mismatch(data: bytes, hashes: Mapping[str, str]) -> str:
     return ""
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])?b)?", re.IGNORECASE)
-_POWERS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
 def parse_binary_size(size: int | str | None) -> int | None:
@@ -200,10 +200,15 @@ def parse_binary_size(size: int | str | None) -> int | None:
         (1536, 100, None)
     """
     if isinstance(size, str):
-        match = _SIZE.fullmatch(size.strip())
-        if match is None:
-            raise ValueError(f"a size must be a number of bytes, or text such as '64mb', got {size!r}")
-        size = int(float(match[1]) * 1024 ** _POWERS[match[2] and match[2].lower()])
+        size = parse_amount(size, _BYTES, "a size must be a number of bytes, or text such as '64mb'")
     if size is not None and size < 0:
         raise ValueError(f"a size must not be negative, got {size}")
     return int(size) if size else None
+
+
+def parse_amount(text: str, units: Mapping[str, int], expected: str) -> int:
+    """The number that text such as ``"64mb"`` is; a ``ValueError`` that says what is expected otherwise."""
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    if match is None or match[2] not in units:
+        raise ValueError(f"{expected}, got {text!r}")
+    return int(float(match[1]) * units[match[2]])
