@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeGuard
@@ -367,6 +368,7 @@ class FileCache(StreamingOpen):
         return {"stream": self._cache.open_whole(url), "local_path": self._cache.path(url)}
 
 
+@dataclass(eq=False, repr=False)
 class LRUCleanup:
     """Removes files of a directory, the least recently used first, until the rest is small enough.
 
@@ -391,20 +393,12 @@ class LRUCleanup:
         ['new']
     """
 
-    def __init__(
-        self,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: float = int(1e12),
-        keyfn: Callable[[str], Any] = os.path.getctime,
-        verbose: bool = False,
-        interval: float | None = 30,
-    ) -> None:
-        self.cache_dir = cache_dir
-        self.cache_size = cache_size
-        self.keyfn = keyfn
-        self.verbose = verbose
-        self.interval = interval
-        self.last_run = 0.0
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_size: float = int(1e12)
+    keyfn: Callable[[str], Any] = os.path.getctime
+    verbose: bool = False
+    interval: float | None = 30
+    last_run: float = field(default=0.0, init=False)
 
     def set_cache_dir(self, cache_dir: str | os.PathLike[str]) -> None:
         self.cache_dir = cache_dir

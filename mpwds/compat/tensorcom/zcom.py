@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from mpwds.compat.tensorcom.conversion import (
 from mpwds.errors import StreamError, TenbinError
 from mpwds.feed import unix_sockets
 from mpwds.interrupts import uninterrupted
+from mpwds.pipeline.error_context import check_whole
 from mpwds.storage.streams.braces import Names
 from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
@@ -55,6 +57,7 @@ _WARNINGS_EVERY_S = 60.0
 _LONGEST_WAIT_S = 1.0  # of one system call: Ctrl-C that arrives just before it acts after it
 
 
+@dataclass(eq=False, repr=False)
 class Connection(Closes):
     """Sends or receives batches, which are lists of arrays, over ZeroMQ sockets.
 
@@ -114,60 +117,48 @@ class Connection(Closes):
         [((2, 3), [0, 1]), ((2, 3), [0, 1])]
     """
 
-    def __init__(
-        self,
-        url: str | Iterable[str] | None = None,
-        epoch: int = 100000,
-        total: int = -1,
-        multipart: bool = True,
-        infos: tenbin.Infos = None,
-        device: Any = None,
-        allow64: bool = False,
-        raw: bool = False,
-        batch_transforms: Any = None,
-        batch_count: bool = True,
-        converters: Any = None,
-        report: int = -1,
-        stats_horizon: int = 1000,
-        noexpand: bool = False,
-        *,
-        max_message_bytes: int = 1 << 30,
-        hwm: int = 1000,
-        timeout: float | None = None,
-    ) -> None:
-        if isinstance(converters, str):
-            if converters not in converter_table:
+    url: str | Iterable[str] | None = None
+    epoch: int = 100000
+    total: int = -1
+    multipart: bool = True
+    infos: tenbin.Infos = None
+    device: Any = None
+    allow64: bool = False
+    raw: bool = False
+    batch_transforms: Any = None
+    batch_count: bool = True
+    converters: Any = None
+    report: int = -1
+    stats_horizon: int = 1000
+    noexpand: bool = False
+    _: KW_ONLY
+    max_message_bytes: int = 1 << 30
+    hwm: int = 1000
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.converters, str):
+            if self.converters not in converter_table:
                 known = ", ".join(map(repr, converter_table))
-                raise ValueError(f"Connection: converters is {converters!r}, expected functions or {known}")
-            converters = converter_table[converters]
-        for name, value in (("max_message_bytes", max_message_bytes), ("hwm", hwm)):
-            if value < 1:
-                raise ValueError(f"Connection: {name} must be at least 1, got {value}")
-        self.epoch = epoch
-        self.total = total
-        self.multipart = multipart
-        self.infos = infos
-        self.device = device
-        self.allow64 = allow64
-        self.raw = raw
-        self.batch_transforms = listify(batch_transforms)
-        self.batch_count = batch_count
-        self.converters = listify(converters)
-        self.report = report
-        self.timeout = timeout
-        self.stats = Statistics(stats_horizon)
+                raise ValueError(
+                    f"Connection: converters is {self.converters!r}, expected functions or {known}"
+                )
+            self.converters = converter_table[self.converters]
+        check_whole("Connection", "max_message_bytes", self.max_message_bytes, least=1)
+        check_whole("Connection", "hwm", self.hwm, least=1)
+        self.batch_transforms = listify(self.batch_transforms)
+        self.converters = listify(self.converters)
+        self.stats = Statistics(self.stats_horizon)
         self.count = 0  # samples that iteration has delivered
         self.dropped = 0
         self.urls: list[str] = []
         self.socket: Any = None
-        self._max_message_bytes = max_message_bytes
-        self._hwm = hwm
         self._warned_at = 0.0
         self._is_my_turn = False
-        if url is not None:
-            urls = [url] if isinstance(url, str) else list(url)
+        if self.url is not None:
+            urls = [self.url] if isinstance(self.url, str) else list(self.url)
             try:
-                self.connect(urls if noexpand else Names(*urls))
+                self.connect(urls if self.noexpand else Names(*urls))
             except BaseException:
                 self.close(0)
                 raise
@@ -210,8 +201,8 @@ class Connection(Closes):
         self.socket = context.socket(kind)
         self.socket.linger = _LINGER_MS
         # Above our own limit, which is checked when a message is there and can be counted.
-        self.socket.maxmsgsize = min(2 * self._max_message_bytes, (1 << 63) - 1)
-        self.socket.hwm = self._hwm
+        self.socket.maxmsgsize = min(2 * self.max_message_bytes, (1 << 63) - 1)
+        self.socket.hwm = self.hwm
         if kind == zmq.REQ:
             # An answer to an earlier request, which timed out, is not taken for one to this.
             self.socket.setsockopt(zmq.REQ_CORRELATE, 1)
@@ -296,8 +287,8 @@ class Connection(Closes):
     def _decoded(self, frames: list[zmq.Frame]) -> Any:
         buffers = [frame.buffer for frame in frames]
         nbytes = sum(buffer.nbytes for buffer in buffers)
-        if nbytes > self._max_message_bytes:
-            raise TenbinError(f"a message has {nbytes} bytes, max_message_bytes is {self._max_message_bytes}")
+        if nbytes > self.max_message_bytes:
+            raise TenbinError(f"a message has {nbytes} bytes, max_message_bytes is {self.max_message_bytes}")
         decoded: Any = buffers
         if not self.raw:
             if not nbytes and self.socket.type != zmq.REP:
