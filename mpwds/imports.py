@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -42,13 +43,11 @@ def load_object(source: str, importing: Callable[[str], ModuleType] = importlib.
         where = path.stem
     else:
         sys.path.insert(0, "")
-    value: Any = importing(where)
-    for part in name.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            raise WrongArgument(f"{source}: the module {where} has no {part!r}") from None
-    return value
+    module = importing(where)
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        raise WrongArgument(f"{source}: the module {where} has no {name!r}") from None
 
 
 def tensor_class() -> Any:
