@@ -30,7 +30,7 @@ from mpwds.pipeline.error_context import check_choice
 from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
-from mpwds.storage.caches.locks import lock_open, same_file, unlock
+from mpwds.storage.caches.locks import lock, release
 from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import rename_to_free
@@ -145,9 +145,9 @@ class DirectoryShardList(IterableSource):
             match = _CLAIMED.fullmatch(path)
             if match is None:
                 continue
-            with contextlib.suppress(FileNotFoundError), contextlib.closing(_Lock(path)) as lock:
-                if lock.tells_all or match["domain"] == lock.domain != _NO_LOCKS:
-                    is_abandoned = lock.is_held
+            with contextlib.suppress(FileNotFoundError), contextlib.closing(_Lock(path)) as found:
+                if found.tells_all or match["domain"] == found.domain != _NO_LOCKS:
+                    is_abandoned = found.is_held
                 else:
                     age_s = time.time() - int(match["time_ns"] or time.time_ns()) / 1e9
                     is_abandoned = self.claim_timeout is not None and age_s > self.claim_timeout
@@ -209,13 +209,13 @@ class _Claimed(BaseStream[Any]):
 def _claim(path: str) -> _Lock | None:
     """Claims a shard; ``None`` if another reader has claimed it."""
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
-        lock = stack.enter_context(contextlib.closing(_Lock(path)))
-        if lock.is_held or lock.domain == _NO_LOCKS:
-            origin = "" if lock.tells_all else f"-{lock.domain}-{time.time_ns()}"
-            lock.path = f"{path}._{os.getpid()}{origin}_"
-            os.rename(path, lock.path)
+        claim = stack.enter_context(contextlib.closing(_Lock(path)))
+        if claim.is_held or claim.domain == _NO_LOCKS:
+            origin = "" if claim.tells_all else f"-{claim.domain}-{time.time_ns()}"
+            claim.path = f"{path}._{os.getpid()}{origin}_"
+            os.rename(path, claim.path)
             stack.pop_all()
-            return lock
+            return claim
     return None
 
 
@@ -246,25 +246,19 @@ class _Lock:
 
     def __init__(self, path: str) -> None:
         self.path = path  # a claim changes it
-        self.is_held = False  # the lock was free, and the file still has its name
         self.domain = _NO_LOCKS  # identifies the kernel and the mounted file system, if that has locks
         self.tells_all = False  # no other kernel uses the file system: a reader that runs holds its lock
         self._pid = os.getpid()
         self._descriptor: int | None = None
-        for flags in (os.O_RDONLY, os.O_RDWR):  # NFS locks a file exclusively only if it is open for writing
-            try:
-                descriptor = os.open(path, flags | os.O_CLOEXEC)
-            except PermissionError:
-                continue
-            try:
-                self.is_held = lock_open(descriptor) and same_file(descriptor, path)
-            except OSError:  # the file system has no locks, or not for this descriptor
-                os.close(descriptor)
-                continue
-            self._descriptor = descriptor
-            device = os.fstat(descriptor).st_dev
+        device = os.stat(path).st_dev
+        with contextlib.suppress(OSError):  # the file system has no locks, or not for this file
+            self._descriptor = lock(path)
             self.domain, self.tells_all = _domain(device), _is_of_one_kernel(device)
-            return
+
+    @property
+    def is_held(self) -> bool:
+        """True if the lock was free, and the file still has its name."""
+        return self._descriptor is not None
 
     def end(self, recycle: Callable[[str], Any]) -> None:
         """Renames or removes the claimed shard by ``recycle(path)``, unlocks it; does nothing in a fork."""
@@ -274,9 +268,7 @@ class _Lock:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
-                unlock(self._descriptor)  # for a fork, too
-            os.close(self._descriptor)
+            release(self._descriptor)
             self._descriptor = None
 
 

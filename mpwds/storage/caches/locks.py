@@ -41,8 +41,10 @@ def lock(path: str, create: bool = False, timeout_s: float = 0.0) -> int | None:
 
 
 def release(descriptor: int) -> None:
-    """Closes a descriptor that :func:`lock` returned, which ends the lock."""
+    """Ends the lock of a descriptor that :func:`lock` returned, and closes it."""
     _exclusive.discard(descriptor)
+    with contextlib.suppress(OSError):  # a file system without locks
+        unlock(descriptor)  # a process that is forked meanwhile has not closed it yet
     os.close(descriptor)
 
 
