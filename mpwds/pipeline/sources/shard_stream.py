@@ -103,8 +103,7 @@ class ShardStream(ErrorHandlingStream):
         self._open_for_few = cache.open if cache is not None else open or partial(open_at, read_ahead=0)
         self._nbytes = 0  # that were read before this shard
         self._ahead: deque[tuple[Address, Any]] = deque()  # shards taken from the source ahead of time
-        # An error that the source raised while shards were taken ahead, and the source's state before it.
-        self._source_failed: tuple[Exception, Any] | None = None
+        self._source_failed: Exception | None = None  # while shards were taken ahead
         self._missing = stage.empty_check  # nothing has been found yet, and that would be an error
         self._begun = 0  # shards, while that is so
         # A handler that counts is told of elements, not of the shards that the source gives.
@@ -163,7 +162,7 @@ class ShardStream(ErrorHandlingStream):
         if self._ahead:
             item = self._ahead.popleft()
         elif self._source_failed is not None:
-            (error, _), self._source_failed = self._source_failed, None
+            error, self._source_failed = self._source_failed, None
             raise error
         else:
             item = self._next()
@@ -174,7 +173,7 @@ class ShardStream(ErrorHandlingStream):
             ahead = shards_ahead(_url(item[1]), self._read_ahead, last_bytes if self._has_shard else None)
         while len(self._ahead) < ahead and self._source_failed is None:
             try:
-                before = self._source.state_dict()
+                self._source.state_dict()
             except LookupError:  # without a state, its next shard may appear only after this one was read
                 break
             try:
@@ -182,7 +181,7 @@ class ShardStream(ErrorHandlingStream):
             except StopIteration:
                 break
             except Exception as error:  # to be raised when that shard's turn comes
-                self._source_failed = error, before
+                self._source_failed = error
         return item
 
     def _begin(self, address: Address, shard: Any, offset: int) -> None:
@@ -278,11 +277,8 @@ class ShardStream(ErrorHandlingStream):
     def state_dict(self) -> dict[str, Any]:
         shard, offset = self._failed or (self._shard, self._offset)
         open_shard = shard is not None and offset is not None
-        state = super().state_dict()
-        if self._source_failed is not None:  # a resumed stream meets the error again
-            state["source"] = self._source_failed[1]
         return {
-            **state,
+            **super().state_dict(),
             "shard": shard if open_shard else None,
             "offset": offset if open_shard else 0,
             "ahead": [address for address, _ in self._ahead],
