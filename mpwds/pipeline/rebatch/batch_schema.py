@@ -43,20 +43,8 @@ class Column:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.row_shape)}"
 
 
-@dataclass(frozen=True)
-class ColumnGroup:
-    """A dict, list, tuple, namedtuple or dataclass of columns."""
-
-    kind: type
-    keys: tuple[Any, ...]
-    parts: tuple[Schema, ...]
-    factory: Any = None
-
-    def __str__(self) -> str:
-        return f"{self.kind.__name__} of columns"
-
-
-Schema: TypeAlias = "Column | ColumnGroup"
+Schema: TypeAlias = Any
+"""A :class:`Column`, or a dict, list, tuple, namedtuple or dataclass of schemas, as the batch is nested."""
 
 
 def infer_schema(batch: Any) -> Schema:
@@ -101,39 +89,44 @@ def columns_of(schema: Schema, batch: Any) -> list[Any]:
 
 def leaves(schema: Schema) -> list[Column]:
     """The columns of a schema, in the order of ``columns_of``."""
-    if isinstance(schema, ColumnGroup):
-        return [leaf for part in schema.parts for leaf in leaves(part)]
-    return [schema]
+    if isinstance(schema, Column):
+        return [schema]
+    return [leaf for part in (children(schema) or {}).values() for leaf in leaves(part)]
 
 
 def build(schema: Schema, columns: Iterator[Any]) -> Any:
     """Makes a batch of columns, which come in the order of ``columns_of``."""
-    if not isinstance(schema, ColumnGroup):
+    if isinstance(schema, Column):
         return next(columns)
-    kind, parts = schema.kind, [build(part, columns) for part in schema.parts]
+    return _like(schema, [build(part, columns) for part in (children(schema) or {}).values()])
+
+
+def _like(item: Any, parts: list[Any]) -> Any:
+    """A container of an item's class and keys, with other parts."""
+    kind, keys = type(item), children(item) or {}
     if kind is collections.defaultdict:
-        return collections.defaultdict(schema.factory, zip(schema.keys, parts, strict=True))
+        return collections.defaultdict(item.default_factory, zip(keys, parts, strict=True))
     if issubclass(kind, dict):
-        return kind(zip(schema.keys, parts, strict=True))
-    return parts if kind is list else instance(kind, schema.keys, parts)
+        return kind(zip(keys, parts, strict=True))
+    return parts if kind is list else instance(kind, keys, parts)
 
 
 def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
-    if isinstance(schema, ColumnGroup):
-        found = None if type(item) is not schema.kind else children(item)
-        if found is None:
-            raise _changed(path, f"is {_article(item)}", f"it was a {schema}")
-        if found.keys() != set(schema.keys):
-            raise _changed(path, f"has {_names(found)}", f"it had {_names(schema.keys)}")
-        for key, part in zip(schema.keys, schema.parts, strict=True):
+    if not isinstance(schema, Column):
+        before, found = children(schema) or {}, children(item)
+        if type(item) is not type(schema) or found is None:
+            raise _changed(path, f"is {_article(item)}", f"it was a {type(schema).__name__} of columns")
+        if found.keys() != before.keys():
+            raise _changed(path, f"has {_names(found)}", f"it had {_names(before)}")
+        for key, part in before.items():
             _collect(part, found[key], path + _step(item, key), columns)
         return
     now = _array_column(item, path) if _is_array(item) else Column(sequence=type(item))
     if now != schema:
         if now.sequence is schema.sequence:
             raise _changed(path, f"has rows of {now}", f"they were {schema}")
-        before = f"column of {schema}" if schema.sequence is None else schema
-        raise _changed(path, f"is {_article(item)}", f"it was a {before}")
+        known = f"column of {schema}" if schema.sequence is None else schema
+        raise _changed(path, f"is {_article(item)}", f"it was a {known}")
     columns.append(item)
 
 
@@ -173,9 +166,7 @@ class _Search:
                     "an item for each row"
                 )
             )
-        schemas = tuple(self._part(part, path + _step(item, key)) for key, part in parts.items())
-        factory = item.default_factory if type(item) is collections.defaultdict else None
-        return ColumnGroup(type(item), tuple(parts), schemas, factory)
+        return _like(item, [self._part(part, path + _step(item, key)) for key, part in parts.items()])
 
     def _part(self, item: Any, path: str) -> Schema:
         if not _is_list(item):
