@@ -101,11 +101,6 @@ def arguments(*values: object, **named: object) -> str:
     return ", ".join([*map(_argument, values), *keywords])
 
 
-def options(**given: tuple[object, object]) -> dict[str, object]:
-    """The options, given as (value, default), that differ from their defaults, for :func:`arguments`."""
-    return {name: value for name, (value, default) in given.items() if not _is(value, default)}
-
-
 def _is(value: object, default: object) -> bool:
     try:
         return value is default or bool(value == default)
@@ -114,16 +109,15 @@ def _is(value: object, default: object) -> bool:
 
 
 def given_options(function: Callable[..., object], values: Mapping[str, object]) -> dict[str, object]:
-    """The arguments of ``function``, by name in ``values``, that differ from their defaults."""
+    """The options among ``values`` that differ from the defaults of ``function``, for :func:`arguments`."""
     parameters = inspect.signature(function).parameters.values()
     known = [each for each in parameters if each.name in values and each.default is not each.empty]
-    return options(**{each.name: (values[each.name], each.default) for each in known})
+    return {each.name: values[each.name] for each in known if not _is(values[each.name], each.default)}
 
 
 def changed(stage: Any, *names: str) -> dict[str, object]:
     """The fields of a dataclass, among ``names``, that differ from their defaults, for :func:`arguments`."""
-    defaults = {field.name: field.default for field in dataclasses.fields(stage)}
-    return options(**{name: (getattr(stage, name), defaults[name]) for name in names})
+    return given_options(type(stage), {name: getattr(stage, name) for name in names})
 
 
 def arguments_of(stage: Any) -> str:
@@ -136,7 +130,8 @@ def arguments_of(stage: Any) -> str:
     for field in dataclasses.fields(stage):
         value = getattr(stage, field.name)
         if field.default is not dataclasses.MISSING:
-            named.update(options(**{field.name: (value, field.default)}))
+            if not _is(value, field.default):
+                named[field.name] = value
         elif isinstance(value, dict):
             named.update(value)
         elif isinstance(value, tuple):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpwds import DataPipeline, RoundRobin, SimpleShardList, resampled, tarfile_samples
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.stages.map import Map
 from mpwds.pipeline.stages.select import Select
 from mpwds.pipeline.stream import Source
@@ -22,7 +22,10 @@ def test_an_error_keeps_its_type_and_says_where_once():
 
 
 def test_options_that_are_arrays_are_compared_and_printed():
-    given = options(mean=(np.zeros(3), None), size=(np.int64(3), 3))
+    def normalize(mean=None, size=3):
+        pass
+
+    given = given_options(normalize, {"mean": np.zeros(3), "size": np.int64(3)})
     assert list(given) == ["mean"]
     assert arguments(**given) == "mean=array([0., 0., 0.])"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.filter import OneToOneStage
 from mpwds.pipeline.handlers import Handler, reraise_exception
 from mpwds.pipeline.indexed.dataset import IndexedDataset
@@ -102,7 +102,7 @@ class MDSDataset(IndexedDataset):
         )
         super().__init__(shards, shuffle, chunksize=chunksize, seed=seed, threads=threads)
         places = {name: os.fspath(place) for name, place in (("local", local), ("remote", remote)) if place}
-        shown = options(split=(split, None), shuffle=(shuffle, False), seed=(seed, None))
+        shown = given_options(MDSDataset.__init__, {"split": split, "shuffle": shuffle, "seed": seed})
         self._call = f"MDSDataset({arguments(**places, **shown)})"
 
 

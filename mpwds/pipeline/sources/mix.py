@@ -18,7 +18,7 @@ from mpwds.pipeline.coercion import as_source
 from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import Repetitions
-from mpwds.pipeline.error_context import arguments, options
+from mpwds.pipeline.error_context import arguments, given_options
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import (
     Address,
@@ -88,13 +88,10 @@ class RandomMix(DataPipeline):
         self.longest = longest
         self.stop = _rule(longest) if stop is None else stop
         weights = (1.0,) * len(self.datasets) if self.probs is None else tuple(self.probs)
-        given = options(
-            probs=(self.probs, None),
-            stop=(self.stop, "first_exhausted"),
-            exact=(exact, False),
-            seed=(seed, None),
-        )
-        call = f"RandomMix({', '.join(filter(None, [_named(self.datasets), arguments(**given)]))})"
+        stop = None if self.stop == "first_exhausted" else self.stop
+        written = {"probs": self.probs, "stop": stop, "exact": exact, "seed": seed}
+        given = arguments(**given_options(RandomMix.__init__, written))
+        call = f"RandomMix({', '.join(filter(None, [_named(self.datasets), given]))})"
         order: Literal["exact", "random"] = "exact" if exact else "random"
         super().__init__(Mix(tuple(self.datasets), weights, self.stop, order, call, seed))
         self._call = call
