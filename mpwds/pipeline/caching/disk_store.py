@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,8 +39,6 @@ _TABLES = {
     "states": "(id INTEGER PRIMARY KEY, state BLOB)",
 }
 _stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
-
-Execute = Callable[..., sqlite3.Cursor]
 
 
 class ElementCodec(Protocol):
@@ -84,10 +82,10 @@ class DiskStore:
         self._lock = threading.RLock()  # a fork in another thread closes the connection
         self._connection: sqlite3.Connection | None = None
         _stores.add(self)
-        with self._writing() as execute:
-            self._describe(execute, "mpwds" if pickler is None else "pickle", fingerprint)
-            execute("INSERT OR IGNORE INTO parts (name, count, complete) VALUES (?, 0, 0)", (part,))
-            (number,) = execute("SELECT id FROM parts WHERE name = ?", (part,)).fetchone()
+        with self._writing() as database:
+            self._describe(database, "mpwds" if pickler is None else "pickle", fingerprint)
+            database.execute("INSERT OR IGNORE INTO parts (name, count, complete) VALUES (?, 0, 0)", (part,))
+            (number,) = database.execute("SELECT id FROM parts WHERE name = ?", (part,)).fetchone()
         self._number = number
         self._first = number * _POSITIONS
         self._refresh()
@@ -145,17 +143,17 @@ class DiskStore:
     def finish(self, count: int) -> None:
         self._flush()
         if self.count() == count:
-            with self._writing() as execute:
-                execute("UPDATE parts SET complete = 1 WHERE id = ?", (self._number,))
+            with self._writing() as database:
+                database.execute("UPDATE parts SET complete = 1 WHERE id = ?", (self._number,))
             self._complete = True
 
     def clear(self) -> None:
         self._rows, self._states, self._ahead = [], [], []
-        with self._writing() as execute:
-            for table in ("elements", "states"):
-                last = self._first + _POSITIONS - 1
-                execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (self._first, last))
-            execute("UPDATE parts SET count = 0, complete = 0 WHERE id = ?", (self._number,))
+        numbers = self._first, self._first + _POSITIONS - 1
+        with self._writing() as database:
+            database.execute("DELETE FROM elements WHERE id BETWEEN ? AND ?", numbers)
+            database.execute("DELETE FROM states WHERE id BETWEEN ? AND ?", numbers)
+            database.execute("UPDATE parts SET count = 0, complete = 0 WHERE id = ?", (self._number,))
         self._committed, self._complete = 0, False
 
     def disconnect(self) -> None:
@@ -171,14 +169,13 @@ class DiskStore:
         rows, self._rows = self._rows, []
         states, self._states = self._states, []
         count = self._committed + len(rows)
-        with self._writing() as execute:
-            (stored,) = execute("SELECT count FROM parts WHERE id = ?", (self._number,)).fetchone()
+        with self._writing() as database:
+            (stored,) = database.execute("SELECT count FROM parts WHERE id = ?", (self._number,)).fetchone()
             if stored <= count:  # otherwise another process has stored the same elements, and more
-                for row in rows:
-                    execute("INSERT OR REPLACE INTO elements VALUES (?, ?, ?)", row)
-                for state in states:
-                    execute("INSERT OR REPLACE INTO states VALUES (?, ?)", state)
-                execute("UPDATE parts SET count = ?, complete = 0 WHERE id = ?", (count, self._number))
+                database.executemany("INSERT OR REPLACE INTO elements VALUES (?, ?, ?)", rows)
+                database.executemany("INSERT OR REPLACE INTO states VALUES (?, ?)", states)
+                update = "UPDATE parts SET count = ?, complete = 0 WHERE id = ?"
+                database.execute(update, (count, self._number))
         self._committed = count
 
     def _refresh(self) -> None:
@@ -186,11 +183,11 @@ class DiskStore:
         row = self._find("SELECT count, complete FROM parts WHERE id = ?", self._number)
         self._committed, self._complete = (0, False) if row is None else (row[0], bool(row[1]))
 
-    def _describe(self, execute: Execute, codec: str, fingerprint: str) -> None:
+    def _describe(self, database: sqlite3.Connection, codec: str, fingerprint: str) -> None:
         """Checks the description of the database; writes it into an empty one."""
-        row = execute("SELECT codec, fingerprint FROM about").fetchone()
+        row = database.execute("SELECT codec, fingerprint FROM about").fetchone()
         if row is None:
-            execute("INSERT INTO about VALUES (?, ?)", (codec, fingerprint))
+            database.execute("INSERT INTO about VALUES (?, ?)", (codec, fingerprint))
             return
         made_by, made_of = row
         if made_by != codec:
@@ -213,18 +210,16 @@ class DiskStore:
             return (self._connection or self._connect()).execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Execute]:
+    def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that writes; there is one at a time."""
         with self._lock:
             connection = self._connection or self._connect()
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield connection.execute
-                connection.execute("COMMIT")
-            except BaseException as error:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError) and "is full" in str(error):
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield connection
+            except sqlite3.OperationalError as error:
+                if "is full" in str(error):
                     raise self._full() from error
                 raise
 
@@ -261,20 +256,19 @@ class DiskStore:
 
     def _create_tables(self, connection: sqlite3.Connection) -> None:
         """Creates the tables in an empty database; raises ``ValueError`` for one of another program."""
-        connection.execute("BEGIN IMMEDIATE")
-        names = {
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
-        if not names:
-            for name, columns in _TABLES.items():
-                connection.execute(f"CREATE TABLE {name} {columns}")
-            connection.execute("CREATE INDEX addresses ON elements (address)")
-        connection.execute("COMMIT")
-        if names and names != set(_TABLES):
-            raise ValueError(
-                f"{self._path} is a database that was not made by this stage (or by another version of it): "
-                "delete it, or give another path"
-            )
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names = {name for (name,) in tables}
+            if not names:
+                for name, columns in _TABLES.items():
+                    connection.execute(f"CREATE TABLE {name} {columns}")
+                connection.execute("CREATE INDEX addresses ON elements (address)")
+            elif names != set(_TABLES):
+                raise ValueError(
+                    f"{self._path} is a database that was not made by this stage (or by another version of "
+                    "it): delete it, or give another path"
+                )
 
 
 def element_to_bytes(stage: str, element: Any) -> bytes:
