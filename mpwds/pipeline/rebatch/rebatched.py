@@ -205,9 +205,8 @@ class RebatchedStream(WrappedStream[Any]):
         ids = row_ids_in(left[:taken])
         wanted = [ids[np.array(places, np.intp)] for places in state["places"]]
         held: list[list[Rows]] = []
-        numbers = list(self._taken.addresses)
-        for place in ascending([self._taken.addresses[number] for number in numbers]):
-            number, address = numbers[place], self._taken.addresses[numbers[place]]
+        for number in ascending(addresses[:taken]):
+            address = addresses[number]
             schema, made = self._rows_of(address, self._source.fetch(address))
             made.append(row_ids_of(number, len(made[0])))
             if self._mixer is None:
