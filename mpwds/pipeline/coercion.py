@@ -344,7 +344,8 @@ class PipelineFilter:
 
     def __call__(self, *args: Any, **options: Any) -> Generator:
         name = vars(self).get("__name__", repr(self.function))
-        return Generator(_Curried(self, args, options), f"{name}({arguments(*args, **options)})")
+        run = functools.partial(_with_arguments, self, args, options)
+        return Generator(run, f"{name}({arguments(*args, **options)})")
 
     def __reduce__(self) -> Any:
         # Pickled by name, as functions are, if that name finds this object and not the decorated function.
@@ -359,16 +360,8 @@ class PipelineFilter:
 pipelinefilter = PipelineFilter
 
 
-@dataclass(frozen=True)
-class _Curried:
-    """Function of a source: ``filter.function`` with the arguments after the source."""
-
-    filter: PipelineFilter
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def __call__(self, source: Iterator[Any]) -> Iterator[Any]:
-        return self.filter.function(source, *self.args, **self.options)
+def _with_arguments(filter: PipelineFilter, args: Any, options: Any, source: Iterator[Any]) -> Iterator[Any]:
+    return filter.function(source, *args, **options)
 
 
 class PipelineStage:
