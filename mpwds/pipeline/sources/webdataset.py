@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpwds.pipeline.coercion import Split, Splitter
+from mpwds.pipeline.coercion import Split, Splitter, as_source
 from mpwds.pipeline.context import integer_variable
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.epochs import ONCE
@@ -163,7 +163,7 @@ class WebDataset(DataPipeline):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
             size = 100 if shardshuffle is True else int(shardshuffle or 0)
-            if size and getattr(urls, "in_any_order", False):
+            if size and as_source(urls).takes_any_order:
                 raise ValueError(
                     f"shardshuffle takes shards before they are read, and {urls} ends each when the next one "
                     "is taken: it draws them at random by itself, so pass shardshuffle=False"
