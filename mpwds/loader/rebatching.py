@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from mpwds.pipeline.filter import Filter
-from mpwds.pipeline.fluent import Composable, Self
-from mpwds.pipeline.stream import FromWorkers
+from mpwds.pipeline.stream import Composable, FromWorkers, Self
 from mpwds.suggestions import suggest_arguments
 
 
 @suggest_arguments
-class Rebatching(Composable, FromWorkers):
+class Rebatching(FromWorkers):
     """Base of loaders, and of pipelines after them, for the stage that only they have."""
 
     def rebatched(

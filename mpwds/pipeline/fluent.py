@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from types import MethodType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec
 
 import mpwds  # imports a stage when its name is first used, so that a worker starts sooner
 from mpwds.errors import shortened
 from mpwds.pipeline.coercion import stage_of
-from mpwds.suggestions import Suggesting, suggest_arguments
+from mpwds.pipeline.stream import Composable, Self
+from mpwds.suggestions import suggest_arguments
 
 P = ParamSpec("P")
-Self = TypeVar("Self", bound="Composable")
-
-
-class Composable(Suggesting, ABC):
-    @abstractmethod
-    def compose(self: Self, *stages: Any) -> Self:
-        """A copy with more stages."""
 
 
 class adds(Generic[P]):

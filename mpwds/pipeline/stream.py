@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mpwds.pipeline.context import ALONE, Context
+from mpwds.suggestions import Suggesting
 
 Address: TypeAlias = "int | str | tuple[Address, ...]"
 """Where an element comes from: a tar sample's is ``(shard number, byte offset)``, a sequence element's its
@@ -17,6 +18,7 @@ index, a batch's the tuple of its parts'. JSON and msgpack make lists of tuples:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Self = TypeVar("Self", bound="Composable")
 
 reached_end: Final = object()
 """Default for ``next(stream, reached_end)``: no element is this object."""
@@ -156,12 +158,14 @@ class PipelineSource(Protocol):
     def stream(self, context: Context = ...) -> Stream[Any]: ...
 
 
-class FromWorkers(ABC):
-    """Base of loaders, and of pipelines after them."""
-
+class Composable(Suggesting, ABC):
     @abstractmethod
-    def compose(self, *stages: Any) -> Any:
-        """Its elements with stages after them, as a pipeline."""
+    def compose(self: Self, *stages: Any) -> Self:
+        """A copy with more stages; of a loader, a pipeline after it."""
+
+
+class FromWorkers(Composable):
+    """Base of loaders, and of pipelines after them."""
 
 
 def not_for_workers(loader: object) -> TypeError:
