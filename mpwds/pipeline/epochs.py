@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeAlias
@@ -11,6 +10,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import Draws
 from mpwds.pipeline.stream import Address, BaseStream, Count, Description, LengthUnknown, Stream
+from mpwds.warn import warn
 
 Start: TypeAlias = Callable[[Context], Stream[Any]]  # makes the stream that runs a source once
 
@@ -105,11 +105,9 @@ class RepeatedStream(BaseStream[Any]):
             context.on_idle()
             return
         run = f" in repetition {self._runs.number}" if self._runs.number else ""
-        warnings.warn(
+        warn(
             f"{self._epochs} ends after {given} elements: the dataset is empty{run}, in {context.place}. "
-            "Check its paths and filters, and whether there are fewer shards than workers",
-            RuntimeWarning,
-            stacklevel=2,
+            "Check its paths and filters, and whether there are fewer shards than workers"
         )
 
     def fetch(self, address: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,6 +17,7 @@ from mpwds.pipeline.filter import Filter
 from mpwds.pipeline.randomness import generator_states, restore_rng
 from mpwds.pipeline.stream import Address, Stream, WrappedStream, as_address
 from mpwds.storage.streams.urls import refuse_in_secure_mode
+from mpwds.warn import warn
 
 if TYPE_CHECKING:  # a cache in memory needs no sqlite3
     from mpwds.pipeline.caching.disk_store import DiskStore, ElementCodec
@@ -135,8 +136,7 @@ class LMDBCached(Filter):
         folder = os.path.realpath(self.fname)
         if os.path.exists(os.path.join(folder, "data.mdb")):
             raise ValueError(
-                f"{folder} is an LMDB database that mpwds did not make, or an earlier version of it: delete "
-                "it, or give another path"
+                f"{folder} is an LMDB database that mpwds did not make: delete it, or give another path"
             )
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "elements.db")
@@ -395,25 +395,19 @@ class Stored(WrappedStream[Any]):
         """Empties an incomplete store if the source does not have the element that was stored last."""
         self._checked = True
         last = self._stored - 1
-        if self._address_at(last) != self._store.get(last)[0]:
-            warnings.warn(
+        address: Address | None = None
+        with contextlib.suppress(StopIteration, _EndedBefore):
+            self._go_to(last)
+            address, _ = self._make_next()
+            self._drawn += 1
+        if address != self._store.get(last)[0]:
+            warn(
                 f"the source's element {last} is not the one that was stored: the {self._stored} stored "
-                "elements of an incomplete epoch are removed",
-                RuntimeWarning,
-                stacklevel=4,
+                "elements of an incomplete epoch are removed"
             )
             self._go_to(0)
             self._store.clear()
             self._stored = 0
-
-    def _address_at(self, position: int) -> Address | None:
-        try:
-            self._go_to(position)
-            address, _ = self._make_next()
-        except (StopIteration, _EndedBefore):
-            return None
-        self._drawn += 1
-        return address
 
     def _draw_at(self, position: int) -> tuple[Address, Any]:
         if self._keeps and (self._drawn != position or position == 0):
