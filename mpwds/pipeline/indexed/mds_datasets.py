@@ -161,8 +161,7 @@ class PartitionedSamples(IndexedSamples):
         ranks, more = divmod(context.world_size, self.replication)
         if more:
             raise ValueError(
-                f"replication={self.replication} does not divide the number of ranks, {context.world_size}: "
-                "some ranks would have no samples"
+                f"replication={self.replication} does not divide the number of ranks, {context.world_size}"
             )
         return ranks
 

@@ -160,12 +160,8 @@ class _Search:
             return _array_column(item, path)
         parts = children(item)
         if parts is None:
-            raise _Mismatch(
-                TypeError(
-                    f"rebatched: {path} is {_article(item)}: a column is an array, a tensor or a list, with "
-                    "an item for each row"
-                )
-            )
+            columns = "a column is an array, a tensor or a list, with an item for each row"
+            raise _Mismatch(TypeError(f"rebatched: {path} is {_article(item)}: {columns}"))
         return _like(item, [self._part(part, path + _step(item, key)) for key, part in parts.items()])
 
     def _part(self, item: Any, path: str) -> Schema:
