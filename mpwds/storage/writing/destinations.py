@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from mpwds.errors import StreamError, WrongArgument
 from mpwds.interrupts import interrupts_deferred
-from mpwds.storage.caches.locks import lock_open, remove_unlocked, same_file, unlock
+from mpwds.storage.caches.locks import lock_open, release, remove_unlocked, same_file
 from mpwds.storage.streams.base import unbuffered
 from mpwds.storage.streams.gopen import gopen, gopen_schemes
 from mpwds.storage.streams.resuming import Retries
@@ -242,8 +242,7 @@ class PendingFile:
                 else:
                     self._take_free_name()
             finally:
-                unlock(locked)  # for a fork, too
-                os.close(locked)
+                release(locked)
         except BaseException as error:
             self.discard()
             if isinstance(error, OSError) and error.errno:  # a full disk's does not say where

@@ -38,6 +38,17 @@ def test_the_file_appears_when_it_is_published_in_place_of_one_of_its_name(tmp_p
         assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", data)]
 
 
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre does by default
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    pending = PendingFile(str(tmp_path / "x"))
+    pending.stream.write(b"data")
+    pending.publish()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"data")]
+
+
 def test_a_relative_name_counts_from_where_the_file_was_begun(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
