@@ -23,7 +23,6 @@ from mpwds.storage.mds.shards_v2 import MDSShards
 from mpwds.storage.mds.stored_files import StoredFile, mismatch
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_description, without_credentials
-from mpwds.storage.tar.headers import BLOCK
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.tar.scanning import Damage, ScannedMember, scan
 
@@ -133,7 +132,7 @@ class TarShard:
             if isinstance(found, Damage):
                 after_damage = True
                 # Unless an archive's end is between.
-                if sample is not None and found.offset <= _end(sample):
+                if sample is not None and found.offset <= [*sample.members.values()][-1].end:
                     sample.interrupted = True
                 yield Problem(self.name, found.offset, sample.key if sample else "", "", self._reason(found))
                 continue
@@ -182,12 +181,6 @@ class TarShard:
             yield f"it has {nbytes} bytes, its description says {self.nbytes}"
         if self.md5sum not in (None, digest.hexdigest()):
             yield f"its MD5 checksum is {digest.hexdigest()}, its description says {self.md5sum}"
-
-
-def _end(sample: Sample) -> int:
-    """The offset after a sample's last member in a tar archive."""
-    last = list(sample.members.values())[-1]
-    return last.offset + len(last.header) + last.size + -last.size % BLOCK
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from operator import itemgetter
 from typing import Any
 
 from mpwds.cli.outputs import path_of
-from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, RawSample, fill
+from mpwds.cli.reshard.raw_samples import OBJECT_BYTES, Blocks, RawSample
 from mpwds.closing import Closes
 from mpwds.errors import ShardError
+from mpwds.storage.writing.destinations import write_all
 
 _MOST_FILES = 256  # open at a time
 _NUMBER = re.compile(r"[+-]?\d+")
@@ -132,7 +133,7 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
     return [1, str(value)] if text or isinstance(value, str) else [0, value]
 
 
-class SpillFile(Closes):
+class SpillFile(Blocks, Closes):
     """Samples in a temporary file without a name, which vanishes with this process, however that ends."""
 
     def __init__(self, directory: str) -> None:
@@ -148,9 +149,7 @@ class SpillFile(Closes):
         try:
             written = os.writev(self._file.fileno(), (note, data))
             if written < len(note) + len(data):
-                left = memoryview(note + data)[written:]
-                while left:
-                    left = left[self._file.write(left) :]
+                write_all(self._file, (note + data)[written:])
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror} (--tmp names another place)", self.url) from None
 
@@ -169,9 +168,6 @@ class SpillFile(Closes):
     @property
     def descriptor(self) -> int:
         return self._file.fileno()
-
-    def read_into(self, target: memoryview, position: int) -> None:
-        fill(target, self.descriptor, position, self.url)
 
     def close(self) -> None:
         """Gives the disk's space back."""

@@ -6,14 +6,13 @@ import io
 import os
 import stat
 import tarfile
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-from mpwds.closing import Closes
+from mpwds.closing import Closes, close_all
 from mpwds.errors import ShardError
 from mpwds.storage.streams.urls import is_local, local_path, rewrite_url, without_credentials
 from mpwds.storage.tar.compression import LOOK_BYTES, compression_of
@@ -36,14 +35,24 @@ Extents = list[tuple[int, int]]
 _Named = tuple["str | None", ScannedMember]  # a member, and its extension if it belongs to a sample
 
 
-class Blocks(Protocol):
-    """The bytes of an archive, or of a part of it. The ``descriptor`` is of a file that has them in place."""
+class Blocks:
+    """The bytes of an archive, or of a part of it, by default of an open file that has them in place."""
 
     url: str
 
     @property
-    def descriptor(self) -> int | None: ...
-    def read_into(self, target: memoryview, position: int) -> None: ...
+    def descriptor(self) -> int | None:
+        """That of the file; ``None`` if there is none."""
+        return None
+
+    def read_into(self, target: memoryview, position: int) -> None:
+        descriptor = self.descriptor
+        assert descriptor is not None
+        while target:
+            count = os.preadv(descriptor, [target], position)
+            if not count:
+                raise ShardError(f"{self.url} became shorter while it was read: nothing is at {position}")
+            target, position = target[count:], position + count
 
 
 @dataclass(slots=True)
@@ -91,24 +100,24 @@ class OpenFiles(Closes):
     """Files to read from. When there are many, the one that was not used for longest is closed."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[str, BinaryIO] = OrderedDict()
+        self._files: dict[str, BinaryIO] = {}  # the one used last comes last
 
     def descriptor(self, path: str) -> int:
         """Opens the file unless it is open."""
         file = self._files.pop(path, None)
         if file is None:
             if len(self._files) >= _OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
+                self._files.pop(next(iter(self._files))).close()
             file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed above or by close()
         self._files[path] = file
         return file.fileno()
 
     def close(self) -> None:
-        while self._files:
-            self._files.popitem()[1].close()
+        close_all(self._files.values())
+        self._files.clear()
 
 
-class FileBlocks:
+class FileBlocks(Blocks):
     """A local archive, which is opened when bytes are wanted. ``end`` is its size in bytes."""
 
     window_bytes = WINDOW_BYTES
@@ -129,16 +138,9 @@ class FileBlocks:
         self.read_into(data, offset)
         return data
 
-    def read_into(self, target: memoryview, position: int) -> None:
-        descriptor = self._files.descriptor(self._path)
-        if (count := os.preadv(descriptor, [target], position)) < len(target):
-            fill(target[count:], descriptor, position + count, self.url)
 
-
-class HeldBlocks:
+class HeldBlocks(Blocks):
     """Bytes in memory: those of an archive from ``start`` on."""
-
-    descriptor = None
 
     def __init__(self, url: str, start: int, data: bytes) -> None:
         self.url = url
@@ -260,22 +262,13 @@ def _check_global(entry: ScannedMember, url: str) -> None:
 def _extents(members: list[_Named]) -> Extents:
     extents: Extents = []
     for _, entry in members:
-        stop = entry.offset + len(entry.header) + entry.size + (-entry.size & 511)
         if extents and extents[-1][1] == entry.offset:
-            extents[-1] = (extents[-1][0], stop)
+            extents[-1] = (extents[-1][0], entry.end)
         else:
-            extents.append((entry.offset, stop))
+            extents.append((entry.offset, entry.end))
     return extents
 
 
 def _data(members: list[_Named], fields: Collection[str]) -> dict[str, bytes]:
     wanted = ((name, entry.data) for name, entry in members if name in fields)
     return {name: data for name, data in wanted if name is not None and data is not None}
-
-
-def fill(target: memoryview, descriptor: int, position: int, url: str) -> None:
-    while target:
-        count = os.preadv(descriptor, [target], position)
-        if not count:
-            raise ShardError(f"{url} became shorter while it was read: nothing is left at {position}")
-        target, position = target[count:], position + count

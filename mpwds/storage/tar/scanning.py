@@ -35,6 +35,11 @@ class ScannedMember(NamedTuple):
     data: bytes | None
 
     @property
+    def end(self) -> int:
+        """The offset after its data and padding."""
+        return self.offset + len(self.header) + _padded(self.size)
+
+    @property
     def blocks(self) -> bytes:
         """The whole member as it is in the archive; without data, only its headers."""
         return blocks(self.header, self.data)
