@@ -20,7 +20,6 @@ from mpwds.errors import WrongArgument
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, StoredSamples, find_format, format_named
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import without_credentials
-from mpwds.storage.writing.destinations import open_destination, write_whole
 from mpwds.viewing.wording import counted, size
 
 if TYPE_CHECKING:
@@ -166,11 +165,11 @@ class Conversion:
         dataset = self.source.samples(job.source)
         samples = dataset.read() if job.shard is None else dataset.read_shard(job.shard)
         of_job = replace(self, plan=dict(self.plan))  # it grows with the samples
-        with noted(f"while writing {without_credentials(job.output)}"):
-            with self.target.writer(job.output, {}, self.options) as sink:
-                written = list(of_job.write(samples, sink))
-            if not written and not exists(job.output):  # the series must have no hole
-                write_whole(open_destination(job.output), b"")
+        with (
+            noted(f"while writing {without_credentials(job.output)}"),
+            self.target.writer(job.output, {}, self.options) as sink,
+        ):
+            written = list(of_job.write(samples, sink))
         yield {"samples": len(written), "bytes": sum(written)}
 
     def write(self, samples: Iterable[dict[str, Any]], sink: Sink) -> Iterator[int]:

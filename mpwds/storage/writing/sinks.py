@@ -1,27 +1,21 @@
-"""Sinks that take one sample after another: a tar file, a series of tar files, and files of records."""
+"""Sinks that take one sample after another, and write them to one shard or a series of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from mpwds.imports import require
 from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import is_local, without_credentials
-from mpwds.storage.writing.destinations import (
-    Destination,
-    is_series,
-    numbered,
-    open_destination,
-    parts_of_series,
-    write_all,
-)
+from mpwds.storage.writing.destinations import is_series, numbered, open_destination, write_all
 from mpwds.storage.writing.tar_members import archive_bytes, member_bytes
-from mpwds.storage.writing.tar_writer import ShardWriter, TarWriter
+from mpwds.storage.writing.tar_writer import TarWriter
 
-_WITHOUT_LIMIT = 1 << 62
+_SHARD_BYTES = 10**9
 
 
 class WriteOptions(NamedTuple):
@@ -43,23 +37,97 @@ class Sink(Protocol):
     def write(self, sample: Mapping[str, Any]) -> object: ...
 
 
+class _Shard(Protocol):
+    """Appears under its name when it is closed."""
+
+    def close(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+S = TypeVar("S", bound=_Shard)
+
+
+class SeriesSink(ClosesOrDiscards, Generic[S]):
+    """Base of sinks that write one shard, or a series of them if ``where`` has a ``%`` directive.
+
+    ``open`` opens a shard. In a series it has up to ``maxcount`` samples and ``maxsize`` bytes, or a single
+    sample; ``None`` is no limit. ``total`` computes a shard's bytes from those of its samples. An exception
+    inside ``with`` leaves the complete ``shards`` and drops the current one. Without samples, a series has no
+    shard.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        open: Callable[[str], S],
+        maxcount: int | None,
+        maxsize: int | None,
+        force: bool,
+        total: Callable[[int], int] = archive_bytes,
+    ) -> None:
+        self.shards: list[str] = []
+        self._where = where
+        self._open = open
+        self._maxcount = maxcount
+        self._maxsize = maxsize
+        self._force = force
+        self._total = total
+        self._shard: S | None = None
+        self._is_series = is_series(where)
+        if not self._is_series:
+            self._open_next()
+
+    def shard_for(self, nbytes: int) -> S:
+        """The shard for a sample of so many bytes: the current one, or the next if it has no room there."""
+        if self._is_series and self._shard is not None and self._is_full(nbytes):
+            self.close()
+        shard = self._shard or self._open_next()
+        self._count += 1
+        self._size += nbytes
+        return shard
+
+    def _is_full(self, nbytes: int) -> bool:
+        return (self._maxcount is not None and self._count >= self._maxcount) or (
+            self._maxsize is not None and self._total(self._size + nbytes) > self._maxsize
+        )
+
+    def _open_next(self) -> S:
+        name = numbered(self._where, len(self.shards))
+        if self._is_series and not self._force and not is_local(name) and exists(name):
+            shown = without_credentials(name)
+            raise FileExistsError(f"{shown} exists already: choose another name, or --force to replace")
+        self._shard = shard = self._open(name)
+        self.shards.append(name)
+        self._count = self._size = 0
+        return shard
+
+    def close(self) -> None:
+        """Completes the current shard."""
+        if self._shard is not None:
+            self._shard.close()
+            self._shard = None
+
+    def discard(self) -> None:
+        """Drops the current shard."""
+        if self._shard is not None:
+            self._shard.discard()
+
+
 def tar_sink(where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
     """Writes one tar file, or a series if ``where`` has a ``%`` directive."""
     _refuse_mds_options(options)
-    return _TarSeries(where, options) if is_series(where) else _OneTar(where, options)
+    return _TarShards(where, options)
 
 
 def record_sink(kind: str, where: str, options: WriteOptions) -> AbstractContextManager[Sink]:
     """Writes files of records: ``"msgpack"`` or ``"cbor"``."""
     _refuse_mds_options(options)
-    return _Records(kind, where, options)
-
-
-def _check_free(url: str, options: WriteOptions) -> None:
-    """Raises ``FileExistsError`` if an object of this name would be replaced; of files their end tells."""
-    if not options.force and not is_local(url) and exists(url):
-        shown = without_credentials(url)
-        raise FileExistsError(f"{shown} exists already: choose another name, or --force to replace")
+    pack: Callable[[Any], bytes]
+    if kind == "msgpack":
+        pack = require("msgpack", "").packb
+    else:
+        pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
+    return _Records(where, options, pack)
 
 
 def _refuse_mds_options(options: WriteOptions) -> None:
@@ -67,84 +135,45 @@ def _refuse_mds_options(options: WriteOptions) -> None:
         raise ValueError("--compression and --hashes are for MDS datasets alone")
 
 
-def _as_given(options: WriteOptions) -> dict[str, Any]:
-    """Arguments of ``TarWriter`` that keep the samples' bytes as they are."""
-    kept = {"encoder": False, "keep_meta": True, "mtime": 0}
-    return {**kept, "sync": options.sync, "replace": options.force}
-
-
-class _OneTar(TarWriter):
-    def __init__(self, where: str, options: WriteOptions) -> None:
-        super().__init__(where, **_as_given(options))
-        self.shards = [where]
-
-
-class _TarSeries(ShardWriter):
-    """Limits the bytes of whole archives, not of the data in them."""
+class _TarShards(SeriesSink[TarWriter]):
+    """Tar shards that keep the bytes of fields as they are."""
 
     def __init__(self, where: str, options: WriteOptions) -> None:
-        front, directive, back = parts_of_series(where)
-        pattern = f"{front.replace('%', '%%')}{directive}{back.replace('%', '%%')}"
-        self.shards: list[str] = []
-        self._limits = options
-        how = _as_given(options)
-        super().__init__(pattern, options.maxcount, post=self.shards.append, verbose=0, **how)
-        self.maxsize = _WITHOUT_LIMIT
-        self._most = options.maxsize or 10**9
-        self._in_shard = 0
+        how: dict[str, Any] = {"sync": options.sync, "replace": options.force}
+        open = partial(TarWriter, encoder=False, keep_meta=True, mtime=0, **how)
+        super().__init__(where, open, options.maxcount, options.maxsize or _SHARD_BYTES, options.force)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         key = sample["__key__"]
         size = sum(
             member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != "__key__"
         )
-        if archive_bytes(self._in_shard + size) > self._most:
-            self.next_stream()
-        super().write(sample)
-        self._in_shard = size if self.count == 1 else self._in_shard + size
-
-    def _open_next(self) -> TarWriter:
-        _check_free(self.pattern % self.shard, self._limits)
-        return super()._open_next()
+        self.shard_for(size).write(dict(sample))
 
 
-class _Records(ClosesOrDiscards):
+class _Records(SeriesSink["_RecordFile"]):
     """Files of MessagePack messages or CBOR items, a dictionary for each sample."""
 
-    def __init__(self, kind: str, where: str, options: WriteOptions) -> None:
-        self._pack: Callable[[Any], bytes]
-        if kind == "msgpack":
-            self._pack = require("msgpack", "").packb
-        else:
-            self._pack = require("cbor2", "CBOR is encoded with cbor2: pip install 'mpwds[cbor]'").dumps
-        is_one = not is_series(where)
-        self._where = where
-        self._options = options
-        self._maxcount = _WITHOUT_LIMIT if is_one else options.maxcount
-        self._maxsize = _WITHOUT_LIMIT if is_one else options.maxsize or 10**9
-        self.shards: list[str] = []
-        self._count = self._size = 0
-        self._file: Destination | None = None
+    def __init__(self, where: str, options: WriteOptions, pack: Callable[[Any], bytes]) -> None:
+        self._pack = pack
+        open, maxsize = partial(_RecordFile, replace=options.force), options.maxsize or _SHARD_BYTES
+        super().__init__(where, open, options.maxcount, maxsize, options.force, total=int)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         data = self._pack(dict(sample))
-        is_full = self._count >= self._maxcount or self._size + len(data) > self._maxsize
-        if self._file is not None and is_full:
-            self._file.publish()
-            self._file = None
-        if self._file is None:
-            self.shards.append(numbered(self._where, len(self.shards)))
-            _check_free(self.shards[-1], self._options)
-            self._file = open_destination(self.shards[-1], replace=self._options.force)
-            self._count = self._size = 0
-        write_all(self._file.stream, data, self.shards[-1])
-        self._count += 1
-        self._size += len(data)
+        self.shard_for(len(data)).write(data)
+
+
+class _RecordFile:
+    def __init__(self, name: str, replace: bool) -> None:
+        self._name = name
+        self._file = open_destination(name, replace=replace)
+
+    def write(self, data: bytes) -> None:
+        write_all(self._file.stream, data, self._name)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.publish()
+        self._file.publish()
 
     def discard(self) -> None:
-        if self._file is not None:
-            self._file.discard()
+        self._file.discard()
