@@ -111,7 +111,7 @@ HOMES = {name: home for names in (NAMES, FURTHER_NAMES) for home in names for na
 # Functions of higher rooms for lower ones.
 SERVICES = {
     "workers_of_servers": "mpwds.feed.client.remote_loader",
-    "servers_in_ray": "mpwds.cluster.directory",
+    "servers_in_ray": "mpwds.cluster.fleet",
 }
 
 

@@ -52,15 +52,13 @@ class Directory:
             restarted = connect().get_runtime_context().was_current_actor_reconstructed
         self._complete_at = time.monotonic() + (_SILENCE_S if restarted else 0.0)
         self._keys = dict(keys)
-        self._servers: dict[int, tuple[str, float]] = {}
-        self._idle: set[int] = set()
+        self._servers: dict[int, tuple[str, bool, float]] = {}  # the last reports, and when
         self._retired: set[int] = set()
         self._trainers: dict[str, tuple[TrainerFigures, float]] = {}
 
     def report(self, server: int, url: str, is_idle: bool = False) -> None:
         """A server serves at this address now, and may have no trainer. After a restart it has another."""
-        self._servers[server] = url, time.monotonic()
-        (self._idle.add if is_idle else self._idle.discard)(server)
+        self._servers[server] = url, is_idle, time.monotonic()
 
     def retire(self, server: int) -> None:
         """A server is not listed any more: it ends, and its trainers go to others."""
@@ -71,16 +69,15 @@ class Directory:
         now = time.monotonic()
         if now < self._complete_at:
             return None
-        found = sorted(self._servers.items())
         return {
             number: url
-            for number, (url, heard) in found
+            for number, (url, _, heard) in sorted(self._servers.items())
             if number not in self._retired and now - heard < _SILENCE_S
         }
 
     def idle(self) -> set[int]:
         """The servers that have no trainer."""
-        return self._idle & (self.servers() or {}).keys()
+        return {number for number in self.servers() or () if self._servers[number][1]}
 
     def addresses(self, figures: Mapping[str, TrainerFigures]) -> list[str] | None:
         """The addresses for a trainer, which tells the figures of its loaders by their names."""
@@ -91,13 +88,8 @@ class Directory:
 
     def figures(self) -> dict[str, TrainerFigures]:
         """The figures of the trainers that have asked lately."""
-        now = time.monotonic()
-        self._trainers = {
-            name: (told, heard)
-            for name, (told, heard) in self._trainers.items()
-            if now - heard < 2 * _SILENCE_S
-        }
-        return {name: told for name, (told, _) in self._trainers.items()}
+        after = time.monotonic() - 2 * _SILENCE_S
+        return {name: told for name, (told, heard) in self._trainers.items() if heard > after}
 
     def client_keys(self) -> dict[str, bytes]:
         """The files that a trainer needs."""
@@ -173,31 +165,27 @@ class KeyFolder:
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        _remove_left()
+        parent = Path(tempfile.gettempdir())
+        _remove_unlocked(parent)
         descriptor = None
         while descriptor is None:  # another process may remove a folder before it is locked
-            self.path = tempfile.mkdtemp(prefix=_KEYS)
+            self.path = tempfile.mkdtemp(prefix=_KEYS, dir=parent)
             descriptor = lock(self.path)
-        self.close = weakref.finalize(self, _end, self.path, descriptor)
+        self.close = weakref.finalize(self, _end, parent, descriptor)
         for name, key in keys.items():
             path = Path(self.path, name)
             path.touch(mode=0o600)
             path.write_bytes(key)
 
 
-def _end(folder: str, descriptor: int) -> None:
-    _remove(folder, descriptor)
-    _remove_left()
-
-
-def _remove_left() -> None:
-    """Removes the folders that nobody has locked."""
-    for left in map(str, Path(tempfile.gettempdir()).glob(f"{_KEYS}*")):
-        with contextlib.suppress(OSError):  # it is another user's
-            if (descriptor := lock(left)) is not None:
-                _remove(left, descriptor)
-
-
-def _remove(folder: str, descriptor: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _end(parent: Path, descriptor: int) -> None:
     release(descriptor)
+    _remove_unlocked(parent)
+
+
+def _remove_unlocked(parent: Path) -> None:
+    for folder in map(str, parent.glob(f"{_KEYS}*")):
+        with contextlib.suppress(OSError):  # it is another user's
+            if (descriptor := lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                release(descriptor)

@@ -20,9 +20,8 @@ import ray
 import mpwds
 from mpwds.cluster import fleet as fleets
 from mpwds.cluster.actors import KeyFolder
-from mpwds.cluster.directory import servers_in_ray
 from mpwds.cluster.engine import pack
-from mpwds.cluster.fleet import ServerFleet
+from mpwds.cluster.fleet import ServerFleet, servers_in_ray
 from mpwds.errors import MpwdsError, SecurityError
 from mpwds.feed.client import addresses
 from mpwds.imports import load_object
@@ -218,7 +217,7 @@ def test_a_killed_directory_learns_the_addresses_again(fleet):
 def test_other_programs_of_the_cluster_know_the_fleet_by_its_name(fleet):
     program = (
         "import pickle, sys, mpwds\n"
-        "from mpwds.cluster.directory import servers_in_ray\n"
+        "from mpwds.cluster.fleet import servers_in_ray\n"
         "for fleet in (servers_in_ray(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2]))):\n"
         "    with mpwds.RemoteLoader(fleet(), keys=fleet.keys, output='numpy') as loader:\n"
         "        print(sorted(number for batch in loader for number in batch.tolist()))\n"
