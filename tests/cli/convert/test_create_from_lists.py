@@ -88,6 +88,16 @@ def test_the_table_of_what_was_guessed_is_shown(run, write_files):
         assert [line for line in shown.splitlines() if " ".join(line.split()).startswith(guessed)]
 
 
+@pytest.mark.parametrize(
+    ("brand", "extension"),
+    [(b"avif", "avif"), (b"heic", "heic"), (b"M4A ", "m4a"), (b"qt  ", "mov"), (b"isom", "mp4")],
+)
+def test_media_in_the_container_of_mp4_keep_their_kind(run, write_files, brand, extension):
+    content = b"\0\0\0\x1cftyp" + brand
+    folder = write_files({"list.csv": b"path\nx.bin\n", "x.bin": content})
+    assert create(run, folder / "list.csv") == [{"__key__": "000000000", extension: content}]
+
+
 def test_a_row_without_a_key_is_named(refused, write_files):
     folder = write_files({"list.jsonl": b'{"key": "a", "text": "x"}\n{"text": "y"}\n'})
     for target in ("x.tar", "x-%d.tar"):
