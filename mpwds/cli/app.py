@@ -62,8 +62,6 @@ COMMANDS = {
     "keygen": About("feed.commands", "Make the keys that servers and their clients need."),
 }
 
-_NOBODY_READS = 128 + signal.SIGPIPE
-
 
 class Invocation:
     """One run of the command, and what its errors need: ``command``, and whether ``debug`` was asked for."""
@@ -111,7 +109,7 @@ class _Commands(TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError:
             _discard_output()
-            return _NOBODY_READS
+            return 128 + signal.SIGPIPE
         except OSError:
             try:
                 sys.stdout.flush()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpwds.pipeline.decoding.fields import extension_of
+from mpwds.pipeline.sources.formats import KEY
 from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.tar.names import split_name
 from mpwds.storage.writing.encoders import encode_field
@@ -19,8 +20,6 @@ Convert = Callable[[bytes], bytes]
 
 Plan = dict[str, tuple[str, str, Convert]]
 """By field or column of the source: its new name, its encoding in MDS, and the function between them."""
-
-KEY = "__key__"
 
 # By encoding, the extensions of fields that are guessed to have it, the first of which a column gets.
 _EXTENSIONS: dict[str, tuple[str, ...]] = {
@@ -196,13 +195,13 @@ def parse(text: str, known: Iterable[str]) -> dict[str, tuple[str, str]]:
     return chosen
 
 
-def convert_fields(
-    sample: Mapping[str, bytes], converters: Mapping[str, tuple[str, Convert]]
-) -> dict[str, bytes]:
-    """The sample with other names and bytes, by each field's new name and converter."""
+def convert_fields(sample: Mapping[str, bytes], plan: Plan, may_lack: bool) -> dict[str, bytes]:
+    """The sample with the names and bytes of a plan, some of whose fields it may lack if ``may_lack``."""
     converted = {}
-    for name, (new, convert) in converters.items():
+    for name, (new, _, convert) in plan.items():
         if name not in sample:
+            if may_lack:
+                continue
             have = ", ".join(each for each in sample if each != KEY)
             raise ValueError(
                 f"sample {sample[KEY]!r} has no {name!r}, only {have}: columns need a value in every sample; "

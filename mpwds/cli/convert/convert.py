@@ -190,9 +190,8 @@ class Conversion:
                     "say with --columns what to take"
                 )
             plan.update(plan_fields({name: sample[name] for name in sorted(extra)}, self.stored, kind, ""))
-        wanted = plan if self.columns or in_columns else sample.keys() - {KEY}
-        fields = {name: (new, to) for name, (new, _, to) in plan.items() if name in wanted}
-        converted: dict[str, Any] = convert_fields(sample, fields)
+        may_lack = not (self.columns or in_columns)
+        converted: dict[str, Any] = convert_fields(sample, plan, may_lack)
         key = converted[KEY].decode() if KEY in converted else sample[KEY]
         converted[KEY] = key
         if kind != "tar":

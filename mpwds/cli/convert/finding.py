@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from mpwds.cli.convert import arrow, folders, tables
-from mpwds.cli.encodings import KEY, Convert, check_distinct, from_column, plan_fields
+from mpwds.cli.encodings import Convert, check_distinct, from_column, plan_fields
 from mpwds.cli.journal import digest, version_of
 from mpwds.cli.outputs import path_of
 from mpwds.cli.shards import expanded
 from mpwds.pipeline.indexed.source import IndexedSamples
-from mpwds.pipeline.sources.formats import FORMATS, Format, find_format
+from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, find_format
 from mpwds.storage.streams.urls import folder_of, is_local, local_path
 from mpwds.storage.writing.tar_members import member_bytes
 from mpwds.viewing.wording import counted
@@ -185,7 +184,7 @@ def _arrow(
         if wanted.any_order and paths[0].endswith(".parquet"):
             paths = arrow.as_arrow(paths, wanted.scratch())
         blocks, found = arrow.read_arrow(paths)
-        rows_of = functools.partial(arrow.read_columns, blocks)
+        rows_of = partial(arrow.read_columns, blocks)
         texts = [name for name, column in found.items() if column.kind == "text"]
         if root is not None and texts:
             found = {**found, **tables.columns_of(rows_of(texts), root)}

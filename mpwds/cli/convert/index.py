@@ -39,7 +39,7 @@ def create(
     ],
     output: Annotated[
         str, Option("-o", "--output", metavar="TARGET", help="File or URL; - for standard output.")
-    ] = ("shardindex.json"),
+    ] = "shardindex.json",
     name: Name = None,
     info: Annotated[
         str | None, Option("-i", "--info", metavar="FILE", help="A file with text about the dataset.")

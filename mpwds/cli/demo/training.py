@@ -7,9 +7,8 @@ import errno
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +82,10 @@ def image_task(
     for url in (*urls, *held_out_urls):
         if not exists(url):
             raise FileNotFoundError(errno.ENOENT, "there is no such shard", local_path(url))
+    train_labels, held_out_labels = _count_labels(urls, workers)
     if held_out_urls:
-        train_labels, _ = _count_labels(urls, lambda sample: False, workers)
-        _, held_out_labels = _count_labels(held_out_urls, lambda sample: True, workers)
-    else:
-        train_labels, held_out_labels = _count_labels(urls, _is_held_out, workers)
+        train_labels += held_out_labels
+        held_out_labels = sum(_count_labels(held_out_urls, workers), Counter())
     _check(train_labels, held_out_labels, " ".join(urls), " ".join(held_out_urls))
     classes = {label: number for number, label in enumerate(sorted(train_labels.keys() | held_out_labels))}
 
@@ -109,11 +107,9 @@ def image_task(
     return ImageTask(*datasets, *counts, list(map(str, classes)), size, len(urls) + len(held_out_urls))
 
 
-def _count_labels(
-    urls: Sequence[str], is_held_out: Callable[[dict[str, Any]], bool], workers: int
-) -> tuple[Counter[int], Counter[int]]:
-    """Counts the samples of each label: those to train on, and those held out."""
-    dataset = mpwds.WebDataset(urls, empty_check=False).map(partial(_label, is_held_out=is_held_out))
+def _count_labels(urls: Sequence[str], workers: int) -> tuple[Counter[int], Counter[int]]:
+    """Counts the samples of each label: nine tenths to train on, and the tenth to hold out."""
+    dataset = mpwds.WebDataset(urls, empty_check=False).map(_label)
     train: Counter[int] = Counter()
     held_out: Counter[int] = Counter()
     options: dict[str, Any] = {"workers": min(workers, len(urls)), "in_order": False, "output": "numpy"}
@@ -153,8 +149,8 @@ def _check(train: Counter[int], held_out: Counter[int], data: str, test: str) ->
         )
 
 
-def _label(sample: dict[str, Any], is_held_out: Callable[[dict[str, Any]], bool]) -> tuple[int, bool]:
-    """A sample's label, and whether it is held out; checks that there is an image, too."""
+def _label(sample: dict[str, Any]) -> tuple[int, bool]:
+    """A sample's label, and whether it is in the tenth to hold out; checks that there is an image, too."""
     fields = ", ".join(name for name in sample if not name.startswith("__"))
     if not any(name in sample for name in _IMAGES):
         raise ValueError(f"no image ({', '.join(_IMAGES)}): the sample holds {fields}")
@@ -163,7 +159,7 @@ def _label(sample: dict[str, Any], is_held_out: Callable[[dict[str, Any]], bool]
     text = sample["cls"]
     with contextlib.suppress(ValueError):
         if 0 <= int(text) <= _LARGEST_LABEL:
-            return int(text), is_held_out(sample)
+            return int(text), _is_held_out(sample)
     raise ValueError(f"the label in cls is {text[:40]!r}, expected a whole number from 0")
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from typer import Argument, BadParameter, Context, Option
 
@@ -32,10 +32,7 @@ _NORMALISED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class HttpAddress:
-    """A host and a port of an HTTP server."""
-
+class HttpAddress(NamedTuple):
     host: str
     port: int
 

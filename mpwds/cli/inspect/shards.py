@@ -13,10 +13,10 @@ from typing import Any
 from rich.table import Table
 
 from mpwds.cli.console import table
-from mpwds.cli.encodings import KEY, Convert, field_of, from_column
+from mpwds.cli.encodings import Convert, field_of, from_column
 from mpwds.cli.shards import expanded
 from mpwds.errors import ShardError
-from mpwds.pipeline.sources.formats import Format, find_format, tar_urls
+from mpwds.pipeline.sources.formats import KEY, Format, find_format, tar_urls
 from mpwds.storage.indexed.descriptions import load_description
 from mpwds.storage.mds.shards_v1 import MDS1Shards
 from mpwds.storage.mds.shards_v2 import MDSShards
