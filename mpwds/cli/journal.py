@@ -45,14 +45,14 @@ def resume_or_start(
     the same series.
 
     With a ``part``, other processes write the other parts of ``shards``. All parts, and a run of the whole,
-    have the same journal, which is not locked then: two processes that do the same part write the same bytes.
-    That also holds for a journal that is not local.
+    have the same journal, which is not locked then, nor where it is not local: two processes that do the same
+    part write the same bytes.
 
-    ``run`` says what is made of what, as JSON can have it: a run that continues must have the same. It may be
-    changed if no shard was written, but not by a part, nor if one of several began it: others may be about to
-    write. If each shard is made of one file, ``inputs`` names these, and a part asks for versions of its own
-    alone. ``force`` begins again, and removes the shards that exist. ``also`` are further series and files
-    that the run writes.
+    ``run`` says what is made of what, as JSON can have it, and is the same when a run continues. It may be
+    changed if no shard was written, but not by a part, nor if a part began it: others may be about to write.
+    If each shard is made of one file, ``inputs`` names these, and a part asks for versions of its own alone.
+    ``force`` begins again, and removes the shards that exist. ``also`` are further series and files that the
+    run writes.
     """
     if outputs.is_stream(output):
         if part is not None:
@@ -65,14 +65,12 @@ def resume_or_start(
     path = str(journal or hidden_beside(output, ".journal"))
     this = _Run(output, shards, also, path, part, inputs, run)
     this.versions(this.numbers)  # before there is a journal: one may be missing
-    begun = this.begun_by_parts if part is not None or not is_local(path) else this.begun_alone
-    with begun(force) as done:
+    with this.begun(force) as done:
         try:
             yield done
         finally:
             # What killed workers left of them.
-            written = this.own if part is not None else (*shards, *also)
-            destinations.remove_partial(filter(None, map(outputs.path_of, written)))
+            destinations.remove_partial(filter(None, map(outputs.path_of, this.written)))
     for each in (output, *also):
         outputs.warn_of_older(each, (*shards, *also))
 
@@ -98,75 +96,72 @@ class _Run:
         part = self.part or Part(0, 1)
         self.numbers, self._notes = part.of(range(len(self.shards))), _notes_of(self.path, part)
         self.own = [self.shards[number] for number in self.numbers]
+        self.written = self.own if self.part is not None else [*self.shards, *self.also]
+        self.is_alone = self.part is None and is_local(self.path)
         self._now = {"version": 3, "output": self.output, "parts": part.count, **self.what}
         self._versions: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def begun_by_parts(self, force: bool) -> Iterator[set[str]]:
-        """Begins or continues a run whose journal several processes may write."""
+    def begun(self, force: bool) -> Iterator[set[str]]:
+        """Begins or continues the run."""
         files = [name for name in self.also if not destinations.is_series(name)]
-        outputs.make_folders([self.path, self._notes, *self.own, *files])
-        done = set(outputs.which_exist(self.own))
-        strict = self.part is not None or bool(done)
-        begun = _checked(_content(self.path), self.path)
-        begins = force or not self._is_in(begun, strict)
-        if force:
-            _remove(done)
-        elif begins:
-            others = self.shards if self.part is not None and not self.inputs else ()
-            there = sorted(done) or outputs.existing(self.output)
-            there = there or list(itertools.islice(outputs.which_exist(others), 1))
-            begun = _content(self.path)  # after looking for shards: it is older than all shards of its run
-            begins = not self._is_in(begun, strict)
-            if begins and there:
-                raise FileExistsError(outputs.already_there(there))
-        if begins:
-            begun = _write_shared(self.path, self._now, replace=bool(begun))
-            if not self._is_in(begun, strict=True):
-                why = "another process begins at this moment, or was killed when it did"
-                raise ValueError(
-                    f"{self.path} is not complete: {why}: repeat this command, or remove the file"
-                )
-        self._compare_versions(begun, begins and self.part is None)
-        yield done
-        # Two that began at the same moment may both have written a server's journal.
-        self._is_in(_content(self.path), strict=True)
+        names = self.own if self.part is not None else (self.output, *self.also)
+        outputs.make_folders([self.path, self._notes, *names, *files])
+        done: set[str] = set()
+        with self._locked(done) if self.is_alone else contextlib.nullcontext() as descriptor:
+            done.update(outputs.which_exist(self.written))
+            there = sorted(done.union(*map(outputs.existing, (self.output, *self.also))))
+            strict = self.part is not None or bool(there)
+            begun = _checked(_content(self.path), self.path)
+            begins = force or not self._is_in(begun, strict)
+            if force:
+                _remove(done)
+            elif begins:
+                if not there and self.part is not None and not self.inputs:
+                    there = list(itertools.islice(outputs.which_exist(self.shards), 1))
+                # Again after looking for shards: a journal is older than all shards of its run.
+                begun = _content(self.path)
+                begins = not self._is_in(begun, strict)
+                if begins and there:
+                    raise FileExistsError(outputs.already_there(there))
+            if begins:
+                begun = self._write_journal(descriptor, replace=bool(begun))
+            self._compare_versions(begun, begins and self.part is None)
+            yield done
+            # Two that began at the same moment may both have written a server's journal.
+            self._is_in(_content(self.path), strict=True)
 
     @contextlib.contextmanager
-    def begun_alone(self, force: bool) -> Iterator[set[str]]:
-        """Begins or continues a run of this process alone, which locks the journal."""
-        path, written = self.path, (*self.shards, *self.also)
-        outputs.make_folders([self.output, *self.also, path, self._notes])
-        descriptor = lock(path, create=True)
+    def _locked(self, done: set[str]) -> Iterator[int]:
+        """Locks the journal; after an error, removes a new one if no shards exist but those ``done``."""
+        descriptor = lock(self.path, create=True)
         if descriptor is None:
             output = without_credentials(self.output)
-            raise ValueError(f"{path} is locked: another process is writing {output}")
-        before = begun = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        done: set[str] = set()
+            raise ValueError(f"{self.path} is locked: another process is writing {output}")
+        is_new = not os.fstat(descriptor).st_size
         try:
-            _checked(before, path)
-            done.update(outputs.which_exist(written))
-            there = sorted(done.union(*map(outputs.existing, (self.output, *self.also))))
-            begins = force or not self._is_in(before, bool(there))
-            if begins:
-                if there and not force:
-                    raise FileExistsError(outputs.already_there(there))
-                _remove(done)
-                begun = _encoded(self._now)
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, begun, 0)
-                os.fsync(descriptor)
-            self._compare_versions(begun, begins)
-            yield done
+            yield descriptor
         except BaseException:
-            left = [name for name in self.shards if name not in done]
-            if not before and not any(outputs.which_exist(left)):
-                for name in (path, self._notes):
+            if is_new and not any(outputs.which_exist([name for name in self.shards if name not in done])):
+                for name in (self.path, self._notes):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name)
             raise
         finally:
             release(descriptor)
+
+    def _write_journal(self, descriptor: int | None, replace: bool) -> bytes:
+        """Writes the journal, in place if it is locked; returns what it holds."""
+        if descriptor is not None:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _encoded(self._now), 0)
+            os.fsync(descriptor)
+            return _encoded(self._now)
+        begun = _write_shared(self.path, self._now, replace)
+        if not self._is_in(begun, strict=True):
+            why = "another process begins at this moment, or was killed when it did"
+            raise ValueError(f"{self.path} is not complete: {why}: repeat this command, or remove the file")
+        return begun
 
     def _is_in(self, journal: bytes, strict: bool) -> bool:
         """True if a journal's content is of this run, false if it is empty. ``ValueError`` if of another.
