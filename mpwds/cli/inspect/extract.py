@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import Annotated
@@ -71,7 +72,7 @@ class Folder(Closes):
         if {"", ".."} & {*directories, last} or "\0" in name:
             raise UnsafeName(f"the name {name!r} leads out of the folder: not written")
         descriptor = self._directory(directories)
-        if not self._force and _exists(last, descriptor):
+        if not self._force and os.access(last, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
             what = "it exists already: extract elsewhere, or replace it with --force"
             raise FileExistsError(errno.EEXIST, what, f"{self._path}/{name}")
         shown = "/".join((self._path, *directories, last))
@@ -91,7 +92,7 @@ class Folder(Closes):
         descriptor = os.open(self._path, os.O_DIRECTORY | os.O_CLOEXEC)
         for part in parts:
             try:
-                if not _exists(part, descriptor):
+                with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptor)
                 flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 following = os.open(part, flags, dir_fd=descriptor)
@@ -104,11 +105,3 @@ class Folder(Closes):
             descriptor = following
         self._open = parts, descriptor
         return descriptor
-
-
-def _exists(name: str, descriptor: int) -> bool:
-    try:
-        os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
