@@ -8,12 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
 from mpwds.cli.console import progress, report
-from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Resharding, ShardByShard, Spilling
 from mpwds.cli.outputs import path_of, refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
@@ -21,9 +20,6 @@ from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
 from mpwds.errors import ShardError
 from mpwds.viewing.wording import counted, size
-
-if TYPE_CHECKING:
-    from mpwds.cli.reshard.proc import Processing
 
 _SHOWN_BYTES = 1 << 20  # at a time, in the progress bar
 
@@ -141,33 +137,18 @@ def proc(
     """
     from mpwds.cli.reshard.proc import Processing, own_code
 
-    processing = Processing(load(stages), to, Counter(), repeat, seed)
     where = stages.rpartition(":")[0]
-    process(processing, over, own_code(Path(where).stem if where.endswith(".py") else where))
+    processing = Processing(load(stages), to, Counter(), repeat, seed)
+    code = own_code(Path(where).stem if where.endswith(".py") else where)
+    report_processed(to, processing.run(over, code))
 
 
-def process(
-    processing: Processing,
-    over: Distributed,
-    code: list[str],
-    figures_of: Callable[[Counter[str]], dict[str, Any]] = dict,
-    show: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
-    """Writes the shards, prints how much that was, and shows further figures. ``code`` is the stages'."""
-    to, run = processing.to, processing.describe(code)
-    names = [job.output for job in processing.jobs]
-    inputs = [processing.urls[job.shard] for job in processing.jobs]
-    with resume_or_start(to.output, names, run, to.force, to.journal, part=over.part, inputs=inputs) as done:
-        counts = processing.run(over, done)
-    text = _sum_up(counts)
-    figures = {name: counts.pop(name, 0) for name in ("samples", "bytes", "skipped")}
-    written, complete = counts.pop("shards"), counts.pop("complete_before")
-    more = figures_of(counts)
-    if show is not None and written and not to.as_json and to.output != "-":
-        show(more)
-    skipped = f"; {figures['skipped']:,} samples skipped" if to.on_error != "stop" else ""
-    values = {**figures, **more, "shards": written, "complete_before": complete}
-    report(to.as_json, values, text + skipped, to_stderr=to.output == "-")
+def report_processed(to: ShardByShard, counts: Counter[str], more: Mapping[str, Any] = {}) -> None:
+    """Prints how much was written; for programs, with ``more`` figures."""
+    figures, shards = ("samples", "bytes", "skipped"), ("shards", "complete_before")
+    values = {**{name: counts[name] for name in figures}, **more, **{name: counts[name] for name in shards}}
+    skipped = f"; {counts['skipped']:,} samples skipped" if to.on_error != "stop" else ""
+    report(to.as_json, values, _sum_up(counts) + skipped, to_stderr=to.output == "-")
 
 
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import typer
 
 from mpwds.cli.jobs import add_up, noted
-from mpwds.cli.journal import digest
+from mpwds.cli.journal import digest, resume_or_start
 from mpwds.cli.options import Distributed, ShardByShard
 from mpwds.cli.outputs import is_own, shard_names
 from mpwds.cli.shards import shard_urls
@@ -67,11 +67,6 @@ class Processing:
         names = enumerate(shard_names(to.output, len(self.urls) * repeat))
         self.jobs = [Job(number % len(self.urls), number // len(self.urls), name) for number, name in names]
 
-    def describe(self, code: list[str]) -> dict[str, Any]:
-        """Describes what the result depends on, as JSON; ``code`` are the sources of the stages."""
-        given = {"shards": self.urls, "rounds": self.rounds, "seed": self.seed}
-        return {**given, "stages": fingerprint(self.dataset), "code": digest(code)}
-
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
         samples = size = 0
@@ -88,16 +83,25 @@ class Processing:
         more = {name: count - before.get(name, 0) for name, count in self._counts.items()}
         yield {"samples": samples, "bytes": size, **more}
 
-    def run(self, over: Distributed, done: set[str]) -> Counter[str]:
-        """Writes the shards that are left and this process's, and adds up their figures."""
-        workers, engine = self.to.jobs, over.on
+    def run(self, over: Distributed, code: list[str]) -> Counter[str]:
+        """Writes the shards that are left and this process's, and adds up their figures.
+
+        If the ``code`` of the stages has changed, it is another run.
+        """
+        to, workers, engine = self.to, self.to.jobs, over.on
         if workers is None:
             workers = 0 if engine else _WORKERS
-        if any(map(is_own, (self.to.output, *self.urls))):
+        if any(map(is_own, (to.output, *self.urls))):
             workers, engine = 0, None
-        options: dict[str, Any] = {"in_order": False, "on_worker_death": "restart"}
-        own = over.own(self.jobs)
-        return add_up(own, done, self, workers, engine, start_method="forkserver", **options)
+        given = {"shards": self.urls, "rounds": self.rounds, "seed": self.seed}
+        run = {**given, "stages": fingerprint(self.dataset), "code": digest(code)}
+        names = [job.output for job in self.jobs]
+        inputs = [self.urls[job.shard] for job in self.jobs]
+        how: dict[str, Any] = {"in_order": False, "on_worker_death": "restart", "start_method": "forkserver"}
+        with resume_or_start(
+            to.output, names, run, to.force, to.journal, part=over.part, inputs=inputs
+        ) as done:
+            return add_up(over.own(self.jobs), done, self, workers, engine, **how)
 
 
 class _CountingHandler:

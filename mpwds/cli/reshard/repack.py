@@ -12,7 +12,7 @@ from typer import Option
 
 from mpwds.cli.console import console, table
 from mpwds.cli.options import Distributed, ShardByShard
-from mpwds.cli.reshard.commands import process
+from mpwds.cli.reshard.commands import report_processed
 from mpwds.imports import require
 from mpwds.viewing.wording import size
 
@@ -44,7 +44,11 @@ def repack(
         raise ValueError(f"--fields {fields!r} names no field: give names with commas between")
     smaller = Repack(names, short_side, quality, restart_markers)
     processing = Processing([map_stage(smaller)], to, smaller.counts)
-    process(processing, over, [repr(smaller), pillow.__version__], _figures_of, _show)
+    counts = processing.run(over, [repr(smaller), pillow.__version__])
+    figures = _figures_of(counts)
+    if counts["shards"] and not to.as_json and to.output != "-":
+        _show(figures)
+    report_processed(to, counts, figures)
 
 
 @dataclass(frozen=True)
