@@ -74,8 +74,7 @@ Shards = Annotated[
     list[str],
     Argument(
         metavar="SHARDS",
-        help="Tar shards, descriptions (.json) or MDS datasets: paths, URLs, train-{000..131}.tar; - for "
-        "standard input.",
+        help="Tar shards, descriptions (.json) or MDS: paths, URLs, x-{000..131}.tar, standard input (-).",
     ),
 ]
 
@@ -90,18 +89,11 @@ class Chosen:
     ] = None
     number: Annotated[
         str,
-        Option(
-            "--number", "-n", metavar="RANGES", help="Only samples with these numbers, as 10:20 or 3,7,90:."
-        ),
+        Option("--number", "-n", metavar="RANGES", help="Only samples of these numbers, as 10:20 or 3,7,90:"),
     ] = ""
     where: Annotated[
         str,
-        Option(
-            "--where",
-            "-w",
-            metavar="EXPRESSION",
-            help="Only samples for which this holds: cls == 3 and len(jpg) > 1000.",
-        ),
+        Option("--where", "-w", metavar="EXPRESSION", help="Only where it holds: cls == 3 and len(jpg) > 9"),
     ] = ""
     fields: Annotated[
         str, Option("--fields", "-f", metavar="GLOBS", help="Only these fields, as jpg,cls or *.png.")
@@ -123,8 +115,7 @@ class Duplicates(str, Enum):
 TarShards = Annotated[
     list[str],
     Argument(
-        metavar="SHARDS",
-        help="Paths, URLs, in-{000..099}.tar, or descriptions (.json); - for standard input.",
+        metavar="SHARDS", help="Paths, URLs, in-{000..099}.tar, descriptions (.json), standard input (-)."
     ),
 ]
 Output = Annotated[
@@ -146,9 +137,7 @@ class Resharding:
     maxcount: Annotated[int | None, Option(min=1, metavar="N", help="The most samples in a shard.")] = None
     maxsize: Annotated[
         int | None,
-        Option(
-            metavar="SIZE", parser=parse_size, help="The most bytes of a shard's tar archive, such as 500MB."
-        ),
+        Option(metavar="SIZE", parser=parse_size, help="The most bytes of a shard's archive, such as 500MB."),
     ] = None
     duplicates: Annotated[
         Duplicates,
@@ -166,14 +155,7 @@ class ShardByShard:
     output: Output
     jobs: Annotated[
         int | None,
-        Option(
-            "-j",
-            "--jobs",
-            min=1,
-            metavar="N",
-            show_default="4, or twice the cluster's processors",
-            help="Worker processes.",
-        ),
+        Option("-j", "--jobs", min=1, metavar="N", help="Processes: 4, or twice the cluster's processors."),
     ] = None
     on_error: Annotated[
         str,
@@ -202,10 +184,7 @@ class Spilling:
     memory: Annotated[
         int,
         Option(
-            metavar="SIZE",
-            parser=parse_size,
-            show_default="1GB",
-            help="Samples held at a time; the rest is in temporary files.",
+            metavar="SIZE", parser=parse_size, show_default="1GB", help="Samples held; others go to --tmp."
         ),
     ] = 10**9
     tmp: Annotated[

@@ -32,7 +32,7 @@ def bench(
     ],
     workers: Annotated[
         list[int] | None,
-        Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4, ... processors."),
+        Option("-w", "--workers", min=1, help="Numbers of workers: 1, 2, 4 ... processors."),
     ] = None,
     seconds: Annotated[float, Option("-s", "--seconds", min=0.5, help="For each number.")] = 3.0,
     start_method: Annotated[str | None, Option(help="forkserver, spawn or fork; as MultiLoader's.")] = None,

@@ -35,13 +35,12 @@ def convert(
     source: Annotated[
         str,
         Argument(
-            metavar="SOURCE",
-            help="Tar shards, an MDS dataset's folder or URL, record files, a description, or -.",
+            metavar="SOURCE", help="Tar shards, MDS (folder or URL), record files, a description, or -."
         ),
     ],
     destination: Annotated[
         str,
-        Argument(metavar="OUTPUT", help="Shards such as out-%06d.tar or .msgpack, one file, -, or a folder."),
+        Argument(metavar="OUTPUT", help="Shards (out-%06d.tar or .msgpack), one file, -, or a folder."),
     ],
     over: Distributed,
     from_: Annotated[str, Option("--from", metavar="FORMAT", help=f"Of SOURCE: {_FORMATS}.")] = "",
@@ -59,7 +58,7 @@ def convert(
     keys: Annotated[bool, Option("--keys/--no-keys", help="Keep keys, in MDS as a column.")] = True,
     maxcount: Annotated[
         int | None,
-        Option(min=1, metavar="N", show_default="10000", help="Samples in a shard, at most; not of MDS."),
+        Option(min=1, metavar="N", show_default="10000", help="Most samples of a shard; not of MDS."),
     ] = None,
     maxsize: Annotated[
         str, Option(metavar="SIZE", help="Size of a shard: 1GB, or 64MiB (MDS), or 16MiB (mds1).")

@@ -69,8 +69,7 @@ def create(
         ),
     ] = "",
     columns: Annotated[
-        str,
-        Option(metavar="COLUMN:FIELD,...", help="Fields of a list's columns: image:jpg,label:cls,*:json."),
+        str, Option(metavar="COLUMN:FIELD,...", help="Fields of a list's columns: image:jpg,label:cls,*:json")
     ] = "",
     key: Annotated[str, Option(metavar="COLUMN", help="The column with the samples' keys.")] = "",
     root: Annotated[
@@ -81,7 +80,7 @@ def create(
     seed: Annotated[int, Option(help="Determines the order, and what --train takes.")] = 0,
     train: Annotated[
         float | None,
-        Option(metavar="SHARE", help="Make train-* shards of this share, and val-* of the rest."),
+        Option(metavar="SHARE", help="Make train-* shards of this share, val-* of the rest."),
     ] = None,
     maxcount: Annotated[int | None, Option(min=1, metavar="N", help="Samples in a shard, at most.")] = None,
     maxsize: Annotated[

@@ -38,7 +38,7 @@ dataset = digits_task(default_cache_dir().absolute()).train
 def demo(
     data: Annotated[
         list[str] | None,
-        Option(metavar="PATTERN", help="Shards to train on: 'DIR/{000..009}.tar', or several."),
+        Option(metavar="PATTERN", help="Shards to train on: 'DIR/{000..009}.tar', ..."),
     ] = None,
     test: Annotated[
         list[str] | None, Option(metavar="PATTERN", help="Shards with the held-out samples.")
@@ -46,10 +46,7 @@ def demo(
     size: Annotated[
         int | None,
         Option(
-            min=8,
-            max=1024,
-            metavar="PIXELS",
-            help=f"Height and width to bring images to, {_DEFAULT_SIZE} unless given.",
+            min=8, max=1024, metavar="PIXELS", help=f"Height and width of images, by default {_DEFAULT_SIZE}."
         ),
     ] = None,
     epochs: Annotated[int, Option(min=1, metavar="N")] = 12,
@@ -58,10 +55,7 @@ def demo(
     lr: Annotated[float, Option(min=0, metavar="RATE", help="Learning rate.")] = 3e-3,
     cache_dir: Annotated[
         Path | None,
-        Option(
-            metavar="DIR",
-            help="Folder for the digits: mpwds/digits in $XDG_CACHE_HOME or ~/.cache unless given.",
-        ),
+        Option(metavar="DIR", help="Folder of the digits; by default in $XDG_CACHE_HOME or ~/.cache."),
     ] = None,
     remote: Annotated[
         bool, Option("--remote", help="Train from two servers, of which one is killed half way.")

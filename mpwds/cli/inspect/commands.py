@@ -37,12 +37,7 @@ Decode = Annotated[
 ]
 Target = Annotated[
     str,
-    Option(
-        "--output",
-        "-o",
-        metavar="TARGET",
-        help="A folder for the copies; of a single shard, a file x.tar or -.",
-    ),
+    Option("--output", "-o", metavar="TARGET", help="A folder for copies; of one shard, a file x.tar or -."),
 ]
 InPlace = Annotated[bool, Option("--in-place", help="Replace damaged shards; they are kept as NAME.damaged.")]
 KeepIncomplete = Annotated[
@@ -194,7 +189,7 @@ def info(
     shards: Shards,
     shapes: Annotated[
         bool,
-        Option("--shapes", help=f"Look into every sample for kinds and shapes, not {_LOOKS} of each shard."),
+        Option("--shapes", help=f"Look into all samples for kinds and shapes, not {_LOOKS} of a shard."),
     ] = False,
     jobs: Jobs = 1,
     as_json: Json = False,

@@ -111,16 +111,13 @@ def sort(
 def proc(
     stages: Annotated[
         str,
-        Argument(
-            metavar="FILE.py:NAME",
-            help="A list of stages, or a function of a dataset that adds stages to it.",
-        ),
+        Argument(metavar="FILE.py:NAME", help="A list of stages, or a function that adds them to a dataset."),
     ],
     to: ShardByShard,
     over: Distributed,
     repeat: Annotated[
         int,
-        Option(min=1, metavar="N", help="Process the shards so often, with other random numbers each time."),
+        Option(min=1, metavar="N", help="Process shards so often, with other random numbers each time."),
     ] = 1,
     seed: Annotated[int, Option(help="Determines the random numbers, whatever the workers.")] = 0,
 ) -> None:
