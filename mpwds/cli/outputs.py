@@ -146,9 +146,7 @@ def refuse_existing(names: Sequence[str], force: bool = False) -> None:
 def refuse_limits(output: str, limit: object) -> None:
     """Raises ``WrongArgument`` if a limit is given for what is one file by its name."""
     if limit and not is_series(output) and is_file(output):
-        raise WrongArgument(
-            f"{output} is one file, so limits mean nothing: name a series, such as out-%06d.tar"
-        )
+        raise WrongArgument(f"{output} is one file, so limits mean nothing: name a series, as out-%06d.tar")
 
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:

@@ -86,9 +86,7 @@ class FleetDirectory(ServerDirectory):
             actor = ray.get_actor(self.name, self.namespace)
             return ray.get(getattr(actor, method).remote(*arguments), timeout=_ANSWER_S)
         except (ValueError, ray.exceptions.RayError) as error:
-            raise ConnectionError(
-                f"there is no fleet at {self.url}, or it does not answer: {error}"
-            ) from error
+            raise ConnectionError(f"there is no fleet at {self.url}, or it is silent: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FleetDirectory, (self.namespace, self.name)

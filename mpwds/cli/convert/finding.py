@@ -92,9 +92,7 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
     if datasets:
         return _arrow(datasets, wanted, wanted.root, list(itertools.chain(*datasets.values())))
     if wanted.columns or wanted.key:
-        raise ValueError(
-            f"{path} is a folder of files, which has no columns: --columns and --key are for lists"
-        )
+        raise ValueError(f"{path} is a folder of files without columns: --columns and --key are for lists")
     inside = sorted(
         entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
     )

@@ -132,9 +132,7 @@ def shuffle_in_rounds(to: Resharding, spilling: Spilling, seed: int, over: Distr
     if to.maxcount or to.maxsize:
         raise WrongArgument("--maxcount and --maxsize: --part and --on write as many shards as they read")
     if any(map(is_stream, urls)):
-        raise WrongArgument(
-            "--part and --on: each shard is read by itself, and a stream has none: name shards"
-        )
+        raise WrongArgument("--part and --on read each shard by itself, and a stream has none: name shards")
     given = {"seed": seed, "duplicates": to.duplicates.value}
     run = {"shards": list(urls), "inputs": digest(versions_of(urls)), **given}
     rounds = plan_rounds(urls, to.output, digest(sorted(run.items()))[:8])
