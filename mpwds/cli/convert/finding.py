@@ -17,6 +17,7 @@ from mpwds.cli.outputs import path_of
 from mpwds.cli.shards import expanded
 from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, find_format
+from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import folder_of, is_local, local_path
 from mpwds.storage.writing.tar_members import member_bytes
 from mpwds.viewing.wording import counted
@@ -93,9 +94,8 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
         return _arrow(datasets, wanted, wanted.root, list(itertools.chain(*datasets.values())))
     if wanted.columns or wanted.key:
         raise ValueError(f"{path} is a folder of files without columns: --columns and --key are for lists")
-    inside = sorted(
-        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
-    )
+    entries = list(os.scandir(path))
+    inside = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     roots = {"": path}
     if inside and arrow.SPLITS.issuperset(inside):
         roots = {name: os.path.join(path, name) for name in inside}
@@ -108,7 +108,7 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
             "different classes: run create for each of them, or with --from groups"
         )
     (classes,) = all_classes
-    beside = [entry.name for entry in os.scandir(path) if "" not in roots and not entry.is_dir()]
+    beside = [entry.name for entry in entries if "" not in roots and not entry.is_dir()]
     notes = _file_notes(trees)
     if beside:
         notes.append(f"left out {counted(len(beside), 'file')} beside the splits, such as {min(beside)}")
@@ -125,8 +125,6 @@ def _folder(path: str, wanted: Wanted) -> FoundSource:
 
 
 def _files(urls: Sequence[str], root: str | None) -> FoundSource:
-    from mpwds.storage.streams.gopen import gopen
-
     names: list[str] = []
     for url in urls:
         with gopen(url) as stream:

@@ -108,9 +108,7 @@ def stat(
     statistics = TensorStatistics()
     with contextlib.closing(open_source(urls, keys, insecure)) as source:
         if len({server.fingerprint for server in source.read().servers}) > 1:
-            print(
-                "warning: the servers have different datasets, whose batches are mixed here", file=sys.stderr
-            )
+            print("warning: the servers have different datasets; batches are mixed here", file=sys.stderr)
         with console(to_stderr=True).status(f"receiving {batches} batches from {source.name}"):
             for _ in range(batches):
                 statistics.add(source.peek(timeout))

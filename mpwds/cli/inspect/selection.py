@@ -204,14 +204,11 @@ class Expression:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 compute = _ARITHMETIC[type(op)]
                 return self._applied(lambda one, other: compute(_number(one), _number(other)), left, right)
-            case ast.Compare(left=left, ops=ops, comparators=rest) if {
+            case ast.Compare(left=left, ops=ops, comparators=rest) if _COMPARISONS.keys() >= {
                 *map(type, ops)
-            } <= _COMPARISONS.keys():
-                sides = [left, *rest]
-                tests = [
-                    self._applied(_COMPARISONS[type(op)], *sides[place : place + 2])
-                    for place, op in enumerate(ops)
-                ]
+            }:
+                functions = [_COMPARISONS[type(op)] for op in ops]
+                tests = list(map(self._applied, functions, [left, *rest], rest))
                 return lambda fields: all(test(fields) for test in tests)
             case ast.Attribute(value=value, attr=attribute):
                 return self._applied(lambda found: _item(found, attribute), value)
