@@ -205,13 +205,8 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         self._position = LoaderPosition()
         self._iterations: WeakSet[EpochIterator] = WeakSet()
         self._group = self._make_group(received, pinning)
-        self._statistics = StatsCollector(
-            self._group.snapshots,
-            self._group.private_copies,
-            functools.partial(buffered_by, self.dataset, self.streams, self.workers),
-            in_order=self.in_order,
-            in_process=self._group.in_process,
-        )
+        count_buffered = functools.partial(buffered_by, self.dataset, self.streams, self.workers)
+        self._statistics = StatsCollector(self._group, count_buffered, in_order=self.in_order)
         self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
         if self._remote is not None:
             self._remote.watch(self)
@@ -269,7 +264,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         progress = self._position.begin(self, epoch, progress)
         progress.after_end = after_end
         times = self._times()
-        self._statistics.begin(epoch, times)
+        self._statistics.begin(times, epoch)
         iterator = EpochIterator(
             self,
             progress,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from operator import sub
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mpwds.pipeline.filter import ErrorHandlingStream
 from mpwds.stats.snapshot import CounterSnapshot, stage_name
@@ -161,27 +161,32 @@ def _used_s() -> tuple[float, float]:
     return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
+class Workers(Protocol):
+    """The workers of a loader: a ``WorkerGroup``, or what counts the work of a loader without workers."""
+
+    in_process: bool
+
+    def snapshots(self) -> Mapping[int, CounterSnapshot]: ...
+
+    def private_copies(self) -> int: ...
+
+
 class StatsCollector:
     """Adds up epochs, and tells the current one from those before.
 
-    ``in_order`` and ``in_process`` may change between epochs. ``times`` is the clock of the last epoch.
+    ``in_order`` may change between epochs. ``times`` is the clock of the last epoch.
     """
 
     def __init__(
-        self,
-        read_workers: Callable[[], Mapping[int, CounterSnapshot]],
-        read_copies: Callable[[], int],
-        count_buffered: Callable[[], int] = int,
-        *,
-        in_order: bool,
-        in_process: bool,
+        self, workers: Workers, count_buffered: Callable[[], int] = int, *, in_order: bool = True
     ) -> None:
-        self._read_workers = read_workers
-        self._read_copies = read_copies
+        self._workers = workers
         self._count_buffered = count_buffered
-        self.in_order, self.in_process = in_order, in_process
+        self.in_order = in_order
         self._epoch = self._epochs = 0
         self._earlier = self._at_start = ConsumerSnapshot()
+        self._earlier_workers: dict[int, CounterSnapshot] = {}
+        self._earlier_copies = 0
         self._workers_at_start: Mapping[int, CounterSnapshot] = {}
         self.times = ConsumerTimer()
         self._workers_before: Mapping[int, CounterSnapshot] = {}
@@ -189,12 +194,18 @@ class StatsCollector:
         self._skipped: Counter[str] = Counter()
         self._skipped_before: Counter[str] = Counter()
 
-    def begin(self, epoch: int, times: ConsumerTimer) -> None:
-        """Begins an epoch with the clock of its iterator. To be called before the workers begin."""
+    def begin(self, times: ConsumerTimer, epoch: int | None = None, workers: Workers | None = None) -> None:
+        """Begins an epoch with the clock of its iterator. To be called before the workers begin.
+
+        By default, epochs count up, and have the workers of the epoch before.
+        """
+        if workers is not None and workers is not self._workers:
+            self._earlier_copies, self._earlier_workers = self._read_copies(), self._read_workers()
+            self._workers = workers
         if self._epochs:
             self.times.end()
             self._earlier += self.times.read()
-        self._epoch, self.times = epoch, times
+        self._epoch, self.times = self._epochs if epoch is None else epoch, times
         self._epochs += 1
         self._workers_before = self._read_workers()
         self._copies_before = self._read_copies()
@@ -214,6 +225,15 @@ class StatsCollector:
     def _count_skipped(self, stage: str, error: Exception) -> None:
         self._skipped[f"{stage}: {type(error).__name__}"] += 1
 
+    def _read_workers(self) -> dict[int, CounterSnapshot]:
+        counted = dict(self._earlier_workers)
+        for index, now in self._workers.snapshots().items():
+            counted[index] = counted[index] + now if index in counted else now
+        return counted
+
+    def _read_copies(self) -> int:
+        return self._earlier_copies + self._workers.private_copies()
+
     def stats(self, since: Since) -> LoaderStats:
         """Statistics since the epoch began, or since the loader was made."""
         from mpwds.stats.measures import rates_of, worker_stats
@@ -229,7 +249,8 @@ class StatsCollector:
             worker_stats(index, now - before[index] if index in before else now)
             for index, now in self._read_workers().items()
         ]
-        beside = [worker.cpu_s for worker in workers if not (self.in_process or worker.server)]
+        in_process = self._workers.in_process
+        beside = [worker.cpu_s for worker in workers if not (in_process or worker.server)]
         own_s = consumer.cpu_s + sum(beside)
         spent = ("waited_s", "received_s", "elsewhere_s", "stages_s")
         times = {name: vars(consumer)[name] for name in spent}
@@ -247,7 +268,7 @@ class StatsCollector:
             **{**later, **totals},
             private_copies=self._read_copies() - (0 if whole else self._copies_before),
             in_order=self.in_order,
-            in_process=self.in_process,
+            in_process=in_process,
             cores=len(os.sched_getaffinity(0)),
             workers=tuple(workers) if self._epochs else (),
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),

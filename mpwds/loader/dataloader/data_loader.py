@@ -14,7 +14,7 @@ import torch.utils.data
 from mpwds.closing import Closes
 from mpwds.errors import MpwdsError, shortened
 from mpwds.interrupts import interrupts_deferred
-from mpwds.loader.dataloader.iterator import DataLoaderIterator, EpochStatistics, SingleProcessIterator
+from mpwds.loader.dataloader.iterator import DataLoaderIterator, LocalCounts, SingleProcessIterator
 from mpwds.loader.dataloader.state import EpochRecord, sampler_of
 from mpwds.loader.launching import forkserver
 from mpwds.loader.launching.launchers import ForkFallback, ForkServerOrSpawn
@@ -25,7 +25,7 @@ from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.error_context import check_boolean
 from mpwds.pipeline.iterable_sources import IterableSource
-from mpwds.stats.collector import Since
+from mpwds.stats.collector import Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
 
@@ -152,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Closes):
         self._loaded: EpochRecord | None = None
         self._record = EpochRecord.of_next(self)
         self._record.completed.finished = True
-        self._statistics = EpochStatistics()
+        self._statistics = StatsCollector(LocalCounts())
         self._forks = ForkFallback(ForkServerOrSpawn, "multiprocessing_context='fork'")
         self._iterators: weakref.WeakSet[DataLoaderIterator | SingleProcessIterator] = weakref.WeakSet()
 

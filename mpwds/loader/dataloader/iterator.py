@@ -1,4 +1,4 @@
-"""The iterators of a DataLoader, with and without workers; how these start, and the statistics."""
+"""The iterators of a DataLoader, with and without workers; how these start, and what is counted without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -36,7 +36,7 @@ from mpwds.pipeline.filter import attribute, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
-from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer, Since, StatsCollector
+from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer, StatsCollector
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from mpwds.trees import parts
 
@@ -49,7 +49,7 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics, forks: ForkFallback
+        self, loader: DataLoader[Any], record: EpochRecord, statistics: StatsCollector, forks: ForkFallback
     ) -> None:
         self._times = ConsumerTimer()
         if not loader.prefetch_factor:
@@ -84,7 +84,9 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         self._epoch = None
         leave_all(self._iterations)
         self._times.end()
-        self._times = self._statistics.begin(self._group, in_order=loader.in_order)
+        self._times = ConsumerTimer()
+        self._statistics.in_order = loader.in_order
+        self._statistics.begin(self._times, workers=self._group)
         # The copies of a dataset of this package in the workers cannot count epochs.
         epoch = loader.dataset._epoch if isinstance(loader.dataset, IterableSource) else 0
         _start(self._group, loader.multiprocessing_context, self._forks, loader.timeout or None)
@@ -245,12 +247,14 @@ def _noted(error: BaseException, worker: WorkerHandle) -> BaseException:
 class SingleProcessIterator(_SingleProcessDataLoaderIter):
     """One epoch without workers, by torch's own iterator, which here counts what it delivers."""
 
-    def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: EpochStatistics) -> None:
+    def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: StatsCollector) -> None:
         self._turn = threading.RLock()  # a stage after the loader may make batches in a thread
         self._is_closed = False
         self._indices: list[Any] = []  # the last one that a map-style dataset was asked for
         self._local = LocalCounts()
-        self._times = statistics.begin(self._local, in_order=loader.in_order)
+        self._times = ConsumerTimer()
+        statistics.in_order = loader.in_order
+        statistics.begin(self._times, workers=self._local)
         super().__init__(loader)
         record.take_back_seed(loader)
         self._record, self._loader = record, weakref.ref(loader)
@@ -355,51 +359,10 @@ def _in_torchs_words(error: WorkerDied) -> WorkerDied:
     return WorkerDied(f"DataLoader worker (pid {error.pid}) {how}{error}", error.worker, error.pid, code)
 
 
-if TYPE_CHECKING:
-    from mpwds.stats.report import LoaderStats
-
-
-class EpochStatistics:
-    """Adds up the figures of one loader's epochs, up to when the next one begins with other workers."""
-
-    def __init__(self) -> None:
-        # The collector refers to this weakly: a cycle would keep workers until the garbage collector runs.
-        this = weakref.proxy(self)
-        self._statistics = StatsCollector(
-            lambda: this._snapshots(), lambda: this._private_copies(), in_order=True, in_process=False
-        )
-        self._epochs = 0
-        self._counting: WorkerGroup | LocalCounts = LocalCounts()
-        self._earlier: dict[int, CounterSnapshot] = {}
-        self._earlier_copies = 0
-
-    def begin(self, counting: WorkerGroup | LocalCounts, *, in_order: bool) -> ConsumerTimer:
-        """Begins an epoch, before its workers do, and returns the clock for its iterator."""
-        if counting is not self._counting:
-            self._earlier_copies = self._private_copies()
-            self._earlier = self._snapshots()
-            self._counting = counting
-        self._statistics.in_order, self._statistics.in_process = in_order, isinstance(counting, LocalCounts)
-        times = ConsumerTimer()
-        self._statistics.begin(self._epochs, times)
-        self._epochs += 1
-        return times
-
-    def stats(self, since: Since) -> LoaderStats:
-        return self._statistics.stats(since)
-
-    def _snapshots(self) -> dict[int, CounterSnapshot]:
-        found = dict(self._earlier)
-        for index, now in self._counting.snapshots().items():
-            found[index] = found[index] + now if index in found else now
-        return found
-
-    def _private_copies(self) -> int:
-        return self._earlier_copies + self._counting.private_copies()
-
-
 class LocalCounts:
     """Counts the work without workers, as one stage: the dataset with its collation."""
+
+    in_process = True
 
     def __init__(self) -> None:
         self.active_ns = self.batches = self.samples = self.nbytes = 0
