@@ -10,21 +10,21 @@ from mpwds.loader.resume.description import described, fingerprint
 from mpwds.loader.worker.elements import count_delivered
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import ALONE, Context
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.iterable_sources import IterableSource, iterates_itself
+from mpwds.pipeline.dataset import is_pipeline
+from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.stream import Count, LengthUnknown, Stream
 
 
 def define(dataset: Any) -> dict[str, Any]:
     """A dataset's definition, as a server sends it."""
-    is_pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
+    known = is_pipeline(dataset)
     return {
         "description": described(dataset),
-        "seed": dataset.given_seed if is_pipeline else None,
-        "length": dataset.given_length if is_pipeline else None,
+        "seed": dataset.given_seed if known else None,
+        "length": dataset.given_length if known else None,
         "in_any_order": takes_any_order(dataset),
-        "unaddressed": dataset.non_resumable_part if is_pipeline else None,
-        "self_dividing": dataset.self_dividing_part if is_pipeline else type(dataset).__name__,
+        "unaddressed": dataset.non_resumable_part if known else None,
+        "self_dividing": dataset.self_dividing_part if known else type(dataset).__name__,
         "fingerprint": fingerprint(dataset),
     }
 
@@ -37,7 +37,7 @@ def title(definition: dict[str, Any]) -> str:
 def counts(dataset: Any, here: Context, exact: bool) -> list[int]:
     """Counts the elements that each worker of each rank makes of a dataset in an epoch; or LengthUnknown."""
     places = [(rank, worker) for rank in range(here.world_size) for worker in range(here.workers)]
-    if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+    if is_pipeline(dataset):
         contexts = (replace(here, rank=rank, worker=worker) for rank, worker in places)
         return [dataset.count_in(context).elements for context in contexts]
     total = count_delivered(dataset, [], exact).elements

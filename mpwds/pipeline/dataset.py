@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from mpwds.closing import Closes, close_all
 from mpwds.errors import shortened
@@ -291,14 +291,15 @@ class DataPipeline(Fluent, IterableSource, Closes):
         return self
 
 
+def is_pipeline(dataset: Any) -> TypeGuard[DataPipeline]:
+    """True for a pipeline, unless its class overrides ``__iter__``, so that it must be iterated."""
+    return isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
+
+
 def _is_plain(source: Any) -> bool:
     """True if a source is a pipeline whose parts another pipeline can take over."""
-    return (
-        isinstance(source, DataPipeline)
-        and type(source).stream is DataPipeline.stream
-        and not iterates_itself(source)
-        and source.given_epochs == ONCE
-    )
+    is_stock = is_pipeline(source) and type(source).stream is DataPipeline.stream
+    return is_stock and source.given_epochs == ONCE
 
 
 def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]:

@@ -19,11 +19,10 @@ from itertools import islice
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import reraise_exception
-from mpwds.pipeline.iterable_sources import iterates_itself
 
 _ORDER = ("shuffle", "seed", "chunksize", "deterministic", "batch_size", "replication", "in_turn")
 _SPLITTERS = ("split_by_node", "split_by_worker")  # the usual ones
@@ -43,7 +42,7 @@ def described(dataset: Any) -> list[str]:
     name, a lambda by its code, and ``functools.partial`` by its arguments, too; a user's stage by its public
     attributes.
     """
-    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+    if not is_pipeline(dataset):
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators
         return [_counted(name + _held(dataset), dataset)]
     origin, *stages = dataset.parts

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 from mpwds.loader.resume.progress import EpochProgress, field_of, own_streams, warn_of_empty_epoch, wrong
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import is_repetition
-from mpwds.pipeline.iterable_sources import iterates_itself
 from mpwds.warn import warn
 
 VERSION = 10  # of states
@@ -231,8 +230,7 @@ def _warn_of_replay(loader: Resumable, progress: EpochProgress) -> None:
     if not progress.replayed + progress.passed:
         return
     dataset, reason = loader.dataset, ""
-    pipeline = isinstance(dataset, DataPipeline) and not iterates_itself(dataset)
-    if pipeline and (unaddressed := dataset.non_resumable_part):
+    if is_pipeline(dataset) and (unaddressed := dataset.non_resumable_part):
         reason = f"{unaddressed} gives elements without addresses"
     for stream in progress.streams:
         reason = reason or stream.stateless

@@ -25,13 +25,12 @@ from mpwds.loader.resume.progress import (
 )
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
-from mpwds.pipeline.iterable_sources import iterates_itself
+from mpwds.pipeline.dataset import is_pipeline
 
 
 def check_streams(dataset: Any, streams: int, workers: int, even: str | None, in_order: bool) -> None:
     """Raises TypeError or ValueError if a dataset cannot be dealt to streams, or not on this rank."""
-    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+    if not is_pipeline(dataset):
         raise TypeError(
             f"streams={streams} needs a pipeline of mpwds, which can be dealt to streams, got {dataset!r}"
         )

@@ -19,11 +19,11 @@ from mpwds.closing import close_all
 from mpwds.loader.resume.progress import START, Position, made_fewer, pack_state, unpack_state
 from mpwds.pipeline.coercion import takes_any_order
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import Epochs, RepeatedStream
 from mpwds.pipeline.error_context import arguments
 from mpwds.pipeline.filter import rows_in
-from mpwds.pipeline.iterable_sources import iter_elements, iterates_itself
+from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.randomness import States, generator_states, restore_rng, seed_generators
 from mpwds.pipeline.stream import (
     Address,
@@ -273,7 +273,7 @@ class WorkerIterator(Iterator[Any]):
         state = None if position.state is None else unpack_state(position.state)
         self._due = time.monotonic() + STATE_EVERY_S
         self._exactly = self._each = False
-        if isinstance(dataset, DataPipeline) and not iterates_itself(dataset):
+        if is_pipeline(dataset):
             stream: Stream[Any] = dataset.stream(context)
             # In epochs of whole rounds (``loader.rounds``), it goes on as long as it is asked.
             if position.after_end == "wrap":
@@ -357,7 +357,7 @@ def count_delivered(dataset: Any, contexts: Sequence[Context], exact: bool = Fal
     Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of a
     dataset that is not a pipeline.
     """
-    if not isinstance(dataset, DataPipeline) or iterates_itself(dataset):
+    if not is_pipeline(dataset):
         if exact or not isinstance(dataset, Sized):
             raise LengthUnknown(f"a {type(dataset).__name__} has none")
         return Count(len(dataset))
@@ -367,9 +367,7 @@ def count_delivered(dataset: Any, contexts: Sequence[Context], exact: bool = Fal
 
 
 def sample_counter(dataset: Any) -> Callable[[Any], int]:
-    if isinstance(dataset, DataPipeline) and dataset.pipeline and not iterates_itself(dataset):
-        return dataset.samples_in
-    return rows_in
+    return dataset.samples_in if is_pipeline(dataset) and dataset.pipeline else rows_in
 
 
 def with_own_generators(source: Iterator[Any], context: Context) -> Iterator[Any]:
