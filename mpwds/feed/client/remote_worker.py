@@ -28,6 +28,7 @@ from mpwds.loader.resume.progress import START, CarriedPositions, Position
 from mpwds.nest import unpack
 from mpwds.pipeline.error_context import add_note
 from mpwds.sharedmem.arena import EventFd
+from mpwds.sharedmem.lease import LeasedArena
 from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 from mpwds.warn import warn
 
@@ -130,8 +131,8 @@ class RemoteWorker(WorkerHandle):
         is_broken = self._queue.attempt.broken or not self._connection.is_up
         if self._runs and is_broken and not self._recovered():
             self._wait_for_server()
-        if self._queue.receiver is not None:
-            self._queue.receiver.reclaim()
+        if self.arena is not None:
+            self.arena.reclaim()
         return None
 
     def _has_frames(self) -> bool:
@@ -161,12 +162,8 @@ class RemoteWorker(WorkerHandle):
             self._queue.receiver.discard(message)
 
     @property
-    def pending_device_reads(self) -> bool:
-        return self._queue.receiver is not None and self._queue.receiver.pending_device_reads
-
-    def release_finished(self) -> None:
-        if self._queue.receiver is not None:
-            self._queue.receiver.release_finished()
+    def arena(self) -> LeasedArena | None:
+        return None if self._queue.receiver is None else self._queue.receiver.arena
 
     def error(self, message: Message) -> BaseException:
         error = _revived(message.fields, f"{self._named} (pid {self.pid})")

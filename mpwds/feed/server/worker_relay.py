@@ -94,9 +94,9 @@ class _Relaying(BatchReceiver):
     def peek(self, message: Message) -> bytes:
         """A copy of the memory of a batch's arrays."""
         block = message.fields.get("block")
-        if block is None or self._arena is None:
+        if block is None or self.arena is None:
             return bytes(message.payload)
-        return bytes(self._arena.peek(block)[: message.fields["nbytes"]])
+        return bytes(self.arena.peek(block)[: message.fields["nbytes"]])
 
 
 class _ServedWorker(LocalWorker):

@@ -46,14 +46,12 @@ class LocalWorker(WorkerHandle):
     pid = 0
     batch: Callable[[Message], Any]
     discard: Callable[[Message], None]
-    release_finished: Callable[[], None]
 
     def __init__(self, index: int, launcher: Launcher, receiver: BatchReceiver) -> None:
         self.index = index
         self.is_ready = False
         self._receiver = receiver
         self.batch, self.discard = receiver.batch, receiver.discard
-        self.release_finished = receiver.release_finished
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as ours:
             ours.callback(receiver.close)
             channel, workers_channel = socket.socketpair()
@@ -127,7 +125,8 @@ class LocalWorker(WorkerHandle):
                 message = self._channel.receive()
                 if message is None:
                     if not self._process.wait(0):
-                        self._receiver.reclaim()
+                        if self._receiver.arena is not None:
+                            self._receiver.arena.reclaim()
                         return None
                     # What it sent just before its end may have come after the look above.
                     message = self._channel.receive()
@@ -155,8 +154,8 @@ class LocalWorker(WorkerHandle):
                 self._receiver.discard(message)
 
     @property
-    def pending_device_reads(self) -> bool:
-        return self._receiver.pending_device_reads
+    def arena(self) -> LeasedArena | None:
+        return self._receiver.arena
 
     def snapshot(self) -> CounterSnapshot:
         return self._status.counters.read(self.pid)
@@ -239,13 +238,13 @@ class BatchReceiver:
     copies: CopiedBatches
     warn: bool = True
     pinning: Pinning | None = None
-    _arena: LeasedArena | None = field(default=None, init=False)
+    arena: LeasedArena | None = field(default=None, init=False)
 
     def map_segment(self, message: Message, descriptor: int) -> None:
         """Maps a new segment; views of the one before stay valid."""
         layout = Layout(message.fields["blocks"], message.fields["block_nbytes"])
         try:
-            self._arena = LeasedArena(layout, descriptor, self.bell, self.pinning)
+            self.arena = LeasedArena(layout, descriptor, self.bell, self.pinning)
         finally:
             os.close(descriptor)
 
@@ -261,32 +260,20 @@ class BatchReceiver:
         batch = nest.unflatten(fields["structure"], arrays, allow_pickle=True)
         return put_together(batch) if fields["apart"] else batch
 
-    def reclaim(self) -> None:
-        if self._arena is not None:
-            self._arena.reclaim()
-
-    @property
-    def pending_device_reads(self) -> bool:
-        return self._arena is not None and self._arena.pending_device_reads
-
-    def release_finished(self) -> None:
-        if self._arena is not None:
-            self._arena.release_finished()
-
     def discard(self, message: Message) -> None:
         block = message.fields.get("block")
-        if block is not None and self._arena is not None:
-            self._arena.discard(block)
+        if block is not None and self.arena is not None:
+            self.arena.discard(block)
 
     def close(self) -> None:
         """Closes the segment, and the bell unless a batch may still ring it."""
-        arena, self._arena = self._arena, None
+        arena, self.arena = self.arena, None
         if arena is None or arena.leased == 0:
             self.bell.close()
 
     def buffer(self, message: Message) -> Any:
         """The memory that a batch lies in: a leased block, or private memory."""
-        block, arena = message.fields.get("block"), self._arena
+        block, arena = message.fields.get("block"), self.arena
         if block is None:
             pinned = self.pinning.copy(message.payload) if self.pinning and message.payload else None
             return bytearray(message.payload) if pinned is None else pinned

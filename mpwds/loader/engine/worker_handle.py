@@ -6,13 +6,16 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpwds.errors import MpwdsError, WorkerTimeout
 from mpwds.loader.messages import protocol
 from mpwds.loader.messages.channel import Message
 from mpwds.loader.resume.progress import Position
 from mpwds.stats.snapshot import CounterSnapshot
+
+if TYPE_CHECKING:
+    from mpwds.sharedmem.lease import LeasedArena
 
 
 class WorkerLost(MpwdsError):
@@ -22,8 +25,8 @@ class WorkerLost(MpwdsError):
 class WorkerHandle(ABC):
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
-    Only :meth:`wait` and :meth:`release_finished` may wait. Commands and tasks that the transport has no room
-    for are kept until :meth:`flush` can send them. An implementation must report a worker's death only after
+    Only :meth:`wait` may wait. Commands and tasks that the transport has no room for are kept until
+    :meth:`flush` can send them. An implementation must report a worker's death only after
     it has returned every message that the worker had sent. Methods with a default are those that a worker
     without a transport, a process or memory of its own does not need.
 
@@ -104,12 +107,9 @@ class WorkerHandle(ABC):
         """Hands back the memory of a batch that nobody wants."""
 
     @property
-    def pending_device_reads(self) -> bool:
-        """True if a device may still read blocks that the program has released."""
-        return False
-
-    def release_finished(self) -> None:
-        """Waits until a device has read one of them; the next :meth:`receive` hands it back."""
+    def arena(self) -> LeasedArena | None:
+        """The worker's shared memory, as far as it is mapped here."""
+        return None
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the worker to end; false if it still runs after ``timeout_s``."""
@@ -161,15 +161,16 @@ def next_message(
         full = [worker for worker in others if worker.unsent and worker not in candidates]
         for worker in full:
             worker.register(poller, receives=False)
-        pending_device_reads = next((worker for worker in candidates if worker.pending_device_reads), None)
-        wait_s = LONGEST_POLL_S if pending_device_reads is None else _DEVICE_POLL_S
+        arenas = (worker.arena for worker in candidates)
+        pending = next((arena for arena in arenas if arena is not None and arena.pending_device_reads), None)
+        wait_s = LONGEST_POLL_S if pending is None else _DEVICE_POLL_S
         if timeout is not None:
             wait_s = min(wait_s, began + timeout - time.monotonic())
             if wait_s <= 0:
                 raise candidates[0].timed_out(timeout)
-        if not poller.poll(wait_s * 1000) and pending_device_reads is not None:
+        if not poller.poll(wait_s * 1000) and pending is not None:
             looks += 1
             if looks % _DEVICE_POLLS == 0:
-                pending_device_reads.release_finished()
+                pending.release_finished()
         for worker in full:
             worker.flush()

@@ -48,10 +48,10 @@ def cuda():
 def test_receiving_a_batch_hands_back_the_blocks_that_devices_have_read(cuda):
     worker = Worker(cuda)
     cuda.copy(worker.send(1))
-    assert (worker.free, worker.receiver.pending_device_reads) == (2, True)
+    assert (worker.free, worker.receiver.arena.pending_device_reads) == (2, True)
     cuda.run()
     batch = worker.send(2)
-    assert (worker.free, worker.receiver.pending_device_reads, int(batch[0])) == (2, False, 2)
+    assert (worker.free, worker.receiver.arena.pending_device_reads, int(batch[0])) == (2, False, 2)
 
 
 def test_a_small_batch_lies_in_pinned_memory_of_its_own(cuda):
