@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,11 +56,11 @@ class Arena:
     """Blocks of shared memory for batches.
 
     The first batch sets the size of a block, and a larger one brings a new segment. A block takes memory when
-    it is first used, as much as the batch in it needs. The lowest free block is used first: a consumer that
-    keeps up makes the producer reuse few blocks, which stay in the processor's cache.
+    it is first used, as much as its batch needs. The lowest free block is used first: a consumer that keeps
+    up makes the producer reuse few blocks, which stay in the processor's cache.
 
-    ``announce`` is called with the layout and the file descriptor of each new segment, before any of its
-    blocks is handed out; the arena keeps and closes the descriptor.
+    ``announce`` gets the layout and the descriptor of each new segment before any of its blocks is used; the
+    arena closes the descriptor.
     """
 
     def __init__(self, blocks: int, announce: Callable[[Layout, int], None]) -> None:
@@ -93,12 +94,10 @@ class Arena:
 
 
 class _Segment:
-    descriptor = -1
-
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._close = os.close
         self.descriptor = segment.create(layout.nbytes)
+        weakref.finalize(self, os.close, self.descriptor)
         segment.commit(self.descriptor, 0, segment.PAGE_NBYTES)
         self._memory = memoryview(segment.map(self.descriptor, layout.nbytes))
         self.taken, self._released = layout.counters(self._memory)
@@ -119,10 +118,6 @@ class _Segment:
             self._committed[number] = wanted
         taken[number] += 1
         return Block(number, self._memory[start : start + size])
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            self._close(self.descriptor)
 
 
 class EventFd:

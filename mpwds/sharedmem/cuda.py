@@ -118,9 +118,8 @@ class Fence:
 class CopyStream:
     """A stream for copies to a device, beside the stream that computes.
 
-    The copies are allocated in the side stream, so that they need not wait for what the device computes. So
-    ``record_stream`` must tell the allocator which stream uses them: otherwise a later copy could get their
-    memory while a computation still reads it.
+    Copies are allocated in the side stream, so that they need not wait for computations. ``record_stream``
+    tells the allocator which stream uses them: a later copy could get their memory while it is read.
     """
 
     def __init__(self, device: str) -> None:
@@ -173,9 +172,8 @@ class PinnedMapping(mmap.mmap):
     """A mapping that is registered with CUDA until nothing refers to it any more.
 
     It must be unregistered before it is unmapped, and not while a device reads it. ``mmap`` unmaps before it
-    calls weak references back, so ``__del__`` unregisters; every view of the mapping delays it. Mappings that
-    the interpreter does not collect are unregistered at exit. A fork of this process, which does not use
-    CUDA, does nothing.
+    calls weak references back, so ``__del__`` unregisters. Mappings that the interpreter does not collect are
+    unregistered at exit. A fork of this process, which does not use CUDA, does nothing.
     """
 
     cuda: Runtime | None = None  # that it is registered with

@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import math
 import mmap
+import operator
 import os
 import pickle
 import sys
@@ -146,11 +147,10 @@ class Mappings:
         self._held: dict[tuple[str, int], int] = {}
         self._close = os.close
         self._ranges = list(_shared_ranges())  # in the order of their addresses
-        self._starts = [item.start for item in self._ranges]
 
     def find(self, address: int, nbytes: int) -> Region | None:
         """The region at an address; ``None`` if that is this process' private memory."""
-        number = bisect.bisect_right(self._starts, address) - 1
+        number = bisect.bisect_right(self._ranges, address, key=operator.attrgetter("start")) - 1
         item = self._ranges[number] if number >= 0 else None
         if item is None or address + nbytes > item.end or (path := self._path(item)) is None:
             return None
