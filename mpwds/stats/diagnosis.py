@@ -85,13 +85,15 @@ def _too_early(stats: LoaderMeasures) -> str:
 
 def _bound_by_receiving(stats: LoaderMeasures) -> str:
     share = f"receiving takes {stats.received_s / stats.seconds:.0%} of the trainer's time"
-    were = "was" if stats.private_copies == 1 else "were"
     if stats.private_copies > LITTLE * stats.batches:
-        return (
-            f"{share}: {counted(stats.private_copies, 'batch')} {were} copied out of shared memory, as many "
-            "are kept: drop them sooner, or raise prefetch"
-        )
+        return f"{share}: {copied(stats)}, as many are kept: drop them sooner, or raise prefetch"
     return f"{share}: {_batches_are(stats)}: make them larger"
+
+
+def copied(stats: LoaderMeasures) -> str:
+    """Says how many batches were copied because the program keeps too many."""
+    were = "was" if stats.private_copies == 1 else "were"
+    return f"{counted(stats.private_copies, 'batch')} {were} copied out of shared memory"
 
 
 def _bound_by_training(stats: LoaderMeasures) -> str:

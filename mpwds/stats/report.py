@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpwds.stats.diagnosis import LITTLE, diagnose
+from mpwds.stats.diagnosis import LITTLE, copied, diagnose
 from mpwds.stats.measures import LoaderMeasures, StageStats, WorkerStats
 from mpwds.viewing.wording import Table, as_html, as_text, counted, duration, three_digits
 
@@ -111,9 +111,7 @@ def _parts(stats: LoaderStats) -> list[str | Table]:
         f"{in_stages}is elsewhere {stats.elsewhere_s / seconds:.0%} of the time",
     ]
     if stats.private_copies:
-        were = "was" if stats.private_copies == 1 else "were"
-        copied = counted(stats.private_copies, "batch")
-        parts.append(f"{copied} {were} copied out of shared memory: many are kept")
+        parts.append(f"{copied(stats)}: many are kept")
     if stats.buffered:
         parts.append(f"shuffle buffers hold up to {counted(stats.buffered, 'element')}")
     if stats.others_share > LITTLE:

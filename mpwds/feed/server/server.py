@@ -198,10 +198,8 @@ class Server(Closes):
             poller.register(each, select.POLLIN)
         slots = [slot for party in tuple(self._trainers.groups) for slot in tuple(party.slots.values())]
         for slot in slots:
-            if slot.listens and slot.worker is not None:
-                slot.worker.register(poller, receives=True)
-            elif slot.worker is not None and slot.worker.unsent:
-                slot.worker.register(poller, receives=False)
+            if slot.worker is not None and (slot.listens or slot.worker.unsent):
+                slot.worker.register(poller, receives=slot.listens)
         if self._is_busy:  # small batches pile up meanwhile, and travel together
             self._is_busy = False
             time.sleep(_PILE_UP_S)

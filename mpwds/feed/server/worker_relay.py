@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mpwds import nest
 from mpwds.errors import WorkerDied
 from mpwds.feed.wire import DataHeader, WorkerAssignment
-from mpwds.loader.engine.epoch import MOST_DEATHS
+from mpwds.loader.engine.epoch import MOST_DEATHS, died_too_often
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker
 from mpwds.loader.launching.launchers import Launcher
 from mpwds.loader.messages import protocol
@@ -401,14 +401,8 @@ class WorkerRelay:
             dead.release()
         run.deaths[run.next] += 1
         if run.deaths[run.next] >= MOST_DEATHS:
-            error = WorkerDied(
-                f"{death}. It died {MOST_DEATHS} times in a row before batch {run.next} of the epoch, so its "
-                "server does not start it again: leave out the sample that kills it, or give it more memory",
-                death.worker,
-                death.pid,
-                death.exitcode,
-            )
-            fields = {"kind": protocol.ERROR, "generation": 0, **protocol.describe_error(error)}
+            described = protocol.describe_error(died_too_often(death, run.next))
+            fields = {"kind": protocol.ERROR, "generation": 0, **described}
             return Message(fields, memoryview(b""), _without_pickle(fields))
         self._dead += CounterSnapshot(restarts=1)
         self.notices.append(f"{death}. A new process took its place: no batch is lost or delivered twice")

@@ -273,14 +273,8 @@ class EpochIterator(EpochBatches):
         index = death.worker
         received = sum(self.progress.streams[stream].received for stream in self._carried(index))
         self._deaths[index, received] += 1
-        if (deaths := self._deaths[index, received]) >= MOST_DEATHS:
-            raise WorkerDied(
-                f"{death}. It died {deaths} times in a row before batch {received} of the epoch, so "
-                "it is not started again: leave out the sample that kills it, or give it more memory",
-                index,
-                death.pid,
-                death.exitcode,
-            ) from None
+        if self._deaths[index, received] >= MOST_DEATHS:
+            raise died_too_often(death, received) from None
         worker = self._workers[index] = self.group.restart(index)
         self._start(worker)
         order = " and the order is unchanged" if self.in_order else ""
@@ -346,6 +340,17 @@ class EpochIterator(EpochBatches):
         batch = worker.batch(message)
         self.times.delivered(message.fields["samples"], message.fields["nbytes"])
         return batch
+
+
+def died_too_often(death: WorkerDied, batch: int) -> WorkerDied:
+    """The error for a worker that died ``MOST_DEATHS`` times before the same batch."""
+    return WorkerDied(
+        f"{death}. It died {MOST_DEATHS} times in a row before batch {batch} of the epoch, so it is not "
+        "started again: leave out the sample that kills it, or give it more memory",
+        death.worker,
+        death.pid,
+        death.exitcode,
+    )
 
 
 def leave_all(iterations: WeakSet[EpochIterator], because: str = "") -> None:
