@@ -29,17 +29,14 @@ Exporter = Any
 
 
 class LeasedArena:
-    """A producer's segment, mapped here to lease its blocks.
+    """A producer's segment, mapped here to lease its blocks; the caller closes ``descriptor``.
 
-    A lease ends when the last view of its block is gone, in any thread and also inside garbage collection.
-    The block goes back to the producer at that moment. A fork of this process inherits the views but not the
+    When the last view of a block is gone, in any thread and also inside garbage collection, the block goes
+    back to the producer, whose ``bell`` is rung. A fork of this process inherits the views but not the
     leases: dropping them there changes nothing.
 
-    A device may still copy from pinned memory when the last view is gone. Then a fence is made, and
-    :meth:`reclaim` hands the block back once the device has passed it.
-
-    The caller closes ``descriptor`` after this returns. ``bell`` is rung after each block that is handed
-    back.
+    A device may still copy from pinned memory then. So a fence is made, and :meth:`reclaim` hands the block
+    back once the device has passed it.
     """
 
     def __init__(
@@ -163,14 +160,14 @@ _SLACK = 8  # an eighth more than is copied, so that a batch a little larger fin
 class CopiedBatches:
     """Copies buffers into memory of this process, reused when the last view of a copy is gone.
 
-    Writing to fresh memory is several times slower than to used memory, because the system finds and clears
-    each page at the first touch. So freed buffers are kept for later copies, and large ones use huge pages.
+    The system finds and clears each page of fresh memory at its first use, which takes several times as long
+    as writing. So freed buffers are kept for later copies, and large ones use huge pages.
 
     With ``pinning``, copies are made in pinned memory, which torch itself keeps when it is freed.
     """
 
     def __init__(self, pinning: Pinning | None = None, kept: int = _KEPT) -> None:
-        self._pinning = pinning
+        self.pinning = pinning
         self._free: deque[mmap.mmap] = deque(maxlen=kept)
         self._ends: dict[int, weakref.ref[Exporter]] = {}
         self._number = itertools.count()
@@ -185,7 +182,7 @@ class CopiedBatches:
 
     def allocate(self, nbytes: int) -> Exporter:
         """A writable buffer of any content, or a pinned tensor."""
-        pinned = None if self._pinning is None else self._pinning.memory(nbytes)
+        pinned = None if self.pinning is None else self.pinning.memory(nbytes)
         return self.allocate_pageable(nbytes) if pinned is None else pinned
 
     def allocate_pageable(self, nbytes: int) -> Exporter:

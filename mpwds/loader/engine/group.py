@@ -75,7 +75,7 @@ class WorkerGroup:
         self._rank = 0, 1  # of the workers that run, and the number of ranks
         self._copies = CopiedBatches(pinning=pinning)
         self._make_receiver = functools.partial(
-            BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies, pinning=pinning
+            BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies
         )
         self._fingerprint: bytes | None = None
         self._ended: dict[int, CounterSnapshot] = {}

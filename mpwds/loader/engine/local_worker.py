@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpwds import interrupts, nest, tenbin
 from mpwds.errors import WorkerDied, WorkerTimeout
@@ -28,9 +28,6 @@ from mpwds.stats.counters import StatusPage, stage_in
 from mpwds.stats.snapshot import CounterSnapshot
 from mpwds.tenbin.array import torch_dtypes
 from mpwds.warn import warn
-
-if TYPE_CHECKING:
-    from mpwds.sharedmem.cuda import Pinning
 
 _EXIT_WAIT_S = 1.0
 
@@ -237,14 +234,13 @@ class BatchReceiver:
     keep: int
     copies: CopiedBatches
     warn: bool = True
-    pinning: Pinning | None = None
     arena: LeasedArena | None = field(default=None, init=False)
 
     def map_segment(self, message: Message, descriptor: int) -> None:
         """Maps a new segment; views of the one before stay valid."""
         layout = Layout(message.fields["blocks"], message.fields["block_nbytes"])
         try:
-            self.arena = LeasedArena(layout, descriptor, self.bell, self.pinning)
+            self.arena = LeasedArena(layout, descriptor, self.bell, self.copies.pinning)
         finally:
             os.close(descriptor)
 
@@ -273,12 +269,12 @@ class BatchReceiver:
 
     def buffer(self, message: Message) -> Any:
         """The memory that a batch lies in: a leased block, or private memory."""
-        block, arena = message.fields.get("block"), self.arena
+        block, arena, pinning = message.fields.get("block"), self.arena, self.copies.pinning
         if block is None:
-            pinned = self.pinning.copy(message.payload) if self.pinning and message.payload else None
+            pinned = pinning.copy(message.payload) if pinning and message.payload else None
             return bytearray(message.payload) if pinned is None else pinned
         assert arena is not None  # the worker announces a segment before the first batch in it
-        if self.pinning is not None:
+        if pinning is not None:
             arena.reclaim()
         if arena.leased < self.keep:
             return arena.lease(block)

@@ -19,8 +19,8 @@ class Worker:
     """A worker's arena, and the receiver of what it sends, in one process."""
 
     def __init__(self, cuda, blocks=3):
-        pinning = Pinning(lambda: cuda)
-        self.receiver = BatchReceiver(EventFd(), "torch", blocks - 1, CopiedBatches(), pinning=pinning)
+        copies = CopiedBatches(Pinning(lambda: cuda))
+        self.receiver = BatchReceiver(EventFd(), "torch", blocks - 1, copies)
         self.arena = Arena(blocks, self._announce)
 
     def _announce(self, layout, descriptor):
