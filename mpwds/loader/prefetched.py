@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,8 +48,8 @@ class PrefetchedStream(WrappedStream[Any]):
     def _begin(self) -> None:
         self._waiting: deque[tuple[Future[Any], Future[Any]]] = deque()  # states, and elements
         self._most = 1
-        self._thread: Threads[Callable[[], Any], Any] = Threads(_call, 1)
-        self._make = _Maker(self._next)
+        self._thread: Threads[Callable[[], Any], Any] = Threads(lambda work: work(), 1)
+        self._make = _made(self._next).__next__
 
     def __next__(self) -> tuple[Address, Any]:
         check_fork(self._process)
@@ -86,25 +86,13 @@ class PrefetchedStream(WrappedStream[Any]):
         self._begin()
 
 
-class _Maker:
-    """Makes the next element of a source, in the thread. After an error or the end it makes no more."""
-
-    def __init__(self, advance: Callable[[], Any]) -> None:
-        self._advance = advance
-        self._ended = False
-
-    def __call__(self) -> Any:
-        if self._ended:
-            raise StopIteration
+def _made(advance: Callable[[], Any]) -> Iterator[Any]:
+    """The elements of a source, made in the thread; none after an error."""
+    while True:
+        saved_rng.draws = saved_rng.draws or CHECKED
         try:
-            saved_rng.draws = saved_rng.draws or CHECKED
-            item = self._advance()
-            saved_rng.draws = FORBIDDEN
-        except BaseException:
-            self._ended = True
-            raise
-        return item
-
-
-def _call(work: Callable[[], Any]) -> Any:
-    return work()
+            item = advance()
+        except StopIteration:
+            return
+        saved_rng.draws = FORBIDDEN
+        yield item

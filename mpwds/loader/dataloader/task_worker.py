@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -93,12 +94,8 @@ def _batches_of(
 
     def fetch(indices: Any) -> Any:
         nonlocal ended
-        batch: list[Any] = []
-        while not ended and len(batch) < len(indices):
-            try:
-                batch.append(next(samples))
-            except StopIteration:
-                ended = True
+        batch = [] if ended else list(islice(samples, len(indices)))
+        ended = len(batch) < len(indices)
         if not batch or (drop_last and ended):
             raise Exhausted
         return collate(batch)
