@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mpwds.imports import after_import
 from mpwds.loader.messages.out_of_band import AsTensor
@@ -91,25 +90,12 @@ def take_functions(functions: CollateMap) -> None:
 _users_functions: dict[Any, Callable[..., Any]] = {}
 
 
-class _Rows(Stack):
-    """Arrays of one shape and dtype, copied by one call of NumPy."""
-
-    __slots__ = ()
-
-    def write_into(self, out: npt.NDArray[Any]) -> None:
-        shape = out.shape
-        if len(shape) == 1:
-            out[...] = self.rows
-        else:
-            np.concatenate(self.rows, out=out.reshape(shape[0] * shape[1], *shape[2:]))
-
-
 def _arrays(rows: Sequence[Any]) -> Any:
     dtype, shape = rows[0].dtype, rows[0].shape
     alike = set(map(type, rows)) == {np.ndarray} and {row.shape for row in rows} == {shape}
     if not alike or dtype not in _FOR_TORCH or not all(row.dtype is dtype for row in rows):
         return _by_torch(rows)
-    return AsTensor(_Rows(rows, dtype))
+    return AsTensor(Stack(rows, dtype))
 
 
 def _tensors(rows: Sequence[Any]) -> Any:
