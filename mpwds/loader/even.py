@@ -46,12 +46,11 @@ def evened(
     has_moved: bool,
     timeout: float | None,
 ) -> EvenIterator:
-    """Begins an even epoch of a loader, or of the stages after it, for each of several ranks.
+    """Begins an even epoch of a loader, or of the stages after it, on one of several ranks.
 
-    ``start`` begins an epoch by its number; its second argument says whether batches are taken ahead.
-    ``delivered`` is the number of batches of a resumed epoch that were delivered before, the same on all
-    ranks. If the epoch ``has_moved`` here from other ranks, what is left of it cannot be counted, and may be
-    nothing.
+    ``start`` begins an epoch by its number; its second argument says whether batches are taken ahead. Of a
+    resumed epoch, each rank ``delivered`` as many batches before. What is left of one that ``has_moved`` here
+    from other ranks cannot be counted, and may be nothing.
     """
 
     def begin(number: int) -> Iterator[Any]:
@@ -120,11 +119,10 @@ class EvenPart(Protocol):
 
 
 class RankShard:
-    """A rank's part of an epoch. Some of its batches may be taken ahead of the training loop.
+    """A rank's part of an epoch, of ``counted`` batches, if that is known. Some may be taken ahead.
 
     ``passes`` begins pass ``n`` through the part. Pass 0 is the epoch; the order of others should differ.
-    The last batch is followed by copies of it with ``"pad"``, by another pass with ``"wrap"``. ``counted`` is
-    how many batches it has, if that is known.
+    The last batch is followed by copies of it with ``"pad"``, by another pass with ``"wrap"``.
     """
 
     def __init__(
@@ -212,9 +210,9 @@ class LengthConsensus:
     They exchange numbers again after each has delivered as many as all of them have. To pad, a rank takes one
     batch more, to see whether the one before is its last.
 
-    Every message has the same length, and says how many messages its rank has sent and what its loader was
-    asked to do. If a rank left an epoch early or has other arguments, all ranks see that in the first
-    message, and none waits forever. ``timeout`` is in seconds, by default that of ``torch.distributed``.
+    Every message says how many messages its rank has sent, and its loader's arguments. So all ranks see in
+    the first message if one left an epoch early or has other arguments, and none waits forever. ``timeout``
+    is in seconds, by default that of ``torch.distributed``.
     """
 
     ranks: TorchRanks
@@ -245,8 +243,8 @@ class LengthConsensus:
         ranks = self.ranks
         if self._round is None:
             self._round = ranks.begin_round()
-        terms = {"even": _EVEN.index(self.even), "epoch": self.epoch}
-        place = {"round": self._round, "message": self._messages, **terms}
+        even = _EVEN.index(self.even)
+        place = {"round": self._round, "message": self._messages, "even": even, "epoch": self.epoch}
         self._messages += 1
         said = [*place.values(), ready]
         failing = ranks.rank if failed else _NOBODY
@@ -285,9 +283,9 @@ _REMEDIES = {
 
 
 def target_of(even: Even, counts: Sequence[int], part: str = "rank") -> int:
-    """Returns the batches that every rank delivers, from the counts of all ranks or the extremes of these.
+    """The batches that every rank delivers (or the rounds of an epoch, if each ``part`` is a stream).
 
-    Or the rounds of an epoch, if each ``part`` that is counted is a stream.
+    ``counts`` are those of all ranks, or the extremes of these.
     """
     least, most = min(counts), max(counts)
     if least == 0 < most:

@@ -21,10 +21,10 @@ from mpwds.trees import tree_map
 
 
 class OutputConverter:
-    """Hands batches out as a loader's ``output``, ``device`` and ``pin_memory`` say.
+    """Converts batches to what a loader's ``output``, ``device`` and ``pin_memory`` say.
 
-    Up to this step, jax arrays are NumPy arrays, and tensors are on the CPU, in memory that ``pinning`` has
-    pinned. It copies ``ahead`` batches to the device before they are asked for.
+    They come with NumPy arrays, or CPU tensors in memory that ``pinning`` has pinned. Up to ``ahead`` of them
+    are copied to the device before they are asked for.
     """
 
     def __init__(
@@ -74,10 +74,8 @@ class DeviceIterator(Iterator[Any]):
     """The elements of an iterator, with their tensors copied to a device.
 
     Copies run on a side stream, while the device computes. A batch can be used at once on the stream that is
-    current when it is delivered. Errors and the end are raised after the batches that came before them.
-
-    Up to ``ahead`` batches that have arrived are copied before they are asked for; they are not delivered
-    once the source is ``closed``.
+    current when it is delivered. Up to ``ahead`` batches that have arrived are copied before they are asked
+    for, and dropped if the source is ``closed``. Errors and the end come after the batches before them.
     """
 
     def __init__(self, source: EpochBatches, stream: CopyStream, ahead: int) -> None:

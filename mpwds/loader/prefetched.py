@@ -32,11 +32,11 @@ class Prefetched(PassThroughStage, called="prefetch"):
 class PrefetchedStream(WrappedStream[Any]):
     """The elements of a source, made by one thread, at most ``count`` ahead.
 
-    The thread takes the source's state before it makes an element. So this stream's state is that of the
-    source before the first element that waits here, as if nothing had been made ahead.
+    The thread takes the source's state before it makes an element. This stream's state is that of the source
+    before the first element that waits here, as if nothing had been made ahead.
 
-    Threads share the generators of random numbers. So the first element is made while the caller waits, and
-    functions that draw are refused. Later on functions are called without seeds.
+    Threads share random generators. So the first element is made while the caller waits, and functions that
+    draw are refused; later, functions are called without seeds.
     """
 
     def __init__(self, source: Stream[Any], count: int) -> None:

@@ -82,9 +82,8 @@ class LoaderStream:
     """A loader's batches in an epoch, as a stream. ``iterate`` begins the loader's iteration at a progress.
 
     ``numbers`` are those of the loader's streams, so that a batch has the same address on all ranks. Batches
-    can be fetched only while a state is loaded, and only those that the state names as held: each stream
-    begins at the earliest of its own. Workers whose elements come in any order cannot make a batch again:
-    without ``remakes``, a state that names one is refused.
+    can be fetched only while a state is loaded that names them as held: each stream begins at the earliest.
+    Without ``remakes``, because elements come in any order, a state that names a batch is refused.
     """
 
     def __init__(

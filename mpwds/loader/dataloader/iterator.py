@@ -128,12 +128,12 @@ class DataLoaderIterator(_BaseDataLoaderIter):
 class TaskEpoch(EpochIterator):
     """An epoch whose workers do tasks, which are indices or batches of them.
 
-    Each worker gets the same tasks as in torch's DataLoader: the workers get tasks in turn, first
-    ``prefetch_factor`` each, then one for each answer. A worker whose dataset is exhausted is left out. The
-    indices are asked for at these moments and no earlier. An error of a task does not end the epoch.
+    As in torch's DataLoader, the workers get tasks in turn, first ``prefetch_factor`` each, then one for each
+    answer. The indices are asked for at these moments and no earlier. A worker whose dataset is exhausted is
+    left out. An error of a task does not end the epoch.
 
-    Tasks that are completed already are not given. With an iterable dataset, where each task depends on
-    those before, a worker makes the batches again that follow its last state.
+    Completed tasks are not given again. With an iterable dataset, where each task depends on those before, a
+    worker makes the batches again that follow its last state.
     """
 
     _in_fork = "iterate the loader again here"

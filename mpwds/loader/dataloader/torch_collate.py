@@ -74,8 +74,7 @@ def users_functions() -> dict[Any, Callable[..., Any]]:
 def take_functions(functions: CollateMap) -> None:
     """Adds the user's functions to torch's ``default_collate_fn_map`` in a worker.
 
-    It also replaces torch's function for tensors, which in a worker allocates shared memory for torch's own
-    transport.
+    It also replaces torch's function for tensors, which would allocate shared memory for torch's transport.
     """
     _users_functions.update(functions)
 

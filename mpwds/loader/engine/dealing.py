@@ -57,8 +57,7 @@ def deal(carriers: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int,
 class StreamDealer:
     """Measures the seconds that each worker needs for a batch, by its counters and by the trainer's waiting.
 
-    A worker's own time does not know of a slow network, nor the waiting of a worker that is ahead: so the
-    larger of both counts.
+    The larger counts: a worker's own time leaves out a slow network, the waiting a worker that is ahead.
     """
 
     def __init__(self, snapshots: Callable[[], Mapping[int, CounterSnapshot]]) -> None:

@@ -53,14 +53,13 @@ class EpochIterator(EpochBatches):
     """The batches of one epoch of a loader, made by its workers; it keeps ``owner`` alive.
 
     Each worker carries streams of the dataset, by default one. With ``in_order``, which is false for datasets
-    that have no order, streams take turns, and one that has ended is left out. Otherwise the first batch to
-    arrive is next, and a worker whose stream has ended gets one that no worker has begun. With
-    ``moves_streams``, a slow worker hands streams to others, and so does one that is lost.
+    that have no order, streams take turns until they end. Otherwise the first batch to arrive is next, and a
+    worker whose stream has ended gets one that no worker has begun. With ``moves_streams``, a slow or lost
+    worker hands streams to others.
 
-    The iteration ends with its last batch, with an error (KeyboardInterrupt among them), by :meth:`close`, or
-    when it is dropped. When it is closed, the workers stop, and what they have sent is discarded. The workers
-    end with it unless they are ``persistent`` and there was no error. With ``restarts``, another worker takes
-    the place of one that died.
+    The iteration ends with its last batch, with an error (also KeyboardInterrupt), by :meth:`close`, or when
+    it is dropped. Then the workers stop, and what they have sent is discarded; they end unless they are
+    ``persistent`` and there was no error. With ``restarts``, another worker takes the place of a dead one.
 
     ``dataloader.iterator.TaskEpoch`` is an epoch whose workers do tasks.
 

@@ -113,10 +113,9 @@ class WorkerGroup:
         return now if before is None else before + now
 
     def begin_epoch(self) -> None:
-        """Starts the workers if they are not running.
+        """Starts the workers if they are not running; again if the rank has changed since.
 
-        It starts them again if the rank has changed since, which they know from their start; and in an
-        interactive session, if the dataset or its code has.
+        In an interactive session, it does so too if the dataset or its code has changed.
         """
         if self._workers and environment.is_interactive():
             self._end_outdated()
@@ -142,8 +141,7 @@ class WorkerGroup:
     def start(self, wait: bool = True) -> None:
         """Starts the workers if they are not running.
 
-        Without ``wait``, it does not wait for the fork server to import the dataset's modules: the next call
-        starts the workers.
+        Without ``wait``, the next call does so if the fork server has to import the dataset's modules first.
         """
         self.check_owner("loader")
         if self._workers:

@@ -26,9 +26,8 @@ class WorkerHandle(ABC):
     """The trainer's end of one worker. ``messages.protocol`` describes the messages.
 
     Only :meth:`wait` may wait. Commands and tasks that the transport has no room for are kept until
-    :meth:`flush` can send them. An implementation must report a worker's death only after
-    it has returned every message that the worker had sent. Methods with a default are those that a worker
-    without a transport, a process or memory of its own does not need.
+    :meth:`flush` can send them. A worker's death must be reported only after every message that it had sent
+    was returned. A worker without a transport, a process or memory of its own needs no method with a default.
 
     Attributes:
         index: The worker's index in its loader.

@@ -1,7 +1,7 @@
 """The fork server: a fresh interpreter that imports the modules of datasets and forks workers.
 
-A forked worker starts in 40 ms, where a fresh interpreter needs a second or more to import torch, and nothing
-of the training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and have the
+A forked worker starts in 40 ms; a fresh interpreter needs a second or more to import torch. Nothing of the
+training process is forked: no thread, no CUDA. Workers unpickle their dataset themselves, and have the
 environment variables, working directory and standard output of the training process.
 
 One server serves all loaders of a process. It starts with the first that needs it, and ends with the process,
@@ -141,9 +141,9 @@ class ForkServer:
     def wait_for(self, descriptor: int) -> None:
         """Waits until there is something to read from a descriptor whose other end the server has.
 
-        A busy server is waited for, because imports may take long; a stopped one would never answer. When a
-        job is stopped and continued, its processes wake one by one, so what counts is how often the server
-        was found stopped, not how much time has passed. One that stays stopped for ``STOPPED_S`` is killed.
+        Imports may take long, but a server that stays stopped for ``STOPPED_S`` is killed. When a job is
+        stopped and continued, its processes wake one by one, so what counts is how often the server was found
+        stopped, not how much time has passed.
         """
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)

@@ -1,10 +1,9 @@
 """The fork server's process. It answers the requests of its trainer, one at a time.
 
-*Messages.* Both directions are datagrams. A request carries its number and descriptors: first of a segment
-that holds the request in msgpack, which may be longer than a socket holds, then those that a worker gets.
-Its reply is a msgpack list: the request's number, a process id, an error's number and an error's message.
-Exit statuses come by a pipe for each worker, so a finalizer that ends workers never touches the socket, on
-which another call may be waiting.
+*Messages* are datagrams. A request carries its number and descriptors: first of a segment that holds the
+request in msgpack, which may be longer than a socket holds, then those that a worker gets. Its reply is a
+msgpack list: the request's number, a process id, an error's number and an error's message. Exit statuses come
+by a pipe for each worker, so a finalizer that ends workers needs no socket on which another call may wait.
 """
 
 from __future__ import annotations

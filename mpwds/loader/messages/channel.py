@@ -1,8 +1,7 @@
 """Messages between trainer and worker over one stream socket: an envelope and a payload.
 
-A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. The end of
-the stream comes after the last message, so a sender's death loses nothing that it sent. File descriptors
-travel over a second socket pair.
+A message is a frame: two 32-bit lengths, the envelope (``mpwds.nest.pack``), then payload bytes. A sender's
+death loses nothing that it sent. File descriptors travel over a second socket pair.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end of a socket pair, taken over. Not safe for use by two threads at once.
+    """One end of a socket pair, taken over, for one thread at a time.
 
-    All methods raise :class:`ChannelClosed` when the other end is gone; :meth:`receive` when every message
-    that it sent has been received.
+    Methods raise :class:`ChannelClosed` when the other end is gone; :meth:`receive` after its last message.
     """
 
     def __init__(self, connection: socket.socket) -> None:

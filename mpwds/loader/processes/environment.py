@@ -44,10 +44,10 @@ def current() -> ParentEnvironment:
 
 
 def inherited() -> tuple[object, ...]:
-    """Returns what a child of this process inherits and cannot always change later, to compare.
+    """What a child of this process inherits and cannot always change later, to compare.
 
-    That is its user and privileges, umask, limits, priority and control group; and the variables that a
-    process reads when it starts, or imports a numeric library.
+    Its user and privileges, umask, limits, priority and control group, and the variables that a process reads
+    when it starts or imports a numeric library.
     """
     files = [_text_of(name) for name in ("limits", "oom_score_adj", "cgroup")]
     status = [line for line in _text_of("status").splitlines() if line.startswith(_INHERITED_STATUS)]
@@ -97,8 +97,7 @@ class LoadedCode:
     """The code of the modules that this process has imported so far.
 
     In an interactive session the versions of files count too, because IPython's ``autoreload`` may patch
-    functions without reloading their module; not those of installed packages, which may be thousands, on a
-    slow disk. Elsewhere files do not count: editing one does not change a training that runs.
+    functions without reloading their module. Those of installed packages, which may be thousands, do not.
     """
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ def _check_imported(modules: set[str]) -> None:
 def read(descriptor: int) -> WorkerSetup:
     """The setup that a segment holds. Its arrays are views, of the segment or of the trainer's shared memory.
 
-    A worker that writes to an array in the segment gets its own copy of the pages it writes to.
+    A worker that writes to one in the segment gets its own copy of these pages.
     """
     memory = map_privately(descriptor)
     nbytes = int.from_bytes(memory[:4], "little")

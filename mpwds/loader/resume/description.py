@@ -36,11 +36,10 @@ _PATH = re.compile(r"(['\"])[^'\"]*/[^'\"]*\1")
 
 
 def described(dataset: Any) -> list[str]:
-    """A pipeline's source, with its number of shards or elements, and its stages.
+    """A pipeline's source, with its number of shards or elements, and its stages: the same in any process.
 
-    It is the same in another process, and has no paths: shards may have moved. A function is described by its
-    name, a lambda by its code, and ``functools.partial`` by its arguments, too; a user's stage by its public
-    attributes.
+    It has no paths: shards may have moved. A function is described by its name, a lambda by its code,
+    ``functools.partial`` by its arguments, too, and a user's stage by its public attributes.
     """
     if not is_pipeline(dataset):
         name = getattr(dataset, "__qualname__", type(dataset).__name__)  # of a function that makes iterators

@@ -3,9 +3,8 @@
 A state of stages is nested: ``"source"`` is the state of the stage before, and the innermost that of the
 loader's batches. ``"held"`` lists addresses of elements that a stage has taken from the one before. Each is
 composed of addresses of batches, ``("batch", stream, number)``. A stage whose state has ``"unused"``, too,
-may begin with what others held: it gives the same elements then, in another order. ``"unused"`` tells what is
-left of each element, or is ``None`` if all of it is. So held elements can go with their streams to other
-ranks.
+may begin with what others held: it gives the same elements then, in another order. So held elements can go
+with their streams to other ranks. ``"unused"`` is what is left of each element, or ``None`` for all of it.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ Held: TypeAlias = "list[list[tuple[Any, Any]]]"
 def reduced_to_needed(state: Any) -> Any:
     """The state of the last stage after a loader, reduced to what resuming needs.
 
-    For each stream, only the last state before all batches that stages hold parts of is kept. Those batches
-    are named, so that they can be fetched while the state is loaded. Raises LookupError if a stage does not
-    say what the stages before it hold.
+    Of each stream, the last state before all batches that stages hold parts of. It names these batches, so
+    that they can be fetched while it is loaded. LookupError if a stage lacks the state of the one before it.
     """
     loaded = _needed(state)
     for progress in loaded["streams"]:

@@ -163,8 +163,7 @@ class LoaderPosition:
 def beginning(loader: Resumable, *positions: LoaderPosition) -> Iterator[int]:
     """Inside, the loader's next epoch begins, whose number this yields; it counts once it has begun.
 
-    If an exception keeps it from beginning, the positions stay as they were: the state is still that of the
-    epoch before or the loaded one, and the next attempt begins the same epoch at the same place.
+    An exception leaves the positions as they were: the next attempt begins the same epoch at the same place.
     """
     epoch, before = loader._epoch, [dict(vars(position)) for position in positions]
     loader._epoch = epoch + 1

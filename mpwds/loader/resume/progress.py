@@ -200,8 +200,8 @@ class EpochProgress:
     def turns(self) -> deque[int]:
         """The streams that are not over, in the order of their turns.
 
-        Streams that have not ended have delivered the same number, or one more if they had their turn in this
-        round already. So the first with the fewest is next.
+        Those that have not ended have delivered the same number, or one more if they had their turn in this
+        round. So the first with the fewest is next.
         """
         live = [
             (stream.delivered, number)

@@ -150,8 +150,8 @@ class OwnElements(Iterator[Any]):
     """The elements of a dataset that is no pipeline of ours, and the state that it has of its own.
 
     The dataset, its iterator or both may have the methods ``state_dict`` and ``load_state_dict``. ``start``
-    makes the iterator, when the first element is asked for. If the epoch is left before its end, the dataset
-    gets the state back that it had at its start.
+    makes the iterator for the first element. If the epoch is left early, the dataset gets the state back that
+    it had at its start.
     """
 
     def __init__(self, dataset: Any, start: Callable[[], Iterator[Any]], state: dict[str, Any]) -> None:
@@ -248,10 +248,9 @@ class WorkerIterator(Iterator[Any]):
     """Iterates a dataset in one worker, for one epoch.
 
     It yields the elements from ``position.at`` on, of which ``number`` is the last; the caller drops those
-    before ``position.first``. Of a dataset that is not a pipeline of this package, ``start`` makes the
-    iterator. ``around`` may put another one around what gives elements without addresses. ``streams`` is the
-    number of streams that the process makes. Errors call this one ``name``, by default as its worker.
-    ``endless`` is the stream if it goes on after its end: it tells whether the last element was a repeat.
+    before ``position.first``. ``start`` makes the iterator of a dataset that is no pipeline of ours, and
+    ``around`` may wrap what gives elements without addresses. The process makes so many ``streams``. Errors
+    call this one ``name``. If it goes on after its end, ``endless`` tells whether the last was a repeat.
     """
 
     def __init__(
@@ -334,10 +333,9 @@ class WorkerIterator(Iterator[Any]):
 
 
 def is_stateful(part: Any) -> bool:
-    """True if a dataset, an iterator or a sampler has the methods that torchdata's loader asks for.
+    """True if an object has ``state_dict()`` and ``load_state_dict(state)``, as torchdata's loader asks for.
 
-    They are ``state_dict()`` and ``load_state_dict(state)``. Those of mosaicml's StreamingDataset, which take
-    other arguments, are not these.
+    Those of mosaicml's StreamingDataset take other arguments.
     """
     try:
         inspect.signature(part.state_dict).bind()
@@ -354,8 +352,8 @@ CountOf: TypeAlias = Callable[[Context, bool], int]
 def count_delivered(dataset: Any, contexts: Sequence[Context], exact: bool = False) -> Count:
     """Counts the elements that streams in these contexts give of a dataset from ``as_dataset``.
 
-    Raises LengthUnknown. With ``exact``, trusts no description, no ``with_length``, and no ``len()`` of a
-    dataset that is not a pipeline.
+    Raises LengthUnknown. With ``exact``, trusts no description, ``with_length``, or ``len()`` of another
+    dataset than a pipeline.
     """
     if not is_pipeline(dataset):
         if exact or not isinstance(dataset, Sized):
