@@ -207,7 +207,7 @@ class _Watched(WrappedStream[Any]):
     """A stage's stream, counted and, while a batch is timed, timed.
 
     Each stage has a subclass, whose ``__next__`` is called ``stage map(crop)``. So stacks name the stages:
-    those of errors, and that of a stuck worker (``worker.counters.stage_in``).
+    those of errors, and that of a stuck worker (``counters.stage_in``).
     """
 
     def __init__(self, stream: Stream[Any], stage: _Stage, meter: StageProfiler) -> None:

@@ -7,28 +7,28 @@ Between the trainer and each worker there are
 * a **bell** (``sharedmem.arena.EventFd``): the trainer rings it when a block of the arena is free again;
 * a **lifeline**: a pipe of which only the trainer holds the writing end. Nothing is ever written. When
   the trainer is gone, however it went, the kernel kills the worker (``processes.processes``);
-* a **status page** (``worker.counters``): the worker's counters, its shard and, on request, its Python stack.
+* a **status page** (``stats.counters``): the worker's counters, its shard and, on request, its Python stack.
   The trainer reads it at any time; no message is about statistics.
 
 *Start.* The trainer makes these and starts the processes, side by side. Each gets the dataset through a
 memory segment that all workers map (a fork of the trainer has it already), sends ``ready``, and waits for
-commands, which stay in the channel until then. If a worker cannot begin, as a rule because of its dataset, it
-sends an ``error`` that belongs to no generation instead of ``ready``.
+commands. A worker that cannot begin, as a rule because of its dataset, sends an ``error`` that belongs to no
+generation instead.
 
 *Run.* ``start`` names the epoch and a generation, a number that grows with every ``start``. The worker
 iterates its dataset and sends a ``batch`` for each element: small ones whole, in the payload; others as
 the number of a block that holds them. Before the first block of a memory segment comes a
 ``segment``, whose descriptor is handed over. Sequence numbers count an epoch's batches, from 0.
 
-*State.* A worker whose dataset is a pipeline with addresses sends the state of its stream after a batch with
-that batch, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most
-1 % of its time. A string in that field says, once, why there is none. The trainer keeps for each worker the
+*State.* If the dataset is a pipeline with addresses, some batches come with the state of its stream after
+them, in the field ``state`` (bytes, ``resume.progress.pack_state``): about once a second, for at most 1 % of
+the worker's time. A string in that field says, once, why there is none. The trainer keeps for each worker the
 last state whose batch was delivered, and the number delivered (``resume.progress``), for its ``state_dict``.
 
 *Streams.* ``start`` names the streams that the worker carries, in the order of their turns: by default one,
 of the worker's own number. Batches count by stream, and each stream has its ``end``. Where a worker has one
-stream at a time, the next ``start`` of the same generation gives it another. If ``start`` says what comes
-after a stream's end (``after_end``), the stream has no end: its batches go on, with a field ``repeats``.
+stream at a time, the next ``start`` of the same generation gives it another. With ``after_end``, ``start``
+says what follows a stream's end: its batches go on, with a field ``repeats``.
 
 *Resume.* ``start`` says where each stream begins: its state, the number of batches before that (``at``; the
 epoch's start is 0 and no state), and the number of the first batch to send (``first``). The worker makes the
@@ -36,26 +36,24 @@ batches from ``at`` to ``first`` and drops them. ``end`` counts all batches of t
 trainer held parts of batches, ``first`` is the earliest of these: the trainer keeps those it needs and drops
 the others that were ``delivered`` before (``loader.stages``). Streams send these before they take turns.
 
-*Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent, as
-always. Then it starts a new process, with another channel, arena and status page. That gets a ``start`` of
-the running generation with the last state, and ``first`` after the last batch received, so no batch is
-delivered twice. Views of the dead worker's arena stay valid because they hold its mapping.
+*Restart.* With ``on_worker_death="restart"`` the trainer first reads all that a dead worker had sent. Then it
+starts a new process, with another channel, arena and status page. That gets a ``start`` of the running
+generation with the last state, and ``first`` after the last batch received, so no batch is delivered twice.
+Views of the dead worker's arena stay valid because they hold its mapping.
 
 *Tasks.* The workers of a ``DataLoader`` (``dataloader.task_worker``) do not iterate by themselves: each
 ``task`` names what to fetch, an index or a batch of them, and is answered by a ``batch`` or, if fetching
-fails, by ``failed``, which carries the exception and ends nothing. Tasks are queued in the trainer while they
-do not fit into the channel, and sent after the ``start`` they belong to; the next ``start`` or ``stop``
-drops those that were not sent or not begun. A worker whose dataset is exhausted, which only an iterable one
-can be, sends ``end`` in place of an answer, and does not answer later tasks.
+fails, by ``failed``, which carries the exception and ends nothing. Tasks that do not fit into the channel are
+queued in the trainer. The next ``start`` or ``stop`` drops those that were not begun. A worker whose iterable
+dataset is exhausted sends ``end`` in place of an answer, and does not answer later tasks.
 
 *Drain.* ``end`` carries the number of batches sent, for the trainer to compare, and tells whether the worker
 was ``idle``, without a shard, of which the trainer warns once. The worker keeps its arena.
 
-*Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few
-milliseconds between batches (or tasks) and while it waits for a block. The trainer does not wait for that:
-the next epoch discards messages of older generations and hands their blocks back.
-Only the newest command counts: one that does not fit into the channel, because its worker waits for the
-trainer to read, is replaced by the next one, and sent when it fits.
+*Stop.* The trainer leaves an epoch early by sending ``stop``. The worker looks for it every few milliseconds
+between batches (or tasks) and while it waits for a block. The trainer does not wait for that: the next epoch
+discards messages of older generations and hands their blocks back. Only the newest command counts: one that
+does not fit into the channel, because the worker waits for the trainer to read, is replaced by the next.
 
 *Fail.* ``error`` carries an exception of the dataset; it is the last message of its generation. The trainer
 closes all workers, then raises it; a ``DataLoader`` raises it first. An error of an epoch that was left early
@@ -74,12 +72,12 @@ something else in the trainer has reaped it. The fork server (``launching.forkse
 reports their exit statuses; they end if it does.
 
 Who may block on what: a worker blocks on its channel (reading when idle, writing when the trainer lags) and
-on its bell *together with* its channel; the trainer blocks only on reading a worker's channel, together
-with its process, on the fork server's answers, on other ranks inside a round (``loader.even``), and for
-about ``GRACE_S`` when it closes; and, while it waits for a worker, on a device that still reads one of that
-worker's blocks. A block's finalizer blocks on nothing. The end of a pinned segment waits for devices that
-read it, ``PATIENCE_S`` at the most (``sharedmem.cuda``). While workers are started or closed, Ctrl-C
-waits; where a finalizer closes them, and Python would swallow it, it is kept and raised at the next batch.
+on its bell *together with* its channel. The trainer blocks on a worker's channel together with its process,
+and on a device that still reads one of that worker's blocks; on the fork server's answers; on other ranks
+inside a round (``loader.even``); and for about ``GRACE_S`` when it closes. A block's finalizer blocks on
+nothing. The end of a pinned segment waits for devices that read it, ``PATIENCE_S`` at the most
+(``sharedmem.cuda``). While workers are started or closed, Ctrl-C waits; where a finalizer closes them, and
+Python would swallow it, it is kept and raised at the next batch.
 """
 
 from __future__ import annotations
