@@ -15,7 +15,7 @@ from mpwds.closing import Closes
 from mpwds.errors import shorten, shortened
 from mpwds.loader.engine import options as checks
 from mpwds.loader.engine.epoch import EpochBatches, EpochIterator, finish, leave_all
-from mpwds.loader.engine.group import WorkerGroup, WorkerSource
+from mpwds.loader.engine.group import WorkerGroup
 from mpwds.loader.engine.local_worker import Output
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, Even, FinalOutput, LoaderOptions, OnWorkerDeath
 from mpwds.loader.launching.launchers import launcher_of
@@ -153,7 +153,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
     streams: int | None
     _cuda: ClassVar[CudaAccess | None] = None  # torch's
     _setup_class: ClassVar[type[WorkerSetup]] = WorkerSetup
-    _remote: WorkerSource | None = None  # of its workers that are elsewhere
+    _remote: Any = None  # servers that have some of its workers: ``feed.client.remote_loader.Remote``
 
     @suggest_arguments
     def __init__(

@@ -7,8 +7,8 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
@@ -27,24 +27,6 @@ if TYPE_CHECKING:
     from mpwds.sharedmem.cuda import Pinning
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
-
-
-class WorkerSource(Protocol):
-    """Workers that a loader does not start: those of servers. Copies of the loader use the same."""
-
-    @property
-    def slots(self) -> Sequence[object]:
-        """One for each of the workers."""
-
-    @property
-    def is_alike_on_ranks(self) -> bool:
-        """True if each rank of a job surely has as many workers."""
-
-    def watch(self, loader: Any) -> None:
-        """Learns which loader uses the workers."""
-
-    def group(self, *arguments: Any, **keywords: Any) -> WorkerGroup:
-        """The loader's group of workers, with the arguments of ``WorkerGroup``."""
 
 
 class WorkerGroup:
