@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another one before Python 3.11
+from functools import partial
 from typing import Any
 
 import zmq
@@ -79,7 +80,6 @@ class ServerConnections:
         }
         limits = [limit for limit in (options.server_timeout, options.timeout) if limit is not None]
         self._timeout = min(limits, default=None)
-        self._room = room
         self._owner = os.getpid()
         self._closing = threading.Event()
         self._wake = EventFd()
@@ -97,8 +97,11 @@ class ServerConnections:
         self._threads = [threading.Thread(target=self._run, name="mpwds-feed", daemon=True)]
         if is_followed:
             self._threads.append(threading.Thread(target=self._look_up, name="mpwds-addresses", daemon=True))
-        self._context = zmq.Context()
-        self._context.max_sockets = _MOST_SOCKETS
+        self._context = context = zmq.Context()
+        context.max_sockets = _MOST_SOCKETS
+        self._connection_to = partial(
+            ServerConnection, options=options, context=context, room=room, notices=self.notices
+        )
         try:
             self._follow(self._urls)
         except BaseException:
@@ -138,22 +141,18 @@ class ServerConnections:
                 self.gone.append(connection)
         failed: Exception | None = None
         for share, workers in self._dealt(new):
-            place = share.number, share.ranks
-            options, context, room, notices = self.options, self._context, self._room, self.notices
             try:
-                new_one = ServerConnection(share.url, workers, place, options, context, room, notices)
+                kept.append(self._connection_to(share.url, workers, (share.number, share.ranks)))
             except (zmq.ZMQError, OSError, MpwdsError) as error:
                 failed = error
-                if getattr(error, "errno", None) == errno.EMFILE:
+                if not isinstance(error, MpwdsError) and error.errno == errno.EMFILE:
                     failed = MpwdsError(
                         f"with {len(kept)} servers, this process has as many open files as it may: raise the "
                         "limit (ulimit -n) by 5 for each server, or pass max_servers="
                     )
                 if not self._addresses.is_followed:
                     raise failed from error
-                notices.append(f"the server {share.url} is left out: {failed}")  # and the others are of use
-            else:
-                kept.append(new_one)
+                self.notices.append(f"the server {share.url} is left out: {failed}")  # the others are of use
         if failed is not None and not kept and self._threads[0].ident is None:
             raise failed
         self.connections = kept
