@@ -1,9 +1,8 @@
 """Descriptors of shared memory, from a server to a trainer on the same machine, over a Unix socket.
 
-A server listens; each trainer connects and sends its ZeroMQ identity. For each segment of a worker's arena
-the server then sends ``[slot, launch]``, the worker process being the slot's ``launch``-th, with two
-descriptors: the segment's and that of the worker's bell. They come before the message that announces the
-segment.
+A server listens; each trainer connects and sends its ZeroMQ identity. Before the message that announces a
+segment of a worker's arena, the server sends ``[slot, launch]``, the worker process being the slot's
+``launch``-th, with two descriptors: the segment's and that of the worker's bell.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ LOOPBACK = "127.0.0.1"
 class Metrics(Closes):
     """An HTTP server that hands figures to Prometheus at its ``port``, until it is closed.
 
-    At a loopback address it answers requests for names of this machine alone. With a ``token``, it answers
-    only who sends it (``Authorization: Bearer TOKEN``). ``/ready`` needs no token and says whether ``ready``
-    returns true.
+    At a loopback address it answers requests for names of this machine alone. With a ``token``, requests must
+    have it (``Authorization: Bearer TOKEN``), except ``/ready``, which says whether ``ready`` returns true.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ def serve_server_metrics(
 ) -> Metrics:
     """Hands a feed server's figures to Prometheus, and tells at ``/ready`` whether it takes trainers.
 
-    ``read`` returns the server's status, such as ``server.status``; it is called in another thread, once for
-    each time that somebody asks. Other arguments and errors are those of :func:`serve_metrics`.
+    ``read``, such as ``server.status``, returns the server's status; each request calls it in another thread.
+    Other arguments and errors are those of :func:`serve_metrics`.
     """
     return Metrics(
         lambda: server_metrics(feed_report(None, [read()])), port, host, token, lambda: not read()["draining"]

@@ -51,9 +51,9 @@ _POLICY = (
 class Page(Closes):
     """Serves the page to browsers of this machine until it is closed.
 
-    Who opens ``url``, which holds a token, first gets a cookie, and the link is spent: another user of the
-    machine who finds it in a list of processes comes too late. The page only shows; nothing can be changed by
-    it. It is on a ``port`` of 127.0.0.1; 0 takes a free one. The caller closes ``source``.
+    The first to open ``url``, which holds a token, gets a cookie, and the link is spent: another user of the
+    machine who finds it in a list of processes comes too late. The page changes nothing. It is on a ``port``
+    of 127.0.0.1; 0 takes a free one. The caller closes ``source``.
     """
 
     def __init__(self, source: StatusSource, port: int = 0) -> None:

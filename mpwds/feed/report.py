@@ -111,8 +111,7 @@ def feed_report(previous: Sequence[Status] | None, now: Sequence[Status]) -> Fee
 
     Of ``previous`` statuses, a server's last one counts; without one, or where the server has restarted
     since, the report is about the time since it started. ``now`` are the statuses of all servers; of those
-    that do not answer, by :func:`lost`. Raises ``MpwdsError`` if a status lacks something, or has a value of
-    the wrong type.
+    that do not answer, by :func:`lost`. ``MpwdsError`` if a status lacks a value, or has one of a wrong type.
     """
     before = {status["server"]: status for status in previous or ()}
     away = {status["url"]: status["lost_s"] for status in now if "lost_s" in status}

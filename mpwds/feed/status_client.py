@@ -62,8 +62,7 @@ class StatusClient(Closes):
     def status(self, timeout: float | None = None) -> list[Status]:
         """The status of every server that answers (see ``Server.status``); the others are then ``silent``.
 
-        ServerLost if none answers. Once one has, the others are waited for only three seconds, and a server
-        that was silent before only one.
+        ServerLost if none does. Once one has, the others get three seconds, one if they were silent before.
         """
         timeout = timeout or self._timeout
         asked = {url: self._ask(url, wire.STATUS) for url in self._sockets}

@@ -45,8 +45,8 @@ class Counters(ctypes.Structure):
     """The counters of a worker, zeros at first.
 
     Only the worker writes them, each in one store, so the trainer may read them at any moment.
-    ``active_ns`` and ``waiting_ns`` are negative while such a time runs: adding the present time, by
-    ``time.monotonic_ns``, which is one clock for all processes, gives the time until now.
+    ``active_ns`` and ``waiting_ns`` are negative while such a time runs, until ``time.monotonic_ns()``, which
+    is one clock for all processes, is added.
     """
 
     _fields_ = (

@@ -1,9 +1,9 @@
 """Counts and times a worker's work.
 
 All elements are counted: each passes through a :class:`_Watched` stream, which takes about 50 ns. Timing one
-reads the clock twice more, which takes longer than small elements do. So only some batches are timed, each as
-a whole: the first of an epoch, which fills buffers, then as many as fit into 1 % of the time, at random
-distances. A batch that is timed stands for those since the one before.
+takes longer than small elements do. So only some batches are timed, each as a whole: the first of an epoch,
+which fills buffers, then as many as fit into 1 % of the time, at random distances. A batch that is timed
+stands for those since the one before.
 """
 
 from __future__ import annotations

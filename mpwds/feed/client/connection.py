@@ -112,8 +112,7 @@ class ReceivedMessage(NamedTuple):
 class StartAttempt:
     """A command ``start``, and counts of the messages that answered it.
 
-    Each one has an object of its own, so what the receiving thread still notes of the one before cannot be
-    taken for news of the next.
+    Each has an object of its own: what the receiving thread notes late is not taken for news of the next one.
     """
 
     number: int = 0
@@ -128,8 +127,8 @@ class StartAttempt:
 class ReceiveQueue:
     """Messages for one slot of a server, and the latest counters of its worker.
 
-    The receiving thread fills it. The training thread empties it, and maps the memory of the slot's worker:
-    ``receiver``, for the worker process ``mapped``, a server's session and the number of the launch.
+    The receiving thread fills it. The training thread empties it, and maps the memory of the worker process
+    ``mapped`` (a server's session and the number of the launch): ``receiver``.
     """
 
     slot: int

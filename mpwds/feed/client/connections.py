@@ -1,8 +1,7 @@
 """A trainer's connections to its servers, in a thread that receives while the training step runs.
 
-A thread and not a process: ZeroMQ receives in a thread of its own, and copies a part into its block without
-the interpreter lock, so this thread takes about 20 us of it for each megabyte. A process would have to hand
-over every batch once more.
+A thread and not a process, which would have to hand over every batch once more: ZeroMQ receives in its own
+thread, and copies without the interpreter lock, of which this thread takes about 20 us for each megabyte.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ SAY_EVERY_S = 5.0
 class ServerConnections:
     """The servers of a loader; :meth:`connect` starts the thread, :meth:`close` ends it.
 
-    A number of workers is dealt to the servers. ``room(nbytes)`` gives memory for the arrays of a batch.
-    Another thread looks up addresses of servers that come and go. A server that is up stays when its address
-    is gone: that may be the look-up's fault.
+    ``room(nbytes)`` gives memory for the arrays of a batch. Another thread looks up addresses of servers that
+    come and go. A server that is up stays when its address is gone: that may be the look-up's fault.
 
     Attributes:
         connections: Those to servers that are up or may come. The list is never changed, but replaced.

@@ -405,8 +405,8 @@ class RemoteWorker(WorkerHandle):
 def _revived(fields: dict[str, Any], where: str) -> BaseException:
     """The exception that an ``error`` message describes. Nothing is unpickled: the server is not trusted.
 
-    Python's own exceptions and those of this package come with their type if their arguments are plain.
-    Others become an :class:`MpwdsError` with the same text.
+    Python's exceptions and those of this package keep their type if their arguments are plain. Others become
+    an :class:`MpwdsError` with the same text.
     """
     name = str(fields["type"])
     kind: Any = getattr(builtins, name, None) or getattr(errors, name, None)

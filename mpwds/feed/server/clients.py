@@ -74,9 +74,8 @@ class ClientSession:
 class Clients:
     """The trainers of a server, and their workers.
 
-    ``definition`` are the fields of a welcome that are the same for all. ``most`` trainers or groups come at
-    once; each gets ``workers_of_each`` of the ``workers`` unless it asks for a number, and is gone if it is
-    silent for ``timeout_s``.
+    ``definition`` are the fields of a welcome that are the same for all. Up to ``most`` trainers or groups
+    get ``workers_of_each`` workers, or as many as they ask for, until they are silent for ``timeout_s``.
     """
 
     definition: dict[str, Any]
@@ -258,7 +257,7 @@ class Clients:
         return [_status(slot, names) for _, slot in sorted(self.slots.items())]
 
     def run_maintenance(self, now: float) -> None:
-        """Lets those connect that are welcomed, and lets go of who is silent, too slow, or has ended."""
+        """Accepts known clients. Disconnects clients that are silent or too slow, and ends their workers."""
         stood_still, self._looked = now - self._looked, now
         self.fd_sender.accept(self.sessions.keys())
         for identity, session in tuple(self.sessions.items()):

@@ -130,13 +130,13 @@ class WorkerRelay:
 
     The worker starts with the first epoch and ends with the slot. If it dies, another one takes its place, at
     the last state that was relayed. A part begins when ``expected()`` trainers have asked for it, at the
-    earliest of their positions, and each gets the batches from its own position on. A trainer that comes late
-    makes the worker go back to that one's position; the others get none of the batches twice.
+    earliest of their positions, and each gets the batches from its own on. For a trainer that comes late, the
+    worker goes back to that one's position; the others get no batch twice.
 
     ``hand_over(launch, segment, bell)`` passes descriptors to a trainer that maps the arena itself; without
     it, the trainer gets the arrays in parts. ``peeked`` gets a copy of the next batch that is relayed.
-    ``number`` is the trainer's for it, and ``number_here`` the server's, which no two have at a time;
-    ``before`` are the totals of those that had it earlier.
+    ``number`` is the trainer's for it, and ``number_here`` the server's; ``before`` are the totals of those
+    that had the latter earlier.
     """
 
     number: int
