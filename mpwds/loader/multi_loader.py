@@ -33,6 +33,7 @@ from mpwds.pipeline.fluent import Fluent
 from mpwds.pipeline.iterable_sources import TorchIterable
 from mpwds.pipeline.stream import LengthUnknown, Part, Stream, not_for_workers
 from mpwds.sharedmem.arena import MOST_BLOCKS
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.collector import ConsumerTimer, Since, StatsCollector
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn_if_dropped
@@ -41,7 +42,7 @@ from mpwds.warn import warn_if_dropped
 if TYPE_CHECKING:
     from mpwds.loader.output import OutputConverter
     from mpwds.loader.stages import StagesStream
-    from mpwds.sharedmem.cuda import CudaAccess, Pinning
+    from mpwds.sharedmem.cuda import CudaAccess
     from mpwds.stats.report import LoaderStats
 
 
@@ -200,27 +201,27 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
 
             require_tqdm()
         received: Output = "numpy" if self.output == "jax" else self.output
-        pinning = None if self._converter is None else self._converter.pinning
+        copies = CopiedBatches(None if self._converter is None else self._converter.pinning)
         self._epoch = 0
         self._position = LoaderPosition()
         self._iterations: WeakSet[EpochIterator] = WeakSet()
-        self._group = self._make_group(received, pinning)
+        self._group = self._make_group(received, copies)
         count_buffered = functools.partial(buffered_by, self.dataset, self.streams, self.workers)
         self._statistics = StatsCollector(self._group, count_buffered, in_order=self.in_order)
         self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
         if self._remote is not None:
             self._remote.watch(self)
 
-    def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+    def _make_group(self, output: Output, copies: CopiedBatches) -> WorkerGroup:
         options = replace(self._options, workers=max(self.workers, 1))
         make = functools.partial(make_setup, self.dataset, options, self._setup_class)
         if self.workers == 0:
             from mpwds.loader.engine.in_process import InProcessGroup
 
-            return InProcessGroup(make, output, pinning)
+            return InProcessGroup(make, output, copies)
         make_group = WorkerGroup if self._remote is None else self._remote.group
         launcher = launcher_of(self._options.start_method)
-        return make_group(make, launcher, output, warn_of_copies=self.even is None, pinning=pinning)
+        return make_group(make, launcher, output, copies, warn_of_copies=self.even is None)
 
     @shortened
     def __iter__(self) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds.errors import MpwdsError
 from mpwds.feed import wire
@@ -29,9 +29,6 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.suggestions import suggest_arguments
 from mpwds.warn import warn
-
-if TYPE_CHECKING:
-    from mpwds.sharedmem.cuda import Pinning
 
 
 class RemoteLoader(MultiLoader):
@@ -161,10 +158,10 @@ class RemoteLoader(MultiLoader):
             self._remote.close()
             raise
 
-    def _make_group(self, output: Output, pinning: Pinning | None) -> WorkerGroup:
+    def _make_group(self, output: Output, copies: CopiedBatches) -> WorkerGroup:
         setup = functools.partial(make_setup, None, self._options)
         warns = self.even is None
-        return self._remote.group(setup, lambda _: Launcher(), output, warn_of_copies=warns, pinning=pinning)
+        return self._remote.group(setup, lambda _: Launcher(), output, copies, warn_of_copies=warns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {**vars(self._options), **vars(self._remote.options)}
@@ -190,7 +187,7 @@ class Remote:
         slots: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.options = options
-        self._rooms = CopiedBatches(kept=16)
+        self.room = CopiedBatches(kept=16)  # for batches that arrive
         self.servers: ServerConnections | None = None
         self.definition, self.slots = definition or {}, list(slots)
         self._counts: tuple[dict[str, Any], list[int]] = {}, []  # the last answer, and what it is about
@@ -209,7 +206,7 @@ class Remote:
             if not self.options.addresses().is_followed:  # as many as the first time
                 given.update(url for url, _ in self.slots)
             chosen = replace(self.options, fingerprint=known, given=given)
-            servers = ServerConnections(chosen, lambda nbytes: self._rooms.allocate(nbytes))
+            servers = ServerConnections(chosen, lambda nbytes: self.room.allocate(nbytes))
             servers.connect()
             self.servers = servers
         return self.servers
@@ -223,10 +220,6 @@ class Remote:
         """Tells a directory of servers which loader uses them."""
         if isinstance(self.options.urls, ServerDirectory):
             self.options.urls.watch(loader)
-
-    def pin(self, pinning: Pinning | None) -> None:
-        """Receives batches in pinned memory from now on."""
-        self._rooms = CopiedBatches(pinning, kept=16)
 
     def slot(self, number: int) -> tuple[ServerConnection, int]:
         """The server of the loader's remote worker ``number``, and its slot there.
@@ -290,7 +283,7 @@ class RemoteGroup(WorkerGroup):
         super().__init__(*arguments, **keywords)
         self._remote = remote
         self._changes = 0
-        remote.pin(keywords.get("pinning"))
+        remote.room = CopiedBatches(self._copies.pinning, kept=16)
 
     @property
     def pids(self) -> list[int]:

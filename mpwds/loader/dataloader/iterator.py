@@ -36,6 +36,7 @@ from mpwds.pipeline.filter import attribute, rows_in
 from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.sharedmem.arena import MOST_BLOCKS
 from mpwds.sharedmem.cuda import CudaAccess, Pinning
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer, StatsCollector
 from mpwds.stats.snapshot import CounterSnapshot, StageSnapshot
 from mpwds.trees import parts
@@ -62,10 +63,10 @@ class DataLoaderIterator(_BaseDataLoaderIter):
         access = CudaAccess()
         pins = self._pin_memory and access.device_count() > 0  # other accelerators register nothing
         without = "batches are copied to pinned memory one by one"
-        pinning = Pinning(access.runtime, without) if pins else None
+        copies = CopiedBatches(Pinning(access.runtime, without) if pins else None)
         launcher = _launcher_of(loader.multiprocessing_context, forks)
         setup = _setup(loader, int(self._base_seed))
-        self._group = WorkerGroup(lambda: setup, launcher, "torch", warn_of_copies=False, pinning=pinning)
+        self._group = WorkerGroup(lambda: setup, launcher, "torch", copies, warn_of_copies=False)
         self._iterations: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, finish, self._iterations, self._group)
         self._epoch: TaskEpoch | None = None

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mpwds.interrupts import interrupts_deferred
 from mpwds.loader.engine.local_worker import BatchReceiver, LocalWorker, Output
@@ -22,9 +21,6 @@ from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.snapshot import CounterSnapshot
-
-if TYPE_CHECKING:
-    from mpwds.sharedmem.cuda import Pinning
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
@@ -43,9 +39,9 @@ class WorkerGroup:
         make_setup: Callable[[], WorkerSetup],
         launcher: Callable[[WorkerSetup], Launcher],
         output: Output,
+        copies: CopiedBatches,
         *,
         warn_of_copies: bool = True,
-        pinning: Pinning | None = None,
     ) -> None:
         self._make_setup = make_setup
         self._make_launcher = launcher
@@ -55,9 +51,9 @@ class WorkerGroup:
         self._launcher: Launcher | None = None
         self._blocks = 0
         self._rank = 0, 1  # of the workers that run, and the number of ranks
-        self._copies = CopiedBatches(pinning=pinning)
+        self._copies = copies
         self._make_receiver = functools.partial(
-            BatchReceiver, output=output, copies=self._copies, warn=warn_of_copies
+            BatchReceiver, output=output, copies=copies, warn=warn_of_copies
         )
         self._fingerprint: bytes | None = None
         self._ended: dict[int, CounterSnapshot] = {}

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpwds import nest, tenbin
 from mpwds.loader.engine.group import WorkerGroup
@@ -20,12 +20,10 @@ from mpwds.loader.processes.setup import WorkerSetup
 from mpwds.loader.resume.progress import Position
 from mpwds.loader.worker.elements import ENDED, CarriedStreams, carried_streams, sample_counter
 from mpwds.pipeline.context import Context
+from mpwds.sharedmem.lease import CopiedBatches
 from mpwds.stats.counters import Counters
 from mpwds.stats.profiler import StageProfiler
 from mpwds.stats.snapshot import CounterSnapshot
-
-if TYPE_CHECKING:
-    from mpwds.sharedmem.cuda import Pinning
 
 
 class InProcessGroup(WorkerGroup):
@@ -33,11 +31,8 @@ class InProcessGroup(WorkerGroup):
 
     in_process = True
 
-    def __init__(
-        self, make_setup: Callable[[], WorkerSetup], output: Output, pinning: Pinning | None
-    ) -> None:
-        super().__init__(make_setup, lambda _: Launcher(), output)
-        self._pinning = pinning
+    def __init__(self, make_setup: Callable[[], WorkerSetup], output: Output, copies: CopiedBatches) -> None:
+        super().__init__(make_setup, lambda _: Launcher(), output, copies)
 
     @property
     def pids(self) -> list[int]:
@@ -50,7 +45,7 @@ class InProcessGroup(WorkerGroup):
         """Does nothing: there is no copy of the dataset."""
 
     def _make_worker(self, index: int, launcher: Launcher) -> WorkerHandle:
-        return InProcessWorker(self._make_setup(), self._output, self._pinning)
+        return InProcessWorker(self._make_setup(), self._output, self._copies)
 
 
 class InProcessWorker(WorkerHandle):
@@ -64,8 +59,8 @@ class InProcessWorker(WorkerHandle):
     _idle = False  # a stream had no shard
     pid = property(lambda self: os.getpid())
 
-    def __init__(self, setup: WorkerSetup, output: Output, pinning: Pinning | None) -> None:
-        self._setup, self._output, self._pinning = setup, output, pinning
+    def __init__(self, setup: WorkerSetup, output: Output, copies: CopiedBatches) -> None:
+        self._setup, self._output, self._pinning = setup, output, copies.pinning
         self._counters = Counters()
         self._meter = StageProfiler(self._counters, sample_counter(setup.dataset), counts_cpu=False)
         self._run: tuple[CarriedStreams, Generator[Any, None, None]] | None = None
