@@ -26,7 +26,7 @@ from mpwds.feed.keys import LONGEST_PATH
 from mpwds.feed.server.clients import ClientGroup, Clients
 from mpwds.feed.server.router import Router, why_not
 from mpwds.feed.server.serving import ServingSetup
-from mpwds.feed.server.worker_relay import DataMessage, WorkerRelay
+from mpwds.feed.server.worker_relay import WorkerRelay
 from mpwds.loader.engine import options
 from mpwds.loader.engine.options import BLOCKS_OF_CONSUMER, StartMethod
 from mpwds.loader.launching.forkserver import ServerGone
@@ -221,7 +221,9 @@ class Server(Closes):
             for data in slot.relay():
                 if data.is_last:  # so that the trainer's statistics are whole when its epoch ends
                     self._tell_counters(data.client, party)
-                self._send_data(data)
+                session = self._trainers.sessions.get(data.client)
+                if session and self._router.send(data.client, data.head, data.frames, data.parts):
+                    session.batches += data.batches
                 self._is_busy |= data.parts is None and not data.is_last and data.batches > 1
         except (OSError, MpwdsError) as error:
             # Its machine has no memory or processes left: its trainers hear why, others are served on.
@@ -331,8 +333,3 @@ class Server(Closes):
             tracker = self._router.send_copy(identity, wire.PEEKED, **copy)
             if tracker is not None:
                 self._peeks.append(tracker)
-
-    def _send_data(self, data: DataMessage) -> None:
-        session = self._trainers.sessions.get(data.client)
-        if session is not None and self._router.send(data.client, data.head, data.frames, data.parts):
-            session.batches += data.batches

@@ -55,8 +55,8 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
         super().__init__(_Loaded(loader))
         self.loader = loader
         self._call = f"WebLoader({loader.dataset!r}, num_workers={loader.num_workers})"
-        self._run: _Run | None = None
-        self._resumed: _Run | None = None
+        self._run: _Iteration | None = None
+        self._resumed: _Iteration | None = None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, resumed = self._epoch, self._resumed
@@ -76,7 +76,7 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
                 self._epoch = epoch
                 self.loader.load_state_dict(begun)
             raise
-        run, self._resumed = _Run(epoch, begun, delivered), None
+        run, self._resumed = _Iteration(epoch, begun, delivered), None
         self._run = run
         return run.counted(elements)
 
@@ -111,7 +111,7 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
         """
         run, facts = self._run, self._facts()
         if run is None or run.finished:
-            run = _Run(self._epoch, self._start_of_next())
+            run = _Iteration(self._epoch, self._start_of_next())
         return {
             "version": VERSION,
             "kind": "WebLoader",
@@ -149,7 +149,7 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
         begun = field_of(state_dict, "loader", dict)
         self.loader.load_state_dict(begun)
         self._epoch = epoch
-        self._run = self._resumed = _Run(epoch, begun, delivered)
+        self._run = self._resumed = _Iteration(epoch, begun, delivered)
 
     def _start_of_next(self) -> dict[str, Any]:
         from mpwds.loader.dataloader.state import EpochRecord
@@ -158,7 +158,7 @@ class WebLoader(Prefetching, Rebatching, DataPipeline):
 
 
 @dataclass
-class _Run:
+class _Iteration:
     """One iteration: its epoch, the DataLoader's state when it began, and how far it is."""
 
     epoch: int

@@ -140,7 +140,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _fits(argument: Any) -> bool:
-    """Whether msgpack can hold a plain value: an integer has 64 bits."""
+    """True if msgpack can hold a plain value: an integer has 64 bits."""
     return type(argument) is not int or -(2**63) <= argument < 2**64
 
 

@@ -60,7 +60,7 @@ def described_stages(stages: Sequence[Any], epochs: Epochs = ONCE, values: bool 
 
 
 def _options(stage: Any, values: bool) -> str:
-    """What a stage holds and does not print: of the user's own, which may print a name alone, all of it."""
+    """The values in a stage that it does not print; of a user's stage, which may print a name alone, all."""
     if not is_dataclass(stage) and not isinstance(stage, SingletonStage):
         return _held(stage, values=values)
     functions = (getattr(stage, name, None) for name in ("select_files", "rename_files"))  # do not print
@@ -123,7 +123,7 @@ def _counted(name: str, elements: Any) -> str:
 
 
 def _held(*arguments: Any, values: bool = True) -> str:
-    """What a stage's arguments hold, as far as they do not print it; a long text becomes a digest."""
+    """The values in a stage's arguments that these do not print; a long text becomes a digest."""
     held = [each for each in arguments if not isinstance(each, _PLAIN)]
     texts = [text for each in held for text in _texts("", each, False, 5, set())]
     told = ", ".join(text for text in texts if values or text.startswith(_CODE))
@@ -158,7 +158,7 @@ def _texts(name: str, value: Any, whole: bool, depth: int, seen: set[int]) -> It
 
 
 def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
-    """What a function, a container or an object holds, with names."""
+    """The parts of a function, a container or an object, with names."""
     if isinstance(value, functools.partial):
         return [*(("", part) for part in (value.func, *value.args)), *value.keywords.items()]
     if isinstance(value, (list, tuple)):

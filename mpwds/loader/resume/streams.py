@@ -39,7 +39,7 @@ def check_streams(dataset: Any, streams: int, workers: int, even: str | None, in
             f"streams={streams}: {part} divides itself among ranks and workers, which are not streams, so "
             "samples would come several times. Give the pipeline shards, a sequence or a map-style dataset"
         )
-    if even is not None and not (in_order and not takes_any_order(dataset)):
+    if even is not None and (not in_order or takes_any_order(dataset)):
         raise ValueError(
             f"streams={streams} with even={even!r} makes rounds, in which each stream has its turn: use "
             "in_order=True, in the loader and its stages"
