@@ -251,7 +251,6 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], record: EpochRecord, statistics: StatsCollector) -> None:
         self._turn = threading.RLock()  # a stage after the loader may make batches in a thread
         self._is_closed = False
-        self._indices: list[Any] = []  # the last one that a map-style dataset was asked for
         self._local = LocalCounts()
         self._times = ConsumerTimer()
         statistics.in_order = loader.in_order
@@ -271,8 +270,12 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
                 indices = chain(list(islice(left, 1)), left)
             else:
                 indices = record.noting_order(loader, indices)
-            self._sampler_iter = _noted_in(self._indices, indices)
+            self._sampler_iter = indices
         self._num_yielded = record.completed.delivered
+
+    def _next_index(self) -> Any:
+        self._index = super()._next_index()  # type: ignore[no-untyped-call]  # torch gives it no types
+        return self._index
 
     def close(self) -> None:
         """Ends the iteration, after a batch that is being made: from then on it draws no random numbers."""
@@ -286,20 +289,20 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             return self._made()
 
     def _made(self) -> Any:
-        completed = self._record.completed
+        completed, by_index = self._record.completed, not isinstance(self._dataset, IterableDataset)
         self._times.enter(WAITED)
         start_ns = time.monotonic_ns()
         try:
             batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
         except StopIteration:
-            self._record.completed.finish()
+            completed.finish()
             self._times.end()
             dataset = self._dataset
             if isinstance(dataset, IterableSource) and dataset.map_style:  # whose epochs nobody else counts
                 dataset._epoch += 1
             raise
         except Exception:
-            if not isinstance(self._dataset, IterableDataset):
+            if by_index:
                 completed.complete(completed.below)
             self._times.left()
             raise
@@ -307,10 +310,10 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
             self._local.active_ns += time.monotonic_ns() - start_ns
         completed.complete(completed.below)
         _make_current(self._loader(), self._record)
-        samples = samples_of(self._indices[0], self._auto_collation) if self._indices else rows_in(batch)
+        samples = samples_of(self._index, self._auto_collation) if by_index else rows_in(batch)
         self._times.delivered(*self._local.count(batch, samples))
         if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
-            self._record.completed.finish()  # after the incomplete last batch the loader is at its next epoch
+            completed.finish()  # after the incomplete last batch the loader is at its next epoch
         return batch
 
     def __del__(self) -> None:
@@ -321,14 +324,6 @@ def _make_current(loader: Any, record: EpochRecord) -> None:
     """Makes the loader's state that of the iteration which has delivered last: there may be several."""
     if loader is not None:
         loader._record = record
-
-
-def _noted_in(last: list[Any], indices: Iterator[Any]) -> Iterator[Any]:
-    def noted(index: Any) -> Any:
-        last[:] = [index]
-        return index
-
-    return map(noted, indices)
 
 
 def _setup(loader: DataLoader[Any], base_seed: int) -> FetchingSetup:
