@@ -14,7 +14,7 @@ from operator import sub
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mpwds.pipeline.filter import ErrorHandlingStream
-from mpwds.stats.snapshot import CounterSnapshot, stage_name
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot, added, stage_name
 
 if TYPE_CHECKING:
     from mpwds.pipeline.context import Context
@@ -226,10 +226,7 @@ class StatsCollector:
         self._skipped[f"{stage}: {type(error).__name__}"] += 1
 
     def _read_workers(self) -> dict[int, CounterSnapshot]:
-        counted = dict(self._earlier_workers)
-        for index, now in self._workers.snapshots().items():
-            counted[index] = counted[index] + now if index in counted else now
-        return counted
+        return added(self._earlier_workers, self._workers.snapshots())
 
     def _read_copies(self) -> int:
         return self._earlier_copies + self._workers.private_copies()
@@ -246,7 +243,7 @@ class StatsCollector:
         consumer = self._earlier + consumer - self._at_start if whole else consumer
         before = self._workers_at_start if whole else self._workers_before
         workers = [
-            worker_stats(index, now - before[index] if index in before else now)
+            worker_stats(index, now - before.get(index, NOTHING_COUNTED))
             for index, now in self._read_workers().items()
         ]
         in_process = self._workers.in_process

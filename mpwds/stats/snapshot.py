@@ -68,6 +68,14 @@ class CounterSnapshot:
 NOTHING_COUNTED = CounterSnapshot()
 
 
+def added(
+    earlier: Mapping[int, CounterSnapshot], now: Mapping[int, CounterSnapshot]
+) -> dict[int, CounterSnapshot]:
+    """The counters of workers by index, with those of earlier processes or epochs."""
+    more = {index: earlier.get(index, NOTHING_COUNTED) + counters for index, counters in now.items()}
+    return {**earlier, **more}
+
+
 def _combined(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> dict[str, Any]:
     """Adds or subtracts values of the same name; what one side lacks counts as zero there."""
     zeros = {name: type(value)() for name, value in {**one, **other}.items()}

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from mpwds.stats.snapshot import CounterSnapshot
+from mpwds.stats.snapshot import NOTHING_COUNTED, CounterSnapshot
 
 _LOOK_EVERY_S, _LOOK_AT_LEAST_S = 2.0, 60.0
 """The time between two looks at the workers' speed. It doubles each time that streams are dealt again."""
@@ -79,7 +79,7 @@ class StreamDealer:
             return False
         before, self._before, self._since = self._before, self._snapshots(), now
         for worker, counted in self._before.items():
-            made = counted - before[worker] if worker in before else counted
+            made = counted - before.get(worker, NOTHING_COUNTED)
             is_first = worker not in self._seconds  # a worker may make all its batches before the first look
             if made.batches > 0 and (is_first or worker in before):
                 worked_ns = made.active_ns - made.waiting_ns

@@ -20,7 +20,7 @@ from mpwds.loader.processes.setup import WorkerSetup, fingerprint
 from mpwds.pipeline.context import warn_of_idle
 from mpwds.sharedmem.arena import EventFd
 from mpwds.sharedmem.lease import CopiedBatches
-from mpwds.stats.snapshot import CounterSnapshot
+from mpwds.stats.snapshot import CounterSnapshot, added
 
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
@@ -84,11 +84,7 @@ class WorkerGroup:
 
     def snapshots(self) -> dict[int, CounterSnapshot]:
         """Returns the counts of all workers since the group was made, also of those that have ended."""
-        return {**self._ended, **{worker.index: self._counted(worker) for worker in self._workers}}
-
-    def _counted(self, worker: WorkerHandle) -> CounterSnapshot:
-        before, now = self._ended.get(worker.index), worker.snapshot()  # together: other threads ask, too
-        return now if before is None else before + now
+        return added(self._ended, {worker.index: worker.snapshot() for worker in self._workers})
 
     def begin_epoch(self) -> None:
         """Starts the workers if they are not running; again if the rank has changed since.
@@ -112,7 +108,7 @@ class WorkerGroup:
             dead.disconnect()
             processes.end_all([dead], protocol.GRACE_S)
             worker = self._workers[index] = self._make_worker(index, self._launcher)
-            self._ended[index] = self._counted(dead) + CounterSnapshot(restarts=1)
+            self._ended = added(self._ended, {index: dead.snapshot() + CounterSnapshot(restarts=1)})
             dead.release()
         return worker
 
