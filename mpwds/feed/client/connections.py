@@ -436,6 +436,7 @@ class ServerConnections:
         try:
             reply = wire.unpack_reply(first)
             if isinstance(reply, wire.DataHeader):
+                self._hello["members"] = None  # all have met: those that are left go on without the others
                 connection.take_data(reply)
             else:
                 self._handle(connection, reply)

@@ -217,6 +217,21 @@ def test_a_server_that_is_started_again_goes_on_with_its_group():
 
 
 @pytest.mark.slow
+def test_a_member_goes_on_at_a_server_that_is_started_again_although_others_have_left():
+    options = {"group": "sweep", "members": 2, "output": "numpy", "timeout": 600}
+    with ServerProcess(rows(), workers=2) as server, mpwds.RemoteLoader(server.url, **options) as stays:
+        with mpwds.RemoteLoader(server.url, **options) as leaves:
+            batches, others = iter(stays), iter(leaves)
+            got = [bits(next(batches))]
+            next(others)
+            server.kill()
+        with warned():
+            server.start_again()
+            got += map(bits, batches)
+    assert got == undisturbed(2)[0]
+
+
+@pytest.mark.slow
 def test_the_part_of_a_lost_server_moves_for_all_members():
     dataset = rows()
     with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
