@@ -10,7 +10,7 @@ import torch
 import mpwds
 from mpwds import tensorcom
 from mpwds.errors import StreamError, TenbinError
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from tests.compat.conftest import a_batch, meanwhile, ours, run_python
 from tests.feed.serving import free_port
 

@@ -30,7 +30,7 @@ from mpwds import (
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
 from mpwds.stats.counters import Counters
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from tests.loader.faults.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

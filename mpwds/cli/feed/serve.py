@@ -228,7 +228,7 @@ def _load(labelled: tuple[str, int], crop: Callable[[bytes], Any]) -> tuple[Any,
 def _of_shards(urls: list[str], size: int, batch_size: int) -> Any:
     """The images and classes (``cls``) in tar shards: ``(images, labels)`` in batches."""
     import mpwds
-    from mpwds.storage.streams.braces import Names
+    from mpwds.storage.streams.patterns import Names
 
     image = ";".join(_IMAGES)
     samples = mpwds.WebDataset(Names(*urls), shardshuffle=True).shuffle(_SHUFFLED_SAMPLES)

@@ -17,7 +17,7 @@ from mpwds.feed.keys import check_url, needs_keys
 from mpwds.feed.report import FeedReport
 from mpwds.feed.status_client import FeedStatus, StatusSource
 from mpwds.stats.measures import rates_of
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from mpwds.viewing.tensors import leaves
 from mpwds.viewing.wording import shape_text
 

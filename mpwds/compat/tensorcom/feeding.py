@@ -16,7 +16,7 @@ from mpwds.pipeline.context import ALONE, Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.iterable_sources import UnseekableStream
 from mpwds.pipeline.stream import Count, Origin, Stream
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from mpwds.tenbin.array import describe
 from mpwds.warn import warn
 

@@ -29,7 +29,7 @@ from mpwds.errors import StreamError, TenbinError
 from mpwds.feed import unix_sockets
 from mpwds.interrupts import uninterrupted
 from mpwds.pipeline.error_context import check_whole
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from mpwds.suggestions import did_you_mean
 from mpwds.warn import warn
 

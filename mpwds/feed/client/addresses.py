@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mpwds.errors import SecurityError
 from mpwds.names import service
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from mpwds.warn import warn
 
 if TYPE_CHECKING:

@@ -305,8 +305,7 @@ class _Opened(NamedTuple):
 def _open(source: Any, cache: CacheConfig) -> _Opened:
     # Formats are imported here: workers get shards that are open already.
     from mpwds.pipeline.sources.formats import FORMATS, find_format, tar_shards
-    from mpwds.storage.streams.braces import Names
-    from mpwds.storage.streams.patterns import listed, shard_names
+    from mpwds.storage.streams.patterns import Names, listed, shard_names
     from mpwds.storage.streams.urls import is_named
 
     if isinstance(source, DataPipeline):

@@ -31,7 +31,7 @@ from mpwds.pipeline.iterable_sources import IterableSource, iter_elements
 from mpwds.pipeline.randomness import Draws, worker_draws
 from mpwds.pipeline.stream import Address, BaseStream, Description, Stream
 from mpwds.storage.caches.locks import lock, release
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from mpwds.storage.streams.urls import is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import rename_to_free
 from mpwds.suggestions import shown

@@ -29,8 +29,7 @@ from mpwds.pipeline.stream import (
     WrappedStream,
     number_of,
 )
-from mpwds.storage.streams.braces import Names
-from mpwds.storage.streams.patterns import listed, shard_names
+from mpwds.storage.streams.patterns import Names, listed, shard_names
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 

@@ -20,9 +20,8 @@ from mpwds.pipeline.iterable_sources import IterableSource
 from mpwds.pipeline.randomness import Draws, Permutation
 from mpwds.pipeline.sources.shards import Shards, SimpleShardList, Urls
 from mpwds.pipeline.stream import Address, Stream
-from mpwds.storage.streams.braces import MAX_NAMES, Names
 from mpwds.storage.streams.gopen import open_at
-from mpwds.storage.streams.patterns import check_url
+from mpwds.storage.streams.patterns import MAX_NAMES, Names, check_url
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.suggestions import shown
 

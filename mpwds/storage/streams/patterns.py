@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
-from collections.abc import Iterable, Sequence
-from itertools import chain
+import string
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
 from urllib.parse import unquote
 
 from mpwds.errors import SecurityError
-from mpwds.storage.streams.braces import Names
 from mpwds.storage.streams.urls import (
     apply_rules,
     as_str,
@@ -21,6 +25,15 @@ from mpwds.storage.streams.urls import (
 )
 from mpwds.suggestions import shown
 
+MAX_NAMES = 1_000_000
+"""The most names that patterns may stand for: about a petabyte of shards."""
+
+_MAX_CHARACTERS = 1_000_000_000  # of all names
+_TOKEN = re.compile(r"\\.|[{},]", re.DOTALL)
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+_ESCAPED = re.compile(r"\\(.)")
 _SHARDS_SHOWN = 3
 _NESTED_VARIABLES = 10
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -84,7 +97,7 @@ def shard_names(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
         shards = [as_str(url) for url in urls]
     if not shards:
         raise ValueError(f"no shards: {shown(urls)} is empty")
-    if shards.may_be_empty if isinstance(shards, Names) else "" in shards:
+    if "" in (shards.patterns if isinstance(shards, Names) else shards):
         raise ValueError(f"shard {shards.index('')} of {shown(urls)} has an empty name")
     return shards
 
@@ -181,3 +194,139 @@ def listed(urls: Sequence[str]) -> str:
         return repr("::".join(urls.patterns))
     more = [f"... ({len(urls)} shards)"] if len(urls) > _SHARDS_SHOWN else []
     return f"[{', '.join([*map(repr, urls[:_SHARDS_SHOWN]), *more])}]"
+
+
+class Names(Sequence[str]):
+    """The names that the braces of patterns stand for, in order; each is computed when it is asked for.
+
+    Braces are those of a shell: ``{000..131}``, ``{9..0..3}``, ``{a..c}`` and ``{a,b}``, also nested. A
+    backslash takes the meaning from the character after it. Pickles of it are as short as the patterns.
+
+    Args:
+        patterns: The names of one follow those of another.
+
+    Raises:
+        ValueError: Braces do not match, or stand for more than a million names, or for names of more than a
+            gigabyte in all (zeros to pad with multiply, too).
+
+    Source:
+        The package braceexpand, whose names these are.
+
+    Example:
+        >>> names = Names("x-{000000..899999}.tar", "y.{tar,txt}")
+        >>> len(names), names[899_999], names[-2:]
+        (900002, 'x-899999.tar', ['y.tar', 'y.txt'])
+    """
+
+    __slots__ = "_names", "patterns"
+
+    def __init__(self, *patterns: str) -> None:
+        self.patterns = patterns
+        parsed = list(map(_parsed, patterns))
+        self._names = _alternatives(parsed)
+        characters = sum(part.count * len(text) for part, text in zip(parsed, patterns, strict=True))
+        if self._names.count > MAX_NAMES or characters > _MAX_CHARACTERS:
+            count, text = max((part.count, text) for part, text in zip(parsed, patterns, strict=True))
+            raise ValueError(
+                f"the braces in {shown(text)} stand for {count} names; {MAX_NAMES} are allowed, "
+                f"of {_MAX_CHARACTERS} characters in all. If you have that many shards, pass a list of names"
+            )
+
+    def __len__(self) -> int:
+        return self._names.count
+
+    def __getitem__(self, number: Any) -> Any:
+        numbers = range(len(self))[number]
+        name = self._names.name
+        return name(numbers) if isinstance(numbers, int) else list(map(name, numbers))
+
+    def __reduce__(self) -> Any:
+        return Names, self.patterns
+
+    def __repr__(self) -> str:
+        return f"Names({', '.join(map(repr, self.patterns))})"
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """A fragment of a pattern: the number of its names, and each by number."""
+
+    count: int  # len() fails beyond 2**63
+    name: Callable[[int], str]
+
+
+def _values(values: Sequence[object], count: int = 1, written: str = "%s") -> _Fragment:
+    """Written values: a text, letters, or numbers."""
+
+    return _Fragment(count, lambda number: written % values[number])
+
+
+def _combinations(parts: Sequence[_Fragment]) -> _Fragment:
+    """A name for each combination of the parts' names, of which the last part's change first."""
+
+    def name(number: int) -> str:
+        names = []
+        for part in reversed(parts):
+            number, own = divmod(number, part.count)
+            names.append(part.name(own))
+        return _ESCAPED.sub(r"\1", "".join(reversed(names)))
+
+    return _Fragment(math.prod(part.count for part in parts), name)
+
+
+def _alternatives(parts: Sequence[_Fragment]) -> _Fragment:
+    """The names of one part, and then those of the next."""
+    starts = [0, *accumulate(part.count for part in parts)]
+
+    def name(number: int) -> str:
+        at = bisect_right(starts, number) - 1
+        return parts[at].name(number - starts[at])
+
+    return _Fragment(starts[-1], name)
+
+
+def _parsed(pattern: str) -> _Fragment:
+    parts: list[_Fragment] = []
+    depth = start = 0
+    for token in _TOKEN.finditer(pattern):
+        if token[0] == "{":
+            if depth == 0:
+                parts.append(_values([pattern[start : token.start()]]))
+                start = token.end()
+            depth += 1
+        elif token[0] == "}":
+            depth -= 1
+            if depth == 0:
+                parts += _in_braces(pattern[start : token.start()])
+                start = token.end()
+    if depth:
+        raise ValueError(f"the braces in {shown(pattern)} do not match: write train-{{000..011}}.tar")
+    return _combinations([*parts, _values([pattern[start:]])])
+
+
+def _in_braces(text: str) -> list[_Fragment]:
+    if numbers := _NUMBERS.fullmatch(text):
+        first, last, step = numbers.groups()
+        padded = any(re.match("-?0.", end) for end in (first, last))
+        written = f"%0{max(len(first), len(last)) if padded else 0}d"
+        return [_values(*_numbers(int(first), int(last), step), written)]
+    if letters := _LETTERS.fullmatch(text):
+        first, last, step = letters.groups()
+        places, count = _numbers(_ALPHABET.index(first), _ALPHABET.index(last), step)
+        return [_values([_ALPHABET[place] for place in places], count)]
+    depth, cuts = 0, [-1]
+    for token in _TOKEN.finditer(text):
+        depth += (token[0] == "{") - (token[0] == "}")
+        if token[0] == "," and depth == 0:
+            cuts.append(token.start())
+    if len(cuts) == 1:
+        return [_values(["{"]), _parsed(text), _values(["}"])]
+    cuts.append(len(text))
+    return [_alternatives([_parsed(text[cut + 1 : end]) for cut, end in pairwise(cuts)])]
+
+
+def _numbers(first: int, last: int, step: str | None) -> tuple[range, int]:
+    """The numbers of a range, which includes its last, and how many they are."""
+    stride = int(step or 1) or 1
+    direction = 1 if first < last else -1
+    return range(first, last + direction, direction * stride), abs(last - first) // stride + 1

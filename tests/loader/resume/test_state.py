@@ -21,7 +21,7 @@ from mpwds.loader.resume.description import described
 from mpwds.loader.resume.position import VERSION
 from mpwds.pipeline.context import ALONE
 from mpwds.pipeline.filter import Filter
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from tests.loader.jobs import as_json, as_lists, continued
 from tests.warned import files_of
 

@@ -12,7 +12,7 @@ from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.sources.shards import ShardList, SimpleShardList, split_by_node, split_by_worker
 from mpwds.pipeline.sources.webdataset import WebDataset
-from mpwds.storage.streams.braces import Names
+from mpwds.storage.streams.patterns import Names
 from tests.pipeline.places import read_everywhere, watched
 
 NAMES = [f"{number}.tar" for number in range(40)]

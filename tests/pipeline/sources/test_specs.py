@@ -14,7 +14,7 @@ from mpwds.pipeline.sources import specs
 from mpwds.pipeline.sources.shards import SimpleShardList
 from mpwds.pipeline.sources.specs import MultiShardSample, SpecSource, load_spec, shardspec
 from mpwds.pipeline.sources.webdataset import WebDataset, construct_dataset
-from mpwds.storage.streams import braces
+from mpwds.storage.streams import patterns
 from tests.pipeline.places import read_everywhere
 
 SOURCES = [
@@ -274,7 +274,7 @@ def test_a_specification_that_contains_itself_or_grows_by_aliases_is_an_error_so
     ],
 )
 def test_the_shards_of_a_specification_are_limited_together(yaml_file, monkeypatch, sources, place):
-    for module in (braces, specs):
+    for module in (patterns, specs):
         monkeypatch.setattr(module, "MAX_NAMES", 10)
     with pytest.raises(SpecError, match=f"{place}.* 10 are allowed"):
         load_spec(yaml_file(f"datasets:\n{sources}"))
