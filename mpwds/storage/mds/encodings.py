@@ -135,22 +135,12 @@ def _encode_json(value: Any) -> bytes:
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode()
 
 
-# The types of scalars and arrays, and the byte that names each.
-_TYPE_CODES = {
-    "uint8": 8,
-    "int8": 9,
-    "uint16": 16,
-    "int16": 17,
-    "float16": 18,
-    "uint32": 32,
-    "int32": 33,
-    "float32": 34,
-    "uint64": 64,
-    "int64": 65,
-    "float64": 66,
+# The types of scalars and arrays, by the byte that names each: its bits, and 1 for signed, 2 for float.
+_TYPES = {
+    8 * dtype.itemsize + "uif".index(dtype.kind): dtype
+    for dtype in map(np.dtype, ("u1", "i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "<u8", "<i8", "<f8"))
 }
-
-_TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _TYPE_CODES.items()}
+_TYPE_CODES = {dtype.name: code for code, dtype in _TYPES.items()}
 _SHAPE_TYPES = [np.dtype(name) for name in ("u1", "<u2", "<u4", "<u8")]
 _MOST_AXES = 63
 

@@ -25,7 +25,7 @@ from mpwds.storage.mds.encodings import encoding
 from mpwds.storage.mds.shards_v2 import INDEX_NAME, OFFSET_LIMIT, describe_columns, dump_index
 from mpwds.storage.mds.stored_files import Compression, digest, parse_binary_size
 from mpwds.storage.streams.base import ClosesOrDiscards
-from mpwds.storage.streams.gopen import gopen
+from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.resuming import Retries, retrying
 from mpwds.storage.streams.urls import absolute_path, is_local, local_path, without_credentials
 from mpwds.storage.writing.destinations import PendingFile, open_destination, write_whole
@@ -62,7 +62,6 @@ class DatasetWriter(ClosesOrDiscards):
         retries: int = 2,
     ) -> None:
         self.local, self.remote = _places(out, keep_local)
-        self._keep_local = keep_local or self.remote is None
         self._retries = Retries(retries + 1)
         self._compression = compression
         self._end = "" if compression is None else f".{compression.extension}"
@@ -71,7 +70,7 @@ class DatasetWriter(ClosesOrDiscards):
         claims: dict[str, int] = {}
         self._release = weakref.finalize(self, _release, claims, os.getpid())
         try:
-            if self.local is not None and self._keep_local:
+            if self.local is not None:
                 _prepare(self.local, exist_ok, own, claims)
             if self.remote is not None and is_local(self.remote):
                 _prepare(self.remote, exist_ok, own, claims)
@@ -151,7 +150,7 @@ class DatasetWriter(ClosesOrDiscards):
 
     def _store(self, name: str, data: bytes | bytearray) -> None:
         """Writes a file, and sends it to the URL."""
-        if self.local is not None and self._keep_local:
+        if self.local is not None:
             write_whole(PendingFile(os.path.join(self.local, name), replace=False), data)
         if self.remote is not None:
             target, tries = f"{self.remote}/{name}", self._retries
@@ -423,19 +422,16 @@ class StreamingDatasetWriter(DatasetWriter):
 
 
 def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> tuple[str | None, str | None]:
-    """The folder and the URL."""
+    """The folder and the URL that files are written to."""
+    folder = ""
     if isinstance(out, (tuple, list)):
         if len(out) != 2:
             raise ValueError(f"out must be a folder, a URL, or a folder and a URL, got {out!r}")
-        local: str | None = os.fspath(out[0])
-        remote = os.fspath(out[1])
+        folder, out = out
     elif is_local(out):
         return absolute_path(local_path(out)), None
-    else:
-        local, remote = (tempfile.mkdtemp() if keep_local else None), os.fspath(out)
-    if is_local(remote):
-        remote = absolute_path(local_path(remote))
-    return None if local is None else absolute_path(local), remote.rstrip("/")
+    remote = absolute_path(local_path(out)) if is_local(out) else os.fspath(out).rstrip("/")
+    return (absolute_path(folder or tempfile.mkdtemp()) if keep_local else None), remote
 
 
 def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None, claims: dict[str, int]) -> None:
@@ -473,12 +469,8 @@ def _release(claims: dict[str, int], pid: int) -> None:
 
 def refuse_existing(url: str) -> None:
     """Raises ``FileExistsError`` if there is something at ``url``, and ``StreamError`` if nobody can say."""
-    try:
-        with gopen(url) as stream:
-            stream.read(1)
-    except FileNotFoundError:
-        return
-    raise FileExistsError(
-        f"{without_credentials(url)} exists, and no dataset is overwritten: choose another place, or pass "
-        "exist_ok=True"
-    )
+    if exists(url):
+        raise FileExistsError(
+            f"{without_credentials(url)} exists, and no dataset is overwritten: choose another place, or "
+            "pass exist_ok=True"
+        )
