@@ -91,7 +91,7 @@ def open_cloud(
     _obstore()  # report a missing package first
     shown = without_credentials(url)
     _split(url)
-    if _used_by_pid not in (None, os.getpid()):
+    if _is_forked():
         if mode[0] == "r" and stop is None:
             options = {"offset": offset, "config": dict(config or {}), "timeout_s": timeout_s}
             options |= {"retries": vars(retries or Retries()), "read_ahead": read_ahead}
@@ -108,36 +108,30 @@ def open_cloud(
 
 
 def object_version(url: str) -> Version:
-    """The version of an object; asks as :func:`open_cloud` does. ``StreamNotFound`` if there is none."""
+    """The version of an object, asked for as by :func:`open_cloud`. ``StreamNotFound`` if there is none."""
     shown = without_credentials(url)
-    if _used_by_pid not in (None, os.getpid()):
+    if _is_forked():
         with open_cloud(url, read_ahead=0) as stream:
             return stream_version(stream)
-
-    def ask() -> Version:
-        store, path = _store(url, None, 60.0)
-        with _translating(shown, "found"):
-            return _version(_obstore().head(store, path))
-
-    return Attempts(shown, Retries()).run(ask, "when it was looked for")
+    return Attempts(shown, Retries()).run(_CloudObject(url, shown).version, "when it was looked for")
 
 
 @dataclass
 class _CloudObject(Resource):
     url: str
     name: str
-    config: Mapping[str, Any] | None
-    timeout_s: float
+    config: Mapping[str, Any] | None = None
+    timeout_s: float = 60.0
 
     def get(self, position: int, version: Version | None, stop: int | None) -> _CloudBody:
-        if _used_by_pid not in (None, os.getpid()):
+        if _is_forked():
             raise StreamError(
                 f"{self.name}: the stream was opened before this process was forked, and cannot be read "
                 "on in the fork; open it here, or start processes with 'spawn'",
                 self.name,
                 position,
             )
-        store, path = _store(self.url, self.config, self.timeout_s)
+        store, path = self._store()
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
         if stop is not None:
             options["range"] = (position, stop)
@@ -151,8 +145,7 @@ class _CloudObject(Resource):
         except NoRanges:  # perhaps because the rest that it asked for is empty
             if not position:
                 raise
-            with _translating(self.name, "read", position):
-                at_end = _version(_obstore().head(store, path))
+            at_end = self.version()
             if at_end.size is not None and at_end.size < position:
                 raise too_short(self.name, at_end.size, position) from None
             if at_end.size != position:
@@ -160,9 +153,27 @@ class _CloudObject(Resource):
             return _CloudBody(None, position, position, at_end)
 
     def put(self, file: BinaryIO, size: int) -> None:
-        store, path = _store(self.url, self.config, self.timeout_s)
+        store, path = self._store()
         with _translating(self.name, "written"):
             _obstore().put(store, path, file)
+
+    def version(self) -> Version:
+        store, path = self._store()
+        with _translating(self.name, "found"):
+            return _version(_obstore().head(store, path))
+
+    def _store(self) -> tuple[object, str]:
+        global _used_by_pid
+        bucket, path = _split(self.url)
+        settings = json.dumps(_settings(bucket, dict(self.config or {})))
+        if bucket.startswith("r2://"):
+            bucket = "s3" + bucket[2:]
+        _used_by_pid = os.getpid()
+        # The environment is part of the key, as it may change while the process runs.
+        known = sorted(
+            each for each in os.environ.items() if each[0].startswith(("AWS_", "GOOGLE_", "AZURE_"))
+        )
+        return _make_store(bucket, settings, self.timeout_s, json.dumps(known)), path
 
 
 class _CloudBody(Body):
@@ -177,11 +188,13 @@ class _CloudBody(Body):
     def read(self, much: bool = False) -> bytes:
         if self._result is None:
             return b""
+        from obstore.exceptions import BaseError
+
         try:
             if self._chunks is None:
                 self._chunks = iter(self._result.stream(_MUCH_BYTES if much else _CHUNK_BYTES))
             return next(self._chunks, b"")
-        except _obstore_errors() as error:
+        except (BaseError, OSError) as error:
             raise Interrupted(f"the connection broke ({_first_line(error)})") from error
 
     def close(self) -> None:
@@ -238,10 +251,9 @@ def _obstore() -> Any:
     )
 
 
-def _obstore_errors() -> tuple[type[Exception], ...]:
-    from obstore.exceptions import BaseError
-
-    return BaseError, OSError
+def _is_forked() -> bool:
+    """True if this process was forked from one that used cloud storage."""
+    return _used_by_pid not in (None, os.getpid())
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -251,18 +263,6 @@ def _split(url: str) -> tuple[str, str]:
     if not bucket or not path:
         raise ValueError(f"{without_credentials(url)!r} names no object: write {scheme}://BUCKET/NAME")
     return f"{scheme.lower()}://{bucket}", path
-
-
-def _store(url: str, config: Mapping[str, Any] | None, timeout_s: float) -> tuple[object, str]:
-    global _used_by_pid
-    bucket, path = _split(url)
-    settings = _settings(bucket, dict(config or {}))
-    if bucket.startswith("r2://"):
-        bucket = "s3" + bucket[2:]
-    _used_by_pid = os.getpid()
-    # The environment is part of the key, as it may change while the process runs.
-    known = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
-    return _make_store(bucket, json.dumps(settings), timeout_s, json.dumps(known)), path
 
 
 @functools.lru_cache(maxsize=32)
@@ -350,30 +350,27 @@ def _version(meta: Mapping[str, Any]) -> Version:
 @contextlib.contextmanager
 def _translating(name: str, done: str, position: int | None = None) -> Iterator[None]:
     """Raises the library's errors as this package's: what could not be ``done``, and where."""
-    try:
-        yield
-    except _obstore_errors() as error:
-        raise _translated(error, name, done, position) from error
-
-
-def _translated(error: Exception, name: str, done: str, position: int | None) -> Exception:
     from obstore import exceptions
 
-    reason = _first_line(error)
-    if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
-        return StreamNotFound(f"{name}: there is no such object ({reason})", name, position)
-    if isinstance(error, exceptions.PreconditionError):
-        return changed(name, position, "it is another version")
-    status = _STATUS.search(reason)
-    if _NO_RANGE.search(reason) or (status is not None and status[1] == "416"):
-        return NoRanges(f"{name}: it could not be {done} by ranges: {reason}", name, position)
-    if (status is None and "HTTP error" in reason) or (status is not None and is_passing(int(status[1]))):
-        return Interrupted(reason)
-    hint = ""
-    denials = PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
-    if isinstance(error, denials):
-        hint = "; check the credentials and what they allow, and the bucket's region"
-    return StreamError(f"{name}: it could not be {done}: {reason}{hint}", name, position)
+    try:
+        yield
+    except (exceptions.BaseError, OSError) as error:
+        reason = _first_line(error)
+        found = _STATUS.search(reason)
+        status = int(found[1]) if found else 0
+        failed = f"{name}: it could not be {done}"
+        if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
+            raise StreamNotFound(f"{name}: there is no such object ({reason})", name, position) from error
+        if isinstance(error, exceptions.PreconditionError):
+            raise changed(name, position, "it is another version") from error
+        if _NO_RANGE.search(reason) or status == 416:
+            raise NoRanges(f"{failed} by ranges: {reason}", name, position) from error
+        if is_passing(status) if status else "HTTP error" in reason:
+            raise Interrupted(reason) from error
+        denials = PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
+        if isinstance(error, denials):
+            reason += "; check the credentials and what they allow, and the bucket's region"
+        raise StreamError(f"{failed}: {reason}", name, position) from error
 
 
 def _first_line(error: Exception) -> str:
