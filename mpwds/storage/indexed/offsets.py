@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import os
 import struct
 import zlib
@@ -41,7 +42,6 @@ from mpwds.warn import warn
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"mpwdsof5"
-_PATIENCE_S = 60.0
 
 
 _Window: TypeAlias = "tuple[bytes | memoryview, int, list[headers.Found]]"
@@ -139,34 +139,27 @@ def load_or_find(shard: OpenShard, paths: list[str]) -> tuple[Offsets, bool]:
     for path in paths:
         if (offsets := _load(shard, path)) is not None:
             return offsets, True
+    from mpwds.storage.caches.locks import lock, release
+
     found: Offsets | None = None
     for path in paths:
-        with contextlib.ExitStack() as ends:
+        guard = path + ".lock"
+        with contextlib.ExitStack() as stack:
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                loaded = _lock_unless_there(shard, path, ends)
+                while (claim := lock(guard, create=True, timeout_s=math.inf)) is None:
+                    pass  # the process that had it has removed it
             except OSError:  # this folder cannot be written, or its file system has no locks
                 continue
-            if loaded is not None:
-                return loaded, True
+            stack.callback(release, claim)
+            stack.callback(_unlink, guard)
+            if (offsets := _load(shard, path)) is not None:  # another process has written them meanwhile
+                return offsets, True
             found = found or find_offsets(shard)
             with contextlib.suppress(OSError):  # the disk may be full
                 _store(shard, found, path)
                 return found, True
     return found or find_offsets(shard), False
-
-
-def _lock_unless_there(shard: OpenShard, path: str, ends: contextlib.ExitStack) -> Offsets | None:
-    """The offsets, if another process writes them; else ``None``, and until ``ends`` others wait."""
-    from mpwds.storage.caches.locks import lock, release
-
-    guard = path + ".lock"
-    while (claim := lock(guard, create=True, timeout_s=_PATIENCE_S)) is None:
-        if (offsets := _load(shard, path)) is not None:
-            return offsets
-    ends.callback(release, claim)
-    ends.callback(_unlink, guard)
-    return _load(shard, path)
 
 
 def _unlink(path: str) -> None:
