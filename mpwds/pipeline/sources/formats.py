@@ -156,8 +156,7 @@ class _Tar(Format):
     def shards(self, source: str, cache: CacheConfig = NO_CACHE) -> IndexedShards:
         if (path := _description(source)) is None:
             return tar_shards(tar_urls(source), cache)
-        from mpwds.storage.indexed.descriptions import Description
-        from mpwds.storage.indexed.packed import open_packed
+        from mpwds.storage.indexed.descriptions import Description, open_packed
 
         described = open_packed(path) if is_named(path, PACKED) else Description(path)
         return tar_shards(described.urls, cache, described.lengths, described.shards)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from mpwds.storage.indexed.descriptions import load_description, read_description
+from mpwds.storage.indexed.descriptions import load_description, pack, read_description
 from mpwds.storage.indexed.offsets import Offsets, to_text
-from mpwds.storage.indexed.packed import pack
 from mpwds.storage.streams.ahead import work_ahead
 from mpwds.storage.streams.base import detects_truncation
 from mpwds.storage.streams.gopen import gopen

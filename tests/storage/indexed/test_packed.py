@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from mpwds.errors import SecurityError, SpecError
 from mpwds.storage.indexed.describing import convert_description, write_description
-from mpwds.storage.indexed.descriptions import Description, load_description, read_description
-from mpwds.storage.indexed.packed import PackedDescription, open_packed, pack
+from mpwds.storage.indexed.descriptions import (
+    Description,
+    PackedDescription,
+    load_description,
+    open_packed,
+    pack,
+    read_description,
+)
 from tests.memory import allocating_below
 
 names = st.text(st.sampled_from("ab/.:é\udc80\n"), min_size=1)
