@@ -7,11 +7,12 @@ import re
 import tarfile
 from typing import Any, Literal
 
+from mpwds.storage.tar.names import is_meta
+
 Format = Literal[0, 1, 2, "USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"]
 
 _FORMATS = ("USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT")
 _READABLE_KEY = re.compile(r"(?:.*/)?[^.]+")
-_METADATA = re.compile(r"__[^/]*__(?:/|$)")
 _SIZE_LIMIT = 8**11
 _SIZE = slice(124, 136)
 _CHECKSUM = slice(148, 156)
@@ -128,7 +129,7 @@ def file_name(key: str, field: Any) -> str:
             "'png' or 'mask.png'"
         )
     name = f"{key}.{field}"
-    if name.startswith("__") and _METADATA.match(name) is not None:
+    if is_meta(name):
         raise ValueError(f"{name!r} would be skipped by readers, for it has __ at both ends: change the key")
     return name
 
