@@ -96,12 +96,9 @@ def open_cloud(
             options = {"offset": offset, "config": dict(config or {}), "timeout_s": timeout_s}
             options |= {"retries": vars(retries or Retries()), "read_ahead": read_ahead}
             return _open_by_fresh_interpreter(url, shown, bufsize, options)
-        raise StreamError(
-            f"{shown}: cannot be {'read by ranges' if mode[0] == 'r' else 'written'} in this process: it was "
-            "forked from one that used cloud storage, and the library's threads do not survive that; start "
-            "processes with 'spawn'",
-            shown,
-        )
+        what = f"cannot be {'read by ranges' if mode[0] == 'r' else 'written'} in this process"
+        fork = "a fork of one that used cloud storage: start processes with 'spawn'"
+        raise StreamError(f"{shown}: {what}, {fork}", shown)
     retries = retries or Retries()
     source = _CloudObject(url, shown, config, min(timeout_s, retries.within_s))
     return open_resource(source, mode, bufsize, offset, stop, retries, read_ahead)

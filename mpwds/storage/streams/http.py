@@ -138,10 +138,7 @@ def hf_location(url: str) -> str:
     """
     match = _HF_URL.fullmatch(url)
     if match is None:
-        raise ValueError(
-            f"{shown(url)} is not of the form hf://datasets/OWNER/NAME/PATH, with @REVISION after NAME if "
-            "need be"
-        )
+        raise ValueError(f"{shown(url)} is not of the form hf://datasets/OWNER/NAME[@REVISION]/PATH")
     revision = quote(unquote(match["revision"] or "main"), safe="")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     return f"{endpoint}/{match['kind']}{match['repository']}/resolve/{revision}/{quote(match['path'])}"
@@ -188,10 +185,7 @@ def ais_location(url: str) -> str:
         raise ValueError(f"{shown(url)} names no object: write ais://BUCKET/NAME")
     endpoint = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
     if not endpoint:
-        raise ValueError(
-            f"{url}: AIS_ENDPOINT is not set in the environment; it names the AIStore cluster: "
-            "http://host:51080"
-        )
+        raise ValueError(f"{url}: AIS_ENDPOINT is not set; it names the cluster: http://host:51080")
     return f"{endpoint}/v1/objects/{quote(match['bucket'])}/{quote(match['name'])}?provider={provider}"
 
 

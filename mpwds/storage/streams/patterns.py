@@ -143,10 +143,7 @@ def check_url(url: str, trusted: bool, where: str) -> None:
 def _danger(url: str) -> str:
     """The reason for which a URL from an untrusted file is refused; empty if it is not."""
     if url_scheme(url) == "pipe":
-        return (
-            "runs a command, which is allowed only for URLs in your code and for results of WDS_REWRITE in "
-            "your environment"
-        )
+        return "runs a command, which only URLs in your code and results of your WDS_REWRITE may"
     rewritten = apply_rules(url)
     if any(".." in unquote(piece).split("/") for piece in rewritten.pieces):
         return f"has '..', which leaves the place to which {rewritten.variable} in your environment maps it"

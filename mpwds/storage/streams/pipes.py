@@ -235,11 +235,8 @@ class _RunningCommand(InputStream):
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise StreamError(
-                f"{self.name}: the command belongs to the process that this one was forked from; open the "
-                "stream in this process",
-                self.name,
-            )
+            what = "the command belongs to the process that this one was forked from; open the stream here"
+            raise StreamError(f"{self.name}: {what}", self.name)
 
     def _error(self, what: str, kind: type[StreamError] = StreamError) -> StreamError:
         """An error with the end of the command's standard error."""

@@ -105,12 +105,8 @@ def without_credentials(url: str) -> str:
 def too_short(name: str, end: int | None, offset: int) -> StreamError:
     """The error for a resource that ends before the offset from which it is to be read."""
     at = "" if end is None else f" at byte {end},"
-    return StreamError(
-        f"{name}: it ends{at} before byte {offset}, from which it was to be read: it is shorter than it was, "
-        "or the position is of another file",
-        name,
-        offset,
-    )
+    what = f"it ends{at} before byte {offset}: it is shorter than it was, or the position is of another file"
+    return StreamError(f"{name}: {what}", name, offset)
 
 
 def has_rules() -> bool:
@@ -180,8 +176,7 @@ def _apply(rule: str, url: str, variable: str) -> Rewritten:
     pattern, equals, replacement = rule.partition("=")
     if not equals:
         raise ValueError(
-            f"{variable} in the environment has the rule {rule!r} without '=': write prefix=replacement, and "
-            "';' between rules"
+            f"{variable} in the environment has the rule {rule!r} without '=': write prefix=replacement;..."
         )
     for later in range(len(rule) - 1, len(pattern), -1):
         if rule[later] == "=" and url.startswith(rule[:later]):

@@ -111,8 +111,7 @@ def read_members(
                 need *= 2
         if position > source.end:
             raise ShardError(
-                f"{source.url} is truncated: it ends at {source.end}, inside a member that reaches to "
-                f"{position}"
+                f"{source.url} is truncated: it ends at {source.end}, inside a member up to {position}"
             )
         if position > max(offset, finder.after_zeros):
             if not source.detects_truncation:

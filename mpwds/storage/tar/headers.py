@@ -1,16 +1,12 @@
 """The headers of tar archives: what they state, and the errors for headers that cannot be.
 
 A header is 512 bytes: name, size, kind and checksum of a member, whose data follow in whole blocks.
-Extension headers (GNU, pax) come before a member's own and replace its name or size. Headers are read in
-two places, which a property test holds equal to each other and to ``tarfile``:
+Extension headers (GNU, pax) come before a member's own and replace its name or size.
 
-- :class:`MemberFinder` finds the files in a window of an archive: the hot path, for reading in order
-  (``read_members`` in ``entries.py``) and for random access;
-- ``scan`` (``scanning.py``) goes past damage.
-
-This file decides what a header says for both. The finder has the common case inline: a regular file whose
-header differs from the last one in name, size and checksum alone takes 0.8 us, and a call takes a tenth of
-that.
+:class:`MemberFinder` finds the files in a window of an archive, for reading in order and for random access.
+It is the hot path, with the common case inline: a regular file whose header differs from the last one in
+name, size and checksum alone takes 0.8 us. ``scan`` (``scanning.py``) goes past damage; a property test holds
+both equal to ``tarfile``.
 """
 
 from __future__ import annotations
@@ -31,10 +27,7 @@ NO_END = "ends without the end-of-archive blocks: it may be truncated"
 ZERO_BLOCK: Final = bytes(BLOCK)
 
 LAYOUT: Final = struct.Struct("148s8s356s")
-"""A header in three parts: before its checksum, the checksum, and the rest, which starts with its kind.
-
-The members of an archive mostly differ in the first part only: see above.
-"""
+"""A header in three parts: before its checksum, the checksum, and the rest, which starts with its kind."""
 
 NAME_BYTES: Final = 100
 SIZE: Final = slice(124, 136)

@@ -247,10 +247,8 @@ class Decompressed:
             self._decompressor = following.decompressor()
 
     def _damaged(self, why: str) -> ShardError:
-        return ShardError(
-            f"{self._source.url} cannot be decompressed ({self._codec.name}), {self._position} bytes "
-            f"read: {why}"
-        )
+        url, codec = self._source.url, self._codec.name
+        return ShardError(f"{url} cannot be decompressed ({codec}), {self._position} bytes read: {why}")
 
 
 def open_archive(url: str, offset: int, open: OpenAt, max_decompressed_bytes: int) -> Input:

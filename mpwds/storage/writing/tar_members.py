@@ -115,8 +115,7 @@ def check_key(key: Any) -> str:
     base, dot, _ = last.partition(".")
     if base and dot:
         raise ValueError(
-            f"sample key {key!r} would be read back as {directory + slash + base!r}: names end at "
-            "the first dot, replace it"
+            f"sample key {key!r} would be read back as {directory + slash + base!r}: replace the dot"
         )
     raise ValueError(f"sample key {key!r} cannot be read back: expected a name, perhaps after directories")
 
@@ -125,8 +124,7 @@ def file_name(key: str, field: Any) -> str:
     """The name of the file that holds a field. Raises ``ValueError`` if readers would not find it again."""
     if not isinstance(field, str) or not field or "/" in field or "\n" in field or "\0" in field:
         raise ValueError(
-            f"field name {field!r} of sample {key!r} cannot be part of a file name: expected a str such as "
-            "'png' or 'mask.png'"
+            f"field name {field!r} of sample {key!r} cannot be part of a file name, such as 'mask.png'"
         )
     name = f"{key}.{field}"
     if is_meta(name):
