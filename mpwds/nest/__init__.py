@@ -234,11 +234,8 @@ def _to_pairs(
     else:
         keys = _to_nodes(list(map(_key, item)), arrays, allow_pickle, depth)
         if not allow_pickle and (part := _part_with_own_equality(item)) is not None:
-            raise _CannotSend(
-                part,
-                "whose own __hash__ and __eq__ the receiver would have to run, which is not allowed: use "
-                "keys of text, numbers and tuples",
-            )
+            what = "whose own __hash__ and __eq__ the receiver may not run"
+            raise _CannotSend(part, f"{what}: use keys of text, numbers and tuples")
     return keys, _to_nodes(item.values(), arrays, allow_pickle, depth)
 
 
@@ -264,21 +261,15 @@ def _instance_to_node(tag: int, item: Any, arrays: list[Any], allow_pickle: bool
         except Exception as error:
             raise _CannotSend(item, f"whose class cannot be pickled: {error}") from error
     elif tag == DATACLASS and "<locals>" in name:
-        raise _CannotSend(
-            item,
-            "a dataclass that is local to a function, which can only be sent pickled, and pickles are not "
-            "allowed here: define it in a module",
-        )
+        what = "a dataclass that is local to a function, which can only be sent pickled"
+        raise _CannotSend(item, f"{what}, and pickles are not allowed here: define it in a module")
     return [tag, _to_nodes(values, arrays, allow_pickle, depth), name, fields, pickled]
 
 
 def _pickled(item: Any, allow_pickle: bool) -> Any:
     if not allow_pickle:
-        raise _CannotSend(
-            item,
-            "which can only be sent pickled, and pickles are not allowed here: convert it to arrays, "
-            "numbers, text or containers of these",
-        )
+        what = "which can only be sent pickled, and pickles are not allowed here"
+        raise _CannotSend(item, f"{what}: convert it to arrays, numbers, text or containers of these")
     try:
         return [PICKLE, dumps(item)]
     except Exception as error:

@@ -47,10 +47,8 @@ def work_ahead(
 def check_fork(process: int) -> None:
     """Raises RuntimeError in a fork of the process whose threads work ahead: they do not survive it."""
     if os.getpid() != process:
-        raise RuntimeError(
-            f"this iteration belongs to process {process}, of which this one is a fork: threads do not "
-            "survive a fork, so iterate the dataset again here"
-        )
+        what = "threads do not survive a fork, so iterate the dataset again here"
+        raise RuntimeError(f"this iteration belongs to process {process}: {what}")
 
 
 class Threads(Generic[Item, Result]):

@@ -122,12 +122,8 @@ class _CloudObject(Resource):
 
     def get(self, position: int, version: Version | None, stop: int | None) -> _CloudBody:
         if _is_forked():
-            raise StreamError(
-                f"{self.name}: the stream was opened before this process was forked, and cannot be read "
-                "on in the fork; open it here, or start processes with 'spawn'",
-                self.name,
-                position,
-            )
+            what = "a stream cannot be read on in the fork: open it here, or start processes with 'spawn'"
+            raise StreamError(f"{self.name}: {what}", self.name, position)
         store, path = self._store()
         options: dict[str, Any] = {"range": {"offset": position}} if position else {}
         if stop is not None:
@@ -290,8 +286,7 @@ def _settings(bucket: str, config: dict[str, Any]) -> dict[str, Any]:
         if "endpoint" not in settings and not any(map(os.environ.get, _ENDPOINT_VARIABLES)):
             if not account:
                 raise ValueError(
-                    f"{bucket}: set R2_ACCOUNT_ID, or "
-                    "AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com, in the environment"
+                    f"{bucket}: set R2_ACCOUNT_ID, or AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com"
                 )
             settings["endpoint"] = f"https://{account}.r2.cloudflarestorage.com"
     return settings

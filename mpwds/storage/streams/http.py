@@ -171,8 +171,7 @@ def schemes_for_aistore() -> frozenset[str]:
     listed = frozenset(filter(None, os.environ.get("USE_AIS_FOR", "").lower().replace(" ", "").split(":")))
     if unknown := sorted(listed - set(_AIS_PROVIDERS)):
         raise ValueError(
-            f"USE_AIS_FOR in the environment lists {', '.join(unknown)}, which AIStore does not know; it "
-            f"knows {', '.join(_AIS_PROVIDERS)}, separated by ':'"
+            f"USE_AIS_FOR in the environment lists {':'.join(unknown)}: expected {':'.join(_AIS_PROVIDERS)}"
         )
     return listed
 

@@ -335,12 +335,8 @@ class ResumingReader(PieceStream):
         body = self._resource.get(self._position, known, self._stop)
         try:
             if self._stop is not None and known is None and body.stop is None:
-                raise StreamError(
-                    f"{self.name}: a range of bytes was asked for, and the server sends everything: it does "
-                    "not do ranges; read a copy, without remote=True",
-                    self.name,
-                    self._position,
-                )
+                what = "the server sends everything, it does not do ranges; read a copy, without remote=True"
+                raise StreamError(f"{self.name}: {what}", self.name, self._position)
             if known is not None and (difference := known.difference(body.version)):
                 raise changed(self.name, self._position, difference)
             # After an answer in chunks the size may become known only now.

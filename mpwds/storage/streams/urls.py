@@ -61,8 +61,7 @@ def local_path(url: str | os.PathLike[str]) -> str:
     path = as_str(url)
     if not is_local(path):
         raise ValueError(
-            f"{shown(without_credentials(path))} is not the name of a local file: only local files (a path "
-            f"or file:) can be used here, not {url_scheme(path)}:"
+            f"{shown(without_credentials(path))} cannot be used here: only local files can (a path or file:)"
         )
     if url_scheme(path) != "file":
         return path
@@ -226,10 +225,8 @@ def refuse_in_secure_mode(what: str, url: str = "") -> None:
     """Raises ``SecurityError`` if secure mode is on; ``what`` begins its message."""
     if security_enforced():
         where = f" ({without_credentials(url)})" if url else ""
-        raise SecurityError(
-            f"{what}{where} in secure mode: it is on because {_SECURE_VARIABLE}="
-            f"{os.environ[_SECURE_VARIABLE]!r} is in the environment, or because enforce_security was set"
-        )
+        given = f"{_SECURE_VARIABLE}={os.environ[_SECURE_VARIABLE]!r} in the environment"
+        raise SecurityError(f"{what}{where} in secure mode, which {given} or enforce_security has set")
 
 
 def is_named(source: object, *endings: str) -> bool:

@@ -420,8 +420,7 @@ def data_missing(source: Archive, position: int, size: int) -> ShardError:
 def cut_off(source: Archive, position: int) -> ShardError:
     return ShardError(
         f"{source.url} is cut off: it ends at offset {position} without the end-of-archive blocks, and "
-        "nothing else tells its length (a server without Content-Length, or a command). If no member "
-        "is missing, append the blocks to the shard: head -c 1024 /dev/zero >> FILE"
+        "nothing else tells its length. If no member is missing, append them: head -c 1024 /dev/zero >> FILE"
     )
 
 
