@@ -171,14 +171,13 @@ class DatasetLocation:
 
 def _first(names: Sequence[str], read: Callable[[str], T]) -> tuple[str, T]:
     """The first of these files that exists, and what ``read`` returns for it."""
-    missing: FileNotFoundError | None = None
-    for name in names:
-        try:
-            return name, read(name)
-        except FileNotFoundError as error:
-            missing = missing or error
-    assert missing is not None
-    raise missing
+    try:
+        return names[0], read(names[0])
+    except FileNotFoundError:
+        for other in names[1:]:
+            with contextlib.suppress(FileNotFoundError):
+                return other, read(other)
+        raise
 
 
 def _content(path: str) -> bytes | None:

@@ -32,6 +32,7 @@ from mpwds.storage.writing.destinations import PendingFile, open_destination, wr
 
 _SHARD = r"shard\.\d{5,}\.mds(\.(br|bz2|gz|snappy|zstd))?"
 _DATASET = re.compile(rf"index\.json|{_SHARD}|\.(index\.json|{_SHARD})\.[0-9a-f]{{8}}\.partial")
+_ANY_FILE = re.compile(".*", re.DOTALL)
 _FILES_OF_VERSION_1 = re.compile(r"(index|\d{6,})\.mds(\.gz)?|compression\.txt")
 _COMPRESSION_OF_VERSION_1 = re.compile(r"gz(:[1-9])?")
 _CLAIM = ".writer.lock"  # in the folder, while its writer lives
@@ -44,8 +45,8 @@ class DatasetWriter(ClosesOrDiscards):
     Each file appears under its name when it is complete, the index after all shards. The first error of a
     thread is raised with the next shard, or by ``finish``; then there will be no index.
 
-    ``own`` matches the names of the writer's files; the folder may have others. If it is ``None``, the folder
-    may have no files. The other arguments are those of ``MDSWriter``, which also says what is raised.
+    ``own`` matches the names of files that the folder may not have yet. The other arguments are those of
+    ``MDSWriter``, which also says what is raised.
     """
 
     _finished = True  # until there is something to finish
@@ -54,7 +55,7 @@ class DatasetWriter(ClosesOrDiscards):
         self,
         out: str | os.PathLike[str] | tuple[str, str],
         index_name: str,
-        own: re.Pattern[str] | None,
+        own: re.Pattern[str],
         compression: Compression | None,
         keep_local: bool = False,
         exist_ok: bool = False,
@@ -236,7 +237,7 @@ class MDSWriter(DatasetWriter):
         self._head = json.dumps(self._common, sort_keys=True).encode()
         self._field_sizes = struct.Struct(f"<{sum(each.size is None for _, each in self._columns)}I")
         self.shards: list[dict[str, Any]] = []
-        super().__init__(out, INDEX_NAME, None, packing, keep_local, exist_ok, max_workers, retry)
+        super().__init__(out, INDEX_NAME, _ANY_FILE, packing, keep_local, exist_ok, max_workers, retry)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Writes a sample: a value of each column's type, or its encoded bytes. Other fields are ignored."""
@@ -434,7 +435,7 @@ def _places(out: str | os.PathLike[str] | tuple[str, str], keep_local: bool) -> 
     return (absolute_path(folder or tempfile.mkdtemp()) if keep_local else None), remote
 
 
-def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None, claims: dict[str, int]) -> None:
+def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str], claims: dict[str, int]) -> None:
     """Makes a folder that this writer alone writes to, without a dataset in it."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, _CLAIM)
@@ -448,8 +449,7 @@ def _prepare(folder: str, exist_ok: bool, own: re.Pattern[str] | None, claims: d
                 f"another writer writes to {folder}: give each one a folder of its own, and merge the indexes"
             )
         claims[path] = claim
-    names = sorted(name for name in os.listdir(folder) if own is None or own.fullmatch(name))
-    names = [name for name in names if name != _CLAIM]
+    names = sorted(name for name in os.listdir(folder) if own.fullmatch(name) and name != _CLAIM)
     if names and not exist_ok:
         raise FileExistsError(
             f"{folder} holds files already ({names[0]}), and nothing there is overwritten: choose another "

@@ -22,21 +22,13 @@ _ZSTD_RUN = 1  # the type of a block of one byte, repeated
 
 
 class Codec(NamedTuple):
-    """A format of compressed archives.
+    """A format of compressed archives."""
 
-    Attributes:
-        name: Its name in messages.
-        start: A regular expression that matches the first bytes.
-        decompressor: Makes a decompressor of one member, with the interface of ``lzma``'s.
-        compressor: Makes a compressor.
-        endings: Of file names; the first is the format's name as an argument.
-    """
-
-    name: str
-    start: bytes
-    decompressor: Callable[[], Any]
+    name: str  # in messages
+    start: bytes  # a regular expression that matches the first bytes
+    decompressor: Callable[[], Any]  # makes one of one member, with the interface of lzma's
     compressor: Callable[[], Any]
-    endings: tuple[str, ...]
+    endings: tuple[str, ...]  # of file names; the first is the format's name as an argument
 
 
 def compression_of(start: bytes) -> Codec | None:

@@ -16,23 +16,14 @@ from mpwds.storage.tar.input import Input, OpenAt, open_archive
 
 
 class ScannedMember(NamedTuple):
-    """A member of an archive, all of whose bytes are there.
+    """A member of an archive, all of whose bytes are there."""
 
-    Attributes:
-        name: Its name; bytes that are not UTF-8 become surrogates.
-        offset: Where its first header begins.
-        size: Bytes of data.
-        header: Its headers, as they are in the archive.
-        is_file: Whether it is a regular file, rather than a directory, a link or a device.
-        data: Its data; ``None`` if it was not asked for.
-    """
-
-    name: str
-    offset: int
-    size: int
-    header: bytes
-    is_file: bool
-    data: bytes | None
+    name: str  # bytes that are not UTF-8 become surrogates
+    offset: int  # of its first header
+    size: int  # bytes of data
+    header: bytes  # all of its headers, as they are in the archive
+    is_file: bool  # rather than a directory, a link or a device
+    data: bytes | None  # None if it was not asked for
 
     @property
     def end(self) -> int:
