@@ -165,10 +165,8 @@ def extend(known: Extended, kind: int, body: bytes, url: str, position: int) -> 
 class Archive(Protocol):
     """An archive's name for errors, and its end (``sys.maxsize`` if unknown)."""
 
-    @property
-    def url(self) -> str: ...
-    @property
-    def end(self) -> int: ...
+    url: str
+    end: int
 
 
 Found = tuple[str, int, int, int]
@@ -179,15 +177,10 @@ WINDOW_BYTES = 4 * 1024, 1024 * 1024
 
 
 class SeekableArchive(Archive, Protocol):
-    """An archive that can be read at any offset.
+    """An archive that can be read at any offset."""
 
-    Attributes:
-        window_bytes: The least and the most bytes to read at a time. To read the least takes about as long as
-            to begin elsewhere.
-    """
-
-    @property
-    def window_bytes(self) -> tuple[int, int]: ...
+    window_bytes: tuple[int, int]
+    """The least and the most bytes to read at a time. The least takes as long as to begin elsewhere."""
 
     def read(self, size: int, offset: int) -> bytes | memoryview: ...
 
