@@ -54,8 +54,7 @@ class OpenShard(headers.SeekableArchive, Protocol):
     is_remote: bool
     """True if each ``read`` is a request."""
 
-    @property
-    def version(self) -> tuple[int | str, ...]: ...
+    version: tuple[int | str, ...]
 
 
 class Offsets(NamedTuple):
@@ -143,12 +142,12 @@ def load_or_find(shard: OpenShard, paths: list[str]) -> tuple[Offsets, bool]:
 
     found: Offsets | None = None
     for path in paths:
-        guard = path + ".lock"
+        guard, claim = path + ".lock", None
         with contextlib.ExitStack() as stack:
             try:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                while (claim := lock(guard, create=True, timeout_s=math.inf)) is None:
-                    pass  # the process that had it has removed it
+                while claim is None:  # at first, and where the process that had it has removed it
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    claim = lock(guard, create=True, timeout_s=math.inf)
             except OSError:  # this folder cannot be written, or its file system has no locks
                 continue
             stack.callback(release, claim)

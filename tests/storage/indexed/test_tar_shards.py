@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import tarfile
 import time
 from array import array
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from mpwds.errors import ShardError, StreamError
 from mpwds.pipeline.sources.samples import read_samples
+from mpwds.storage.caches import locks
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.describing import describe_shard
 from mpwds.storage.indexed.offsets import Offsets, find_offsets, load_or_find, to_text
@@ -452,6 +454,19 @@ def test_a_process_that_is_killed_meanwhile_leaves_the_work_to_the_next(two, tmp
     process.join()
     assert process.exitcode == 3
     monkeypatch.undo()
+    assert TarShards(two).read(0, 0)["cls"] == b"0"
+    assert os.listdir(tmp_path / ".mpwds") == ["a.tar.offsets"]
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(two, tmp_path, monkeypatch):
+    lock, removed = locks.lock, []
+
+    def remove_once_and_lock(path, **options):
+        if not removed:
+            removed.append(shutil.rmtree(os.path.dirname(path)))
+        return lock(path, **options)
+
+    monkeypatch.setattr(locks, "lock", remove_once_and_lock)
     assert TarShards(two).read(0, 0)["cls"] == b"0"
     assert os.listdir(tmp_path / ".mpwds") == ["a.tar.offsets"]
 
