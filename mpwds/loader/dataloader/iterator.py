@@ -286,35 +286,32 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         with self._turn:
             if self._is_closed:
                 raise StopIteration
-            return self._made()
-
-    def _made(self) -> Any:
-        completed, by_index = self._record.completed, not isinstance(self._dataset, IterableDataset)
-        self._times.enter(WAITED)
-        start_ns = time.monotonic_ns()
-        try:
-            batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
-        except StopIteration:
-            completed.finish()
-            self._times.end()
-            dataset = self._dataset
-            if isinstance(dataset, IterableSource) and dataset.map_style:  # whose epochs nobody else counts
-                dataset._epoch += 1
-            raise
-        except Exception:
-            if by_index:
-                completed.complete(completed.below)
-            self._times.left()
-            raise
-        finally:
-            self._local.active_ns += time.monotonic_ns() - start_ns
-        completed.complete(completed.below)
-        _make_current(self._loader(), self._record)
-        samples = samples_of(self._index, self._auto_collation) if by_index else rows_in(batch)
-        self._times.delivered(*self._local.count(batch, samples))
-        if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
-            completed.finish()  # after the incomplete last batch the loader is at its next epoch
-        return batch
+            completed, by_index = self._record.completed, not isinstance(self._dataset, IterableDataset)
+            self._times.enter(WAITED)
+            start_ns = time.monotonic_ns()
+            try:
+                batch = super()._next_data()  # type: ignore[no-untyped-call]  # torch gives it no types
+            except StopIteration:
+                completed.finish()
+                self._times.end()
+                dataset = self._dataset
+                if isinstance(dataset, IterableSource) and dataset.map_style:
+                    dataset._epoch += 1  # nobody else counts it
+                raise
+            except Exception:
+                if by_index:
+                    completed.complete(completed.below)
+                self._times.left()
+                raise
+            finally:
+                self._local.active_ns += time.monotonic_ns() - start_ns
+            completed.complete(completed.below)
+            _make_current(self._loader(), self._record)
+            samples = samples_of(self._index, self._auto_collation) if by_index else rows_in(batch)
+            self._times.delivered(*self._local.count(batch, samples))
+            if isinstance(self._dataset, Rebatching) and self._dataset_fetcher.ended:
+                completed.finish()  # after the incomplete last batch the loader is at its next epoch
+            return batch
 
     def __del__(self) -> None:
         self._times.end()
