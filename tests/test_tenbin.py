@@ -606,3 +606,13 @@ def test_missing_ml_dtypes_is_an_error_that_names_the_extra():
         "else: sys.exit('no error')"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_head_that_was_seen_before_is_checked_against_this_buffer():
+    buffer = bytearray(192)
+    tenbin.write_array(buffer, 0, np.arange(5, dtype="int16"))
+    assert tenbin.parse_array(buffer, 0) == tenbin.parse_array(buffer, 0)
+    with pytest.raises(TenbinError, match="truncated"):
+        tenbin.parse_array(buffer[:150], 0)
+    with pytest.raises(TenbinError):
+        tenbin.parse_array(buffer, 96)

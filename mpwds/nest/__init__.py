@@ -408,7 +408,9 @@ def _from_node(tag: int, node: list[Any], arrays: Iterator[Any], allow_pickle: b
 
 
 def _dict(node: Any, arrays: Iterator[Any], allow_pickle: bool, depth: int) -> dict[Any, Any]:
-    keys = _from_nodes(node[1], arrays, allow_pickle, depth)
+    keys = node[1]
+    if type(keys) is not list or not set(map(type, keys)) <= PLAIN_OR_INT:
+        keys = _from_nodes(keys, arrays, allow_pickle, depth)
     values = _from_nodes(node[2], arrays, allow_pickle, depth)
     may_run_code = not allow_pickle and list in map(type, node[1])
     if may_run_code and (part := _part_with_own_equality(keys)) is not None:

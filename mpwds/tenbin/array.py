@@ -163,6 +163,27 @@ def parse_array(buffer: Buffer, offset: int) -> ArrayHeader:
         ArrayHeader(code='u1', name='x', shape=(2, 3), data_offset=96, nbytes=6, end=160)
     """
     size = memoryview(buffer).nbytes
+    if 0 <= offset <= size - _HEAD.size:
+        header = _parsed_head(_HEAD.unpack_from(buffer, offset)[0])
+        if header is not None and offset + header.end <= size:
+            code, name, shape, start, nbytes, end = header
+            return ArrayHeader(code, name, shape, offset + start, nbytes, offset + end)
+    return _parse_array(buffer, offset, size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed_head(head: bytes) -> ArrayHeader | None:
+    """What is before an array's data, at offset 0. Most arrays of a loader have one of a few such heads.
+
+    ``None`` if it is damaged, or goes on because the array has more than five dimensions.
+    """
+    try:
+        return _parse_array(head, 0, sys.maxsize)
+    except (TenbinError, struct.error):
+        return None
+
+
+def _parse_array(buffer: Buffer, offset: int, size: int) -> ArrayHeader:
     if offset < 0 or size - offset < 16:
         raise truncated(offset, 16, size - offset)
     magic, length = CHUNK.unpack_from(buffer, offset)
@@ -368,6 +389,7 @@ _DIMS = [struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1)]
 # Everything before the data: the header chunk, its padding, the prefix of the data chunk.
 _HEADS = [struct.Struct(f"<8sq8s8sq{ndim}q{-(24 + 8 * ndim) & 63}x8sq") for ndim in range(MAX_NDIM + 1)]
 HEAD_NBYTES = [head.size for head in _HEADS]
+_HEAD = struct.Struct(f"{HEAD_NBYTES[0]}s")
 _PADDINGS = [struct.Struct(f"<{nbytes}x") for nbytes in range(64)]
 
 

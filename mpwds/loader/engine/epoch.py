@@ -208,7 +208,7 @@ class EpochIterator(EpochBatches):
             stream = self._turns[0]
         while True:
             carriers = self._all_carriers() if stream is None else [self._carriers[stream]]
-            candidates = list(map(self._workers.__getitem__, carriers))
+            candidates = [self._workers[index] for index in carriers]
             try:
                 for worker in candidates:
                     message = worker.receive()
