@@ -1,1 +1,3 @@
-"""``mpwds demo``: the command in ``demo.py``; data, network and training loop in ``training.py``."""
+"""``mpwds demo``: the command (``demo.py``), also with ``--remote``, which trains from two servers and kills
+one. Its data, network and training loop are in ``training.py``.
+"""

@@ -1,1 +1,7 @@
-"""Commands that read shards: ``shards.py`` reads samples past damage, ``selection.py`` chooses among them."""
+"""Commands on shards: ``extract``, ``show``, and in ``commands.py`` ``ls``, ``cat``, ``info``, ``verify`` and
+``repair``.
+
+``shards.py`` turns arguments into shards and reads their samples past damage, ``selection.py`` selects
+samples and fields. ``describing.py`` says what fields hold,
+``sheet.py`` draws samples for ``show``.
+"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,21 +118,20 @@ class Shuffle(PassThroughStage, called="shuffle"):
         if self.seed is None:
             place = [context.seed or 0, context.moment, context.rank, context.worker, context.stage]
         rng = random.Random("shuffle/" + "/".join(map(str, place)))
-        draw = rng.random
-        return _Shuffled(source, rng, lambda count: int(draw() * count), self.capacity(context), self.initial)
+        return _Shuffled(source, rng, self.capacity(context), self.initial)
 
 
 class _Shuffled(WrappedStream[Any]):
-    """The elements of a source in random order. ``pick`` draws the place of one of so many by ``rng``."""
+    """The elements of a source in random order; ``by_range`` draws them as webdataset does, and slower."""
 
     _counters = ("_started",)
 
     def __init__(
-        self, source: Stream[Any], rng: random.Random, pick: Callable[[int], int], size: int, initial: int
+        self, source: Stream[Any], rng: random.Random, size: int, initial: int, by_range: bool = False
     ) -> None:
         super().__init__(source)
         self._rng = rng
-        self._pick = pick
+        self._by_range = by_range
         self._size = size
         self._initial = initial
         self._held: list[tuple[Address, Any]] = []
@@ -151,7 +149,8 @@ class _Shuffled(WrappedStream[Any]):
         self._started = True
         if not held:
             raise StopIteration
-        pick = self._pick(len(held))
+        count = len(held)
+        pick = self._rng.randrange(count) if self._by_range else int(self._rng.random() * count)
         held[pick], held[-1] = held[-1], held[pick]
         return held.pop()
 
@@ -189,7 +188,7 @@ class Detshuffle(PassThroughStage, called="detshuffle"):
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         rng = random.Random(self.seed + self.epoch + 1 + context.epoch)
         initial = max(2, self.initial + self.initial % 2)  # it takes in pairs, from the beginning
-        return _Shuffled(source, rng, rng.randrange, self.capacity(context), initial)
+        return _Shuffled(source, rng, self.capacity(context), initial, by_range=True)
 
 
 def _whole(name: str, value: Any) -> int:

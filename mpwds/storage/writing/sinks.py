@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -68,7 +69,7 @@ class SeriesSink(ClosesOrDiscards, Generic[S]):
         self.shards: list[str] = []
         self._where = where
         self._open = open
-        self._maxcount = maxcount
+        self._maxcount = math.inf if maxcount is None else maxcount
         self._maxsize = maxsize
         self._force = force
         self._total = total
@@ -79,17 +80,15 @@ class SeriesSink(ClosesOrDiscards, Generic[S]):
 
     def shard_for(self, nbytes: int) -> S:
         """The shard for a sample of so many bytes: the current one, or the next if it has no room there."""
-        if self._is_series and self._shard is not None and self._is_full(nbytes):
+        if (self._is_series and self._shard is not None) and (
+            self._count >= self._maxcount
+            or (self._maxsize is not None and self._total(self._size + nbytes) > self._maxsize)
+        ):
             self.close()
         shard = self._shard or self._open_next()
         self._count += 1
         self._size += nbytes
         return shard
-
-    def _is_full(self, nbytes: int) -> bool:
-        return (self._maxcount is not None and self._count >= self._maxcount) or (
-            self._maxsize is not None and self._total(self._size + nbytes) > self._maxsize
-        )
 
     def _open_next(self) -> S:
         name = numbered(self._where, len(self.shards))
