@@ -45,12 +45,13 @@ def evened(
     delivered: int,
     has_moved: bool,
     timeout: float | None,
+    window: int,
 ) -> EvenIterator:
     """Begins an even epoch of a loader, or of the stages after it, on one of several ranks.
 
     ``start`` begins an epoch by its number; its second argument says whether batches are taken ahead. Of a
     resumed epoch, each rank ``delivered`` as many batches before. What is left of one that ``has_moved`` here
-    from other ranks cannot be counted, and may be nothing.
+    from other ranks cannot be counted, and may be nothing. ``window`` is that of ``LengthConsensus``.
     """
 
     def begin(number: int) -> Iterator[Any]:
@@ -67,8 +68,8 @@ def evened(
         return EvenIterator(part, lambda delivered: target - delivered, delivered)
     ranks = TorchRanks()
     part = RankShard(begin, even)
-    timeout = None if timeout is None else timeout * MOST_AHEAD
-    agreement = LengthConsensus(ranks, part.look_ahead, even, here.epoch, timeout)
+    timeout = None if timeout is None else timeout * (window + 1)
+    agreement = LengthConsensus(ranks, part.look_ahead, even, here.epoch, timeout, window)
     # That a rank has nothing is an error at the start of an epoch only.
     return EvenIterator(part, agreement, delivered or int(has_moved))
 
@@ -193,10 +194,16 @@ def _other_passes(passes: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
 
 
 WINDOW = 4
-"""Batches that ranks agree on at once: an agreement takes about as long as three threads take to wake up."""
+"""The least number of batches that ranks agree on at once: that takes as long as three threads to wake up."""
 
-MOST_AHEAD = WINDOW + 1
-"""Batches that may be taken ahead of the training loop."""
+
+def window_of(workers: int) -> int:
+    """Batches of a loader that ranks agree on at once: a round of its workers. It may differ on ranks.
+
+    They are taken ahead of the training loop, with one more to pad.
+    """
+    return max(WINDOW, workers)
+
 
 _EVEN: tuple[Even, ...] = get_args(Even)
 _NOBODY = -1

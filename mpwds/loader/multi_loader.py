@@ -230,7 +230,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
             with beginning(self, self._position) as epoch:
                 batches = self._begin_rounds(epoch)
         else:
-            batches = self._iterate(self._begin, self._count, self._position)
+            batches = self._iterate(self._begin, self._count, self._position, in_batches=True)
         return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int, _takes_ahead: bool) -> Iterator[Any]:
@@ -459,17 +459,22 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         return f"  # {stats.in_short}" if stats.batches else ""
 
     def _iterate(
-        self, begin: Callable[[int, bool], Iterator[Any]], count: CountOf, position: LoaderPosition
+        self,
+        begin: Callable[[int, bool], Iterator[Any]],
+        count: CountOf,
+        position: LoaderPosition,
+        in_batches: bool = False,
     ) -> Iterator[Any]:
         """Begins the next epoch, an even one if the loader asks for that."""
         with beginning(self, self._position, position) as epoch:
             if self.even is None or not self._is_even():
                 return begin(epoch, False)
-            from mpwds.loader.even import evened
+            from mpwds.loader.even import evened, window_of
 
             here = self._here(epoch)
             delivered, has_moved = position.delivered_before(epoch), position.has_moved(epoch)
-            return evened(self.even, here, begin, count, delivered, has_moved, self.timeout)
+            window = window_of(self.workers if in_batches else 0)
+            return evened(self.even, here, begin, count, delivered, has_moved, self.timeout, window)
 
     def _count(self, context: Context, exact: bool) -> int:
         return count_delivered(self.dataset, self._contexts(context), exact).elements
@@ -685,9 +690,9 @@ def make_setup(
     if options.even is not None and options.streams is not None:
         ahead = options.streams // here.world_size if options.even == "drop" else 1
     elif options.even is not None and here.world_size > 1:
-        from mpwds.loader.even import MOST_AHEAD
+        from mpwds.loader.even import window_of
 
-        ahead = MOST_AHEAD
+        ahead = window_of(options.workers) + 1
     blocks += -(-ahead // options.workers)
     blocks = min(blocks, MOST_BLOCKS)
     place = here.rank, here.world_size, options.seed, options.streams

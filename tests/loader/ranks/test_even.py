@@ -13,7 +13,7 @@ from mpwds import DataPipeline, EvenEpochError, MultiLoader, WebDataset
 from mpwds.loader.engine.epoch import EpochIterator
 from mpwds.loader.even import EvenIterator, LengthConsensus, RankShard
 from mpwds.storage.writing.tar_writer import TarWriter
-from tests.loader.ranks.simulated_ranks import on_all_ranks
+from tests.loader.ranks.simulated_ranks import AlikeRanks, on_all_ranks
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -291,7 +291,7 @@ def test_one_rank_alone_iterates_as_ever():
         del epoch
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2), (1, 254)])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 2), (2, 1), (3, 2), (6, 1), (1, 254)])
 @pytest.mark.parametrize("even", ["drop", "pad"])
 def test_batches_taken_ahead_leave_workers_blocks_to_write_to(even, workers, prefetch, at_rank, monkeypatch):
     monkeypatch.setattr("mpwds.loader.even.world_size", lambda: 2)
@@ -335,3 +335,23 @@ def test_ranks_with_idle_workers_deliver_equally_many(even, each, tmp_path, at_r
     assert set(first) < {0, 1, 2, 3, 8, 9, 10, 11} if even == "drop" else len(set(first)) == 8
     assert second[:4] == [4, 5, 6, 7]
     assert second[4:] == {"drop": [], "pad": [7] * 4}.get(even, [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(("workers", "messages"), [(1, 7), (6, 5)])
+def test_ranks_agree_on_a_round_of_the_workers_and_on_four_batches_at_the_least(
+    workers, messages, at_rank, monkeypatch
+):
+    sent = []
+
+    class Ranks(AlikeRanks):
+        def largest(self, numbers, timeout):
+            sent.append(numbers)
+            return numbers
+
+    monkeypatch.setattr("mpwds.loader.even.TorchRanks", Ranks)
+    at_rank(0, 1)
+    monkeypatch.setattr("mpwds.loader.even.world_size", lambda: 2)
+    dataset = DataPipeline(range(24)).map(int)
+    with MultiLoader(dataset, workers=workers, even="drop") as loader:
+        assert len(list(loader)) == 24
+    assert len(sent) == messages
