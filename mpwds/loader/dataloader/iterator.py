@@ -278,9 +278,10 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         return self._index
 
     def close(self) -> None:
-        """Ends the iteration, after a batch that is being made: from then on it draws no random numbers."""
-        with self._turn:
-            self._is_closed = True
+        """Ends the iteration, which then draws no random numbers; waits a second for a batch being made."""
+        self._is_closed = True
+        if self._turn.acquire(timeout=1.0):
+            self._turn.release()
 
     def _next_data(self) -> Any:
         with self._turn:
