@@ -21,8 +21,8 @@ import mpwds
 
 Sample = dict[str, Any]
 
-sys.path.append(str(Path(__file__).parents[3] / "tests" / "storage" / "mds"))
-import peer  # noqa: E402
+sys.path.append(str(Path(__file__).parents[3]))
+from tests.storage.mds import peer  # noqa: E402 - found by the line above
 
 
 def in_a_fork(function: Callable[..., object], *arguments: object) -> None:
