@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from mpwds.cluster.actors import CLIENT_KEYS, SERVER_KEYS, Directory, TrainerFigures
-from mpwds.cluster.fleet import Scaling
+from mpwds.cluster.scaling import Scaling
 
 URLS = [f"tcp://server-{number}:1" for number in range(100)]
 

@@ -11,7 +11,7 @@ import pytest
 
 import mpwds
 from mpwds.feed import wire
-from mpwds.feed.client import addresses
+from mpwds.feed.client import addresses, sharing
 from tests.feed.clients import Client
 from tests.feed.faults.checking import rows, undisturbed, wait_for_status, warned
 from tests.feed.serving import ServerProcess, bits, delivered, served
@@ -414,7 +414,7 @@ def test_a_rank_that_moves_no_parts_or_has_as_many_workers_as_it_wants_keeps_tho
     monkeypatch.setenv("RANK", "0")
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with served(dataset, workers=1) as one, served(dataset, workers=1) as two:
-        [[first, _], _] = addresses.links([one.url, two.url], world_size=2, each=2)
+        [[first, _], _] = sharing.links([one.url, two.url], world_size=2, each=2)
         listed.write([two, one][first])
         with follow(listed.url, server_timeout=5, **options) as loader:
             batches, got = begin(loader)
@@ -434,7 +434,7 @@ def test_a_server_that_was_left_to_another_rank_is_asked_again_when_it_is_a_shar
     listed, dataset = Listed(tmp_path), rows(20, 2)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(4)]
-        shares = [share.url for share in addresses.shares([server.url for server in servers], 0, 2)]
+        shares = [share.url for share in sharing.shares([server.url for server in servers], 0, 2)]
         left, other = [server for server in servers if server.url not in shares]
         listed.write(left)
         connections = stack.enter_context(follow(listed.url))._remote.connected()
@@ -458,7 +458,7 @@ def test_a_rank_that_lost_all_its_servers_gets_workers_of_another_ranks_servers(
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(served(dataset, workers=2)) for _ in range(4)]
-        shares = [share.url for share in addresses.shares([server.url for server in servers], 0, 2)]
+        shares = [share.url for share in sharing.shares([server.url for server in servers], 0, 2)]
         listed.write(*servers)
         monkeypatch.setenv("RANK", "0")
         loader = stack.enter_context(follow(listed.url, streams=streams, min_servers=2))
@@ -498,7 +498,7 @@ def test_a_rank_that_came_before_other_servers_leaves_a_worker_to_the_rank_that_
     listed, dataset = Listed(tmp_path), rows(200, 2)
     with served(dataset, workers=1) as one, served(dataset, workers=1) as two:
         monkeypatch.setenv("RANK", "0")
-        [[first, _], _] = addresses.links([one.url, two.url], world_size=2, each=2)
+        [[first, _], _] = sharing.links([one.url, two.url], world_size=2, each=2)
         of_other_rank = [two, one][first]
         listed.write(of_other_rank)
         with follow(listed.url, streams=streams) as loader:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mpwds.feed.client.addresses import MOST_LINKS, links, shares
+from mpwds.feed.client import sharing
+from mpwds.feed.client.sharing import links, shares
 
 WORKERS = 16
 """Of each server."""
@@ -16,7 +17,7 @@ def urls(servers):
 
 
 def table(servers, ranks):
-    return links(urls(servers), ranks, min(MOST_LINKS, servers, max(2, -(-servers // ranks))))
+    return links(urls(servers), ranks, min(sharing.MOST_LINKS, servers, max(2, -(-servers // ranks))))
 
 
 @pytest.mark.parametrize(("servers", "ranks"), JOBS)
@@ -62,7 +63,7 @@ def test_all_ranks_use_all_of_few_servers():
 
 
 def test_a_rank_alone_uses_as_many_as_it_may():
-    assert len(shares(urls(50), 0, 1)) == MOST_LINKS
+    assert len(shares(urls(50), 0, 1)) == sharing.MOST_LINKS
     assert len(shares(urls(50), 0, 1, most=50)) == 50
 
 

@@ -24,7 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpwds.errors import MpwdsError, SecurityError, ServerLost
 from mpwds.feed import wire
-from mpwds.feed.client import addresses
+from mpwds.feed.client import addresses, sharing
 from mpwds.feed.client.connection import OnServerLoss, RemoteOptions, ServerConnection
 from mpwds.feed.definition import title
 from mpwds.interrupts import uninterrupted
@@ -109,10 +109,10 @@ class ServerConnections:
     def _follow(self, urls: list[str]) -> None:
         """Connects to the servers at these URLs that this rank uses, and lets go of others."""
         least = self.options.min_servers or 0
-        most = self.options.max_servers or max(addresses.MOST_LINKS, least)
+        most = self.options.max_servers or max(sharing.MOST_LINKS, least)
         if self._here.world_size == 1 and not self._addresses.is_followed:
             most = self.options.max_servers or len(urls)
-        shares = addresses.shares(urls, self._here.rank, self._here.world_size, most, least)
+        shares = sharing.shares(urls, self._here.rank, self._here.world_size, most, least)
         used = self._shares = {share.url: share for share in shares}
         kept = [  # those that have not welcomed this trainer are asked anew, for another share
             connection
@@ -155,7 +155,7 @@ class ServerConnections:
             raise failed
         self.connections = kept
 
-    def _dealt(self, new: list[addresses.Share]) -> list[tuple[addresses.Share, int | None]]:
+    def _dealt(self, new: list[sharing.Share]) -> list[tuple[sharing.Share, int | None]]:
         """The new servers to ask, and for how many workers; see :meth:`_deal_again`, too."""
         wanted, given, servers = self.options.workers, self.options.given, len(new)
         if given:
