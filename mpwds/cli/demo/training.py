@@ -144,7 +144,7 @@ def _check(train: Counter[int], held_out: Counter[int], data: str, test: str) ->
     if train.keys().isdisjoint(held_out):
         where = f"--test {test}" if test else f"--data {data}"
         raise ValueError(
-            f"{where}: none of its {held_out.total()} held-out samples has a label of those to train on"
+            f"{where}: none of its {held_out.total()} held-out samples has a label that is trained on"
         )
 
 
