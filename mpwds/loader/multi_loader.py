@@ -230,7 +230,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
             with beginning(self, self._position) as epoch:
                 batches = self._begin_rounds(epoch)
         else:
-            batches = self._iterate(self._begin, self._count, self._position, in_batches=True)
+            batches = self._iterate(self._begin, self._count, self._position, self.workers)
         return DeliveredCounter(batches, self._position.last) if self._takes_ahead() else batches
 
     def _begin(self, epoch: int, _takes_ahead: bool) -> Iterator[Any]:
@@ -463,9 +463,9 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         begin: Callable[[int, bool], Iterator[Any]],
         count: CountOf,
         position: LoaderPosition,
-        in_batches: bool = False,
+        workers: int = 0,
     ) -> Iterator[Any]:
-        """Begins the next epoch, an even one if the loader asks for that."""
+        """Begins the next epoch, an even one if the loader asks for that: ``window_of(workers)`` at once."""
         with beginning(self, self._position, position) as epoch:
             if self.even is None or not self._is_even():
                 return begin(epoch, False)
@@ -473,7 +473,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
 
             here = self._here(epoch)
             delivered, has_moved = position.delivered_before(epoch), position.has_moved(epoch)
-            window = window_of(self.workers if in_batches else 0)
+            window = window_of(workers)
             return evened(self.even, here, begin, count, delivered, has_moved, self.timeout, window)
 
     def _count(self, context: Context, exact: bool) -> int:
