@@ -25,7 +25,8 @@ from mpwds.storage.writing.destinations import (
 from mpwds.viewing.wording import printable
 
 _FILE = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz|msgpacks?|msg|mp|cbors?)$", re.IGNORECASE)
-_OWN = re.compile(r"(file:(//)?)?/(dev/(stdin$|fd/)|proc/self/fd/)")
+_OWN = re.compile(r"(file:(//)?)?/(dev/(std(in|out)$|fd/)|proc/self/fd/)")
+_STDOUT = re.compile(r"-|(file:(//)?)?/(dev/(stdout|fd/1)|proc/self/fd/1)")
 _REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
 
@@ -43,6 +44,11 @@ def is_own(url: str) -> bool:
         (True, True, False)
     """
     return url == "-" or _OWN.match(url) is not None
+
+
+def is_stdout(output: str) -> bool:
+    """True if an output is standard output: what a command says goes to standard error, then."""
+    return _STDOUT.fullmatch(output) is not None
 
 
 def path_of(url: str) -> str | None:
@@ -82,9 +88,9 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
         raise WrongArgument(f"{output}: %s stands for the split, and there is only one")
     if "%s" in output:
         return output.replace("%s", split)
-    if output == "-" and len(splits) > 1:
+    if is_stdout(output) and len(splits) > 1:
         raise WrongArgument("standard output is one stream, and there are splits: write %s-%06d.tar")
-    if output == "-":
+    if is_stdout(output):
         return output
     if split and url_scheme(output) == "pipe":
         raise WrongArgument(f"the split {split!r} cannot be a part of {output!r}: write %s for it")

@@ -103,7 +103,7 @@ def convert(
     if first is None:
         raise ValueError(f"{source}: there is no sample in it")
     plan = plan_fields(first, dataset.columns, kind, columns)
-    told = console(where == "-" or as_json)
+    told = console(outputs.is_stdout(where) or as_json)
     told.print(_plan_table(plan, dataset.columns, format.name, kind))
     encodings = {new: target for new, target, _ in plan.values()}
     if keys and in_columns:
@@ -137,7 +137,7 @@ def convert(
             outputs.warn_of_older(where, sink.shards)
     if as_json:
         shown = {name: {"to": new, "as": target} for name, (new, target, _) in plan.items()}
-        report(as_json, {**figures, "format": kind, "fields": shown}, to_stderr=where == "-")
+        report(as_json, {**figures, "format": kind, "fields": shown}, to_stderr=outputs.is_stdout(where))
     seconds = time.monotonic() - began
     what = f"{counted(figures['samples'], 'sample')} ({size(figures['bytes'])}, {seconds:.1f} s)"
     before = figures["complete_before"]

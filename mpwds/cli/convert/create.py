@@ -122,7 +122,7 @@ def create(
     outputs.refuse_limits(output, maxcount or maxsize)
     if over.part is not None and index:
         raise WrongArgument("--index describes all shards: make it at the end, by a run without --part")
-    told = console(output == "-" or as_json)
+    told = console(outputs.is_stdout(output) or as_json)
     with contextlib.ExitStack() as ends:
 
         def scratch() -> str:
@@ -170,7 +170,7 @@ def create(
             write_whole(open_destination(url, replace=False), json.dumps(content, indent=2).encode())
     if as_json:
         values = {"shards": [vars(shard) for shard in written], "files": list(files)}
-        report(as_json, values, to_stderr=output == "-")
+        report(as_json, values, to_stderr=outputs.is_stdout(output))
     told.print(_summary(written, time.monotonic() - began, list(files)))
 
 

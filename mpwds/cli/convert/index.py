@@ -13,7 +13,7 @@ from typer import Argument, BadParameter, Option, Typer
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.options import Force, Json
-from mpwds.cli.outputs import make_folders, refuse_existing, refuse_own_input
+from mpwds.cli.outputs import is_stdout, make_folders, refuse_existing, refuse_own_input
 from mpwds.cli.shards import expanded, shard_urls
 from mpwds.storage.streams.gopen import gopen
 from mpwds.viewing.wording import counted, printable, size
@@ -78,7 +78,7 @@ def create(
             name=name,
             base=base,
             info=about,
-            relative_to=None if output == "-" else folder_of(output),
+            relative_to=None if is_stdout(output) else folder_of(output),
             offsets=offsets,
             jobs=jobs,
             progress=lambda url: advance(1, "reading shards"),
@@ -110,7 +110,7 @@ def _report_written(output: str, shards: Sequence[Mapping[str, Any]], as_json: b
     samples = sum(shard["nsamples"] for shard in shards)
     values = {"file": output, "shards": len(shards), "samples": samples}
     text = f"{output}: {counted(len(shards), 'shard')}, {counted(samples, 'sample')}"
-    report(as_json, values, text, to_stderr=output == "-")
+    report(as_json, values, text, to_stderr=is_stdout(output))
 
 
 @index.command()

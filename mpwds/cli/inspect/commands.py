@@ -19,7 +19,15 @@ from mpwds.cli.app import Invocation
 from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
-from mpwds.cli.outputs import is_file, is_own, make_folders, path_of, refuse_existing, refuse_own_input
+from mpwds.cli.outputs import (
+    is_file,
+    is_own,
+    is_stdout,
+    make_folders,
+    path_of,
+    refuse_existing,
+    refuse_own_input,
+)
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import is_local, last_part, without_credentials
 from mpwds.viewing.wording import counted, printable, size
@@ -316,8 +324,8 @@ def repair(
         done = list(each(copies, Repair(decode, required, force), jobs, "writing"))
     if as_json:
         for copy in done:
-            report(as_json, copy.as_dict(), to_stderr=output == "-")
-    elif output != "-":
+            report(as_json, copy.as_dict(), to_stderr=is_stdout(output))
+    elif not is_stdout(output):
         _print(done, [problem for found in reports for problem in found.problems])
     return int(not all(found.is_readable for found in reports))
 
@@ -339,7 +347,7 @@ def _saved(url: str, stack: ExitStack) -> str:
 def _targets(output: str, names: Sequence[str], force: bool) -> list[str]:
     if len(names) == 1 and is_file(output):
         targets = [output]
-    elif output == "-":
+    elif is_stdout(output):
         raise BadParameter("standard output takes one copy: name a folder for those of several shards")
     else:
         files = (last_part(name) if is_local(name) else last_part(name).partition("?")[0] for name in names)

@@ -14,7 +14,7 @@ from typer import Argument, BadParameter, Option
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.options import Distributed, Resharding, ShardByShard, Spilling
-from mpwds.cli.outputs import path_of, refuse_own_input, warn_of_older
+from mpwds.cli.outputs import is_stdout, path_of, refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
 from mpwds.cli.reshard.raw_samples import OpenFiles, RawSample, read_raw_samples
 from mpwds.cli.shards import load, shard_urls
@@ -145,7 +145,7 @@ def report_processed(to: ShardByShard, counts: Counter[str], more: Mapping[str, 
     figures, shards = ("samples", "bytes", "skipped"), ("shards", "complete_before")
     values = {**{name: counts[name] for name in figures}, **more, **{name: counts[name] for name in shards}}
     skipped = f"; {counts['skipped']:,} samples skipped" if to.on_error != "stop" else ""
-    report(to.as_json, values, _sum_up(counts) + skipped, to_stderr=to.output == "-")
+    report(to.as_json, values, _sum_up(counts) + skipped, to_stderr=is_stdout(to.output))
 
 
 def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = ()) -> None:
@@ -184,7 +184,7 @@ def reshard(to: Resharding, arrange: Arrange = iter, fields: Collection[str] = (
     counts = f"from {counted(len(urls), 'shard')} to {len(sink.shards)}"
     text = f"{sink.samples:,} samples, {size(sink.bytes)}, {counts}: {names}"
     figures = {"samples": sink.samples, "bytes": sink.bytes, "shards": sink.shards}
-    report(to.as_json, figures, text, to_stderr=to.output == "-")
+    report(to.as_json, figures, text, to_stderr=is_stdout(to.output))
 
 
 def _local_size(urls: Sequence[str]) -> int | None:

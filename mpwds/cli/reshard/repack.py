@@ -12,6 +12,7 @@ from typer import Option
 
 from mpwds.cli.console import console, table
 from mpwds.cli.options import Distributed, ShardByShard
+from mpwds.cli.outputs import is_stdout
 from mpwds.cli.reshard.commands import report_processed
 from mpwds.imports import require
 from mpwds.viewing.wording import size
@@ -46,7 +47,7 @@ def repack(
     processing = Processing([map_stage(smaller)], to, smaller.counts)
     counts = processing.run(over, [repr(smaller), pillow.__version__])
     figures = _figures_of(counts)
-    if counts["shards"] and not to.as_json and to.output != "-":
+    if counts["shards"] and not to.as_json and not is_stdout(to.output):
         _show(figures)
     report_processed(to, counts, figures)
 

@@ -171,9 +171,9 @@ class TestOnError:
         assert "stages must yield samples" in proc("unnamed").stderr
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
-def test_pipes_on_both_ends(command, name):
-    words = [*command, "proc", "pipeline.py:doubled", name, "-"]
+@pytest.mark.parametrize(("source", "output"), [("-", "-"), ("/dev/fd/0", "/dev/stdout")])
+def test_pipes_on_both_ends(command, source, output):
+    words = [*command, "proc", "pipeline.py:doubled", source, output]
     done = subprocess.run(words, input=Path("in-0.tar").read_bytes(), capture_output=True, check=True)
     assert done.stderr.startswith(b"20 samples")
     listed = subprocess.run(["tar", "-tf", "-"], input=done.stdout, capture_output=True, check=True)

@@ -91,9 +91,10 @@ def test_compressed_shards_are_read_and_written(run, two_shards, compress, membe
     assert os.path.getsize(f"all.tar.{compress}") < 5_000
 
 
-def test_pipes_on_both_ends(command, two_shards):
+@pytest.mark.parametrize("output", ["-", "file:///dev/fd/1"])
+def test_pipes_on_both_ends(command, two_shards, output):
     source = Path("in-0.tar").read_bytes()
-    done = subprocess.run([*command, "merge", "-", "-"], input=source, capture_output=True, check=True)
+    done = subprocess.run([*command, "merge", "-", output], input=source, capture_output=True, check=True)
     assert done.stdout == source
     assert done.stderr.startswith(b"10 samples")
 
