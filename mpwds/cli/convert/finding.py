@@ -19,7 +19,7 @@ from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, find_format
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import folder_of, is_local, local_path
-from mpwds.storage.writing.tar_members import member_bytes
+from mpwds.storage.writing.tar_members import sample_bytes
 from mpwds.viewing.wording import counted
 
 KINDS = ("classes", "groups", "files", "csv", "tsv", "jsonl", "parquet", "arrow", "mds", "mds1")
@@ -251,14 +251,8 @@ class MDSSamples:
 
     @cached_property
     def _mean_size(self) -> int:
-        looked_at = list(self.part(range(min(_LOOKED_AT, len(self)))))
-        sizes = [
-            member_bytes(len(data), f"{sample[KEY]}.{name}")
-            for sample in looked_at
-            for name, data in sample.items()
-            if name != KEY
-        ]
-        return sum(sizes) // max(len(looked_at), 1)
+        sizes = [sample_bytes(sample) for sample in self.part(range(min(_LOOKED_AT, len(self))))]
+        return sum(sizes) // max(len(sizes), 1)
 
     def size_of(self, number: int) -> int:
         """About the bytes of a sample in a tar archive: the mean of the first."""

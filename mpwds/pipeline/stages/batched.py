@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from mpwds.pipeline.stages.collation import (
 from mpwds.pipeline.stream import Address, Count, Description, RowStep, Stream, fetch_held
 from mpwds.suggestions import shown, suggest_arguments
 from mpwds.trees import parts
+from mpwds.warn import warn
 
 
 @suggest_arguments
@@ -475,10 +475,10 @@ class _Binned(Batches):
         if not self._warned:
             self._warned = True
             stage, place = self._stage, self._source.describe(*item)
-            warnings.warn(
+            warn(
                 f"{place} has a size of {size}, above the limit of {stage.max_total} for a batch in {stage}: "
                 "it becomes a batch of its own, as do other elements above the limit; select() can drop them",
-                stacklevel=2,
+                UserWarning,
             )
 
     def _held_addresses(self) -> list[Address]:

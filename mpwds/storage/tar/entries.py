@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import BinaryIO
@@ -16,6 +15,7 @@ from mpwds.storage.tar import headers
 from mpwds.storage.tar.compression import compression_of
 from mpwds.storage.tar.headers import BLOCK, MemberFinder, begins_archive
 from mpwds.storage.tar.input import OpenAt, open_archive
+from mpwds.warn import warn
 
 MAX_DECOMPRESSED_BYTES = 512 << 20
 """The most data that a member of a compressed archive may have, by default."""
@@ -117,11 +117,9 @@ def read_members(
             if not source.detects_truncation:
                 raise headers.cut_off(source, position)
             if warn_of_no_end:
-                warnings.warn(
+                warn(
                     f"{source.url} ends at offset {position} without the end-of-archive blocks: it may be "
-                    "truncated",
-                    RuntimeWarning,
-                    stacklevel=3,
+                    "truncated"
                 )
 
 

@@ -13,7 +13,7 @@ from mpwds.storage.streams.base import ClosesOrDiscards
 from mpwds.storage.streams.gopen import exists
 from mpwds.storage.streams.urls import is_local, without_credentials
 from mpwds.storage.writing.destinations import is_series, numbered, open_destination, write_all
-from mpwds.storage.writing.tar_members import archive_bytes, member_bytes
+from mpwds.storage.writing.tar_members import archive_bytes, sample_bytes
 from mpwds.storage.writing.tar_writer import TarWriter
 
 _SHARD_BYTES = 10**9
@@ -143,11 +143,7 @@ class _TarShards(SeriesSink[TarWriter]):
         super().__init__(where, open, options.maxcount, options.maxsize or _SHARD_BYTES, options.force)
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        key = sample["__key__"]
-        size = sum(
-            member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != "__key__"
-        )
-        self.shard_for(size).write(dict(sample))
+        self.shard_for(sample_bytes(sample)).write(dict(sample))
 
 
 class _Records(SeriesSink["_RecordFile"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tarfile
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from mpwds.storage.tar.names import is_meta
@@ -92,6 +93,12 @@ def member_bytes(size: int, name: str = "") -> int:
     is_plain = name.isascii() and len(name) <= tarfile.LENGTH_NAME
     header = tarfile.BLOCKSIZE if is_plain else 3 * tarfile.BLOCKSIZE
     return header + size + -size % tarfile.BLOCKSIZE
+
+
+def sample_bytes(sample: Mapping[str, Any]) -> int:
+    """Bytes that a sample of encoded fields takes in an archive."""
+    key = sample["__key__"]
+    return sum(member_bytes(len(data), f"{key}.{name}") for name, data in sample.items() if name != "__key__")
 
 
 def archive_bytes(members: int) -> int:
