@@ -71,8 +71,19 @@ def plan_fields(first: Mapping[str, bytes], stored: Mapping[str, str], kind: str
             plan[name] = (new or name, target, between(encoding_before, field, target))
         else:
             plan[name] = (field, "", from_column(encoding_before, field))
-    check_distinct([new for new, _, _ in plan.values()], bool(stored) and kind != "mds")
+    names = [new for new, _, _ in plan.values()]
+    check_distinct(names, bool(stored) and kind != "mds")
+    for name in names if kind != "tar" else ():
+        if not is_text(name):
+            raise ValueError(
+                f"the field {name!r} is not UTF-8, as names in {kind} are: rename it by --columns"
+            )
     return plan
+
+
+def is_text(name: str) -> bool:
+    """True if UTF-8 can hold a name: one of an archive may have other bytes, as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def check_distinct(fields: Sequence[str], of_columns: bool = True) -> None:

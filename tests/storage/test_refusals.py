@@ -67,7 +67,7 @@ REFUSED = {
     ],
     "must be positive": [
         lambda kw=kw: ShardWriter("x-%d.tar", **kw)
-        for kw in ({"maxcount": 0}, {"maxsize": 0}, {"maxsize": -1.0})
+        for kw in ({"maxcount": 0}, {"maxcount": "2"}, {"maxsize": 0}, {"maxsize": -1.0}, {"maxsize": "1GB"})
     ],
     r"'x.foo'.*not one of cls .*png": [lambda: encode_field("x.foo", 7)],
     "image format 'gif' is not one of jpg": [lambda: imageencoder(None, "gif")],
@@ -105,6 +105,7 @@ REFUSED = {
 }
 
 WRONG_TYPES = {
+    "must be a number of bytes, got '1GB'": [lambda: ShardCache("x", "1GB")],
     "string": [lambda urls=urls: expand_urls(urls) for urls in (7, None, b"a.tar", ["a.tar", 7], [b"a.tar"])],
     "a URL is a string, got int: 123": [lambda: url_to_cache_name(123)],
     "url_to_name must return a file name, got 7": [lambda: cache_name("x", lambda url: 7)],

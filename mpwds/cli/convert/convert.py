@@ -179,7 +179,7 @@ class Conversion:
             yield sum(len(value) for name, value in converted.items() if name != KEY)
 
     def _converted(self, sample: dict[str, Any]) -> dict[str, Any]:
-        from mpwds.cli.encodings import convert_fields, plan_fields
+        from mpwds.cli.encodings import convert_fields, is_text, plan_fields
 
         plan, kind, in_columns = self.plan, self.target.name, bool(self.target.indexes)
         if not self.columns and (extra := sample.keys() - plan.keys() - {KEY}):
@@ -193,12 +193,9 @@ class Conversion:
         converted: dict[str, Any] = convert_fields(sample, plan, may_lack)
         key = converted[KEY].decode() if KEY in converted else sample[KEY]
         converted[KEY] = key
-        if kind != "tar":
-            try:
-                encoded = key.encode()
-            except UnicodeEncodeError:
-                raise ValueError(f"the key of sample {key!r} is not UTF-8, as keys in {kind} are") from None
-            converted[KEY] = encoded if kind == "mds1" else key
+        if kind != "tar" and not is_text(key):
+            raise ValueError(f"the key of sample {key!r} is not UTF-8, as keys in {kind} are")
+        converted[KEY] = key.encode() if kind == "mds1" else key
         return converted
 
 

@@ -280,7 +280,7 @@ def check(state: Any, kind: str, facts: Mapping[str, Any]) -> None:
     version = state.get("version")
     if version is None:
         raise ValueError(
-            f"this is no loader's state, which has a version: a dict of {', '.join(map(str, state))}"
+            f"this is no loader's state, which has a version: {', '.join(map(str, state)) or 'an empty dict'}"
         )
     if version != VERSION:
         raise ValueError(

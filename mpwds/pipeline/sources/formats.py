@@ -27,6 +27,7 @@ from mpwds.storage.streams.urls import (
     local_path,
     url_scheme,
 )
+from mpwds.storage.tar.names import is_meta
 
 if TYPE_CHECKING:
     from mpwds.storage.caches.shard_cache import ShardCache
@@ -407,7 +408,7 @@ def _record_samples(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
                     )
                 sample = {_text(name): value for name, value in record.items() if value is not None}
                 key = _text(sample.pop(KEY, f"{number:09d}"))
-                kept = {name: value for name, value in sample.items() if not name.startswith("__")}
+                kept = {name: value for name, value in sample.items() if not is_meta(name)}
                 try:
                     encoded = {name: encode_field(name, value) for name, value in kept.items()}
                 except ValueError as error:

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, BinaryIO
 
 from mpwds.storage.streams.base import ClosesOrDiscards
@@ -303,8 +304,8 @@ class ShardWriter(ClosesOrDiscards):
         **kw: Any,
     ) -> None:
         self.pattern = check_pattern(os.fspath(pattern))
-        if maxcount < 1 or maxsize <= 0:
-            raise ValueError(f"maxcount ({maxcount}) and maxsize ({maxsize}) must be positive")
+        if not all(isinstance(limit, Real) and limit > 0 for limit in (maxcount, maxsize)):
+            raise ValueError(f"maxcount ({maxcount!r}) and maxsize ({maxsize!r}) must be positive numbers")
         self.maxcount = maxcount
         self.maxsize = maxsize
         self.post = post

@@ -130,6 +130,15 @@ def test_records_are_divided_among_files(run, shards, limit, most, files):
     assert read("back.tar") == SAMPLES
 
 
+def test_records_hold_fields_whose_names_begin_with_underscores(run):
+    sample = {"__key__": "a", "__note": b"of mine", "txt": b"x"}
+    with mpwds.TarWriter("x.tar", keep_meta=True) as sink:
+        sink.write(sample)
+    run("convert", "x.tar", "x.cbor")
+    run("convert", "x.cbor", "back.tar")
+    assert read("back.tar") == [sample]
+
+
 @pytest.mark.parametrize("name", ["y.tar", "y.msgpack", "y.cbor", "y-%d.tar", "y-%d.msgpack"])
 def test_a_file_that_an_error_interrupts_is_not_there(refused, shards, name):
     damaged = Path("x-2.tar")
@@ -145,6 +154,15 @@ def test_a_sample_whose_key_a_format_cannot_hold_is_named(run, refused, options)
     with tarfile.open("z.tar", "w", errors="surrogateescape") as archive:
         archive.addfile(tarfile.TarInfo("caf\udce9.bin"))
     assert "the key of sample 'caf\\udce9' is not UTF-8" in refused("convert", "z.tar", *options)
+    assert run("convert", "z.tar", "y.tar").returncode == 0
+
+
+@pytest.mark.parametrize("options", [["y.msgpack"], ["y.cbor"], ["y"], ["y", "--to", "mds1"]])
+def test_a_field_whose_name_a_format_cannot_hold_is_named(run, refused, options):
+    with tarfile.open("z.tar", "w", errors="surrogateescape") as archive:
+        archive.addfile(tarfile.TarInfo("a.b\udce9"))
+    told = refused("convert", "z.tar", *options)
+    assert "the field 'b\\udce9' is not UTF-8" in told
     assert run("convert", "z.tar", "y.tar").returncode == 0
 
 
