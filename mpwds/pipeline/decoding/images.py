@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _JPEG_COLORSPACES = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
-_JPEG_START = b"\xff\xd8\xff"
+_JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+# Markers: images whose pixels come from top to bottom in one pass, and segments that may precede these.
+_JPEG_SEQUENTIAL = (0xC0, 0xC1)
+_JPEG_SKIPPED = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))
 # PostScript, and a format that may contain it. Pillow selects the format by content, not by name.
 _PROGRAMS = ("EPS", "IPTC")
 
@@ -166,13 +169,34 @@ def jpeg_size(data: Any, mode: str = "RGB") -> tuple[int, int] | None:
     return (height, width) if fits and is_same else None
 
 
+def first_rows(data: Any, rows: int) -> bytes | None:
+    """A JPEG image that says that it has so many ``rows``, its first: libjpeg decodes no more.
+
+    Rows within a block, 8, of the last one may differ. ``None`` if the image may be cut off, or is
+    progressive, of which all has to be read.
+    """
+    if data[-2:] != _JPEG_END:
+        return None
+    at = len(_JPEG_START) - 1
+    while data[at] == 0xFF and data[at + 1] not in _JPEG_SEQUENTIAL:
+        if data[at + 1] not in _JPEG_SKIPPED:
+            return None
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    height = at + 5  # after marker, length and precision
+    return b"".join((data[:height], rows.to_bytes(2, "big"), data[height + 2 :]))
+
+
 def decode_jpeg(
-    data: Any, mode: str, reduced: tuple[int, int] = (0, 0), buffer: np.ndarray[Any, Any] | None = None
+    data: Any,
+    mode: str,
+    reduced: tuple[int, int] = (0, 0),
+    buffer: np.ndarray[Any, Any] | None = None,
+    is_whole: bool = True,
 ) -> np.ndarray[Any, Any] | None:
     """The pixels of a JPEG image, uint8 of shape (H, W[, 3 or 4]); ``None`` if Pillow has to decode it.
 
     The image is reduced by 2, 4 or 8, in each direction, if that is ``reduced``, or as near as libjpeg-turbo
-    comes without going below. ``buffer`` is memory for the pixels.
+    comes without going below. ``buffer`` is memory for the pixels. What ``first_rows`` made is not whole.
 
     simplejpeg has its own libjpeg-turbo and writes pixels straight into an array. Pillow, built on the same
     library, copies them twice more: simplejpeg is 1.4 to 1.6 times as fast on photographs of 224x224, and 1.2
@@ -184,7 +208,12 @@ def decode_jpeg(
         return None
     try:
         pixels: np.ndarray[Any, Any] = _simplejpeg().decode_jpeg(
-            data, _JPEG_COLORSPACES[mode], min_height=reduced[0], min_width=reduced[1], buffer=buffer
+            data,
+            _JPEG_COLORSPACES[mode],
+            min_height=reduced[0],
+            min_width=reduced[1],
+            buffer=buffer,
+            strict=is_whole,
         )
     except ValueError:
         return None

@@ -1,9 +1,9 @@
 """Images of one size, made of encoded ones: decode, crop, resize and flip in one step.
 
 The crop is chosen from the header, before anything is decoded. libjpeg-turbo decodes JPEG into memory that
-each thread uses again: at a half, a quarter or an eighth of the size where the crop is at least 2, 4 or 8
-times as large as the result. Such a crop begins and ends at whole pixels of the smaller image. torch
-resizes: it weighs the pixels as Pillow does, with antialiasing.
+each thread uses again, down to the crop's last row: at a half, a quarter or an eighth of the size where the
+crop is at least 2, 4 or 8 times as large as the result. Such a crop begins and ends at whole pixels of the
+smaller image. torch resizes: it weighs the pixels as Pillow does, with antialiasing.
 
 Sources: ``torchvision.transforms.RandomResizedCrop``, ``Resize`` and ``CenterCrop``, for the draws and the
 rounding.
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.pipeline.decoding.images import as_rgb, decode_jpeg, jpeg_size, open_image
+from mpwds.pipeline.decoding.images import as_rgb, decode_jpeg, first_rows, jpeg_size, open_image
 
 Size = int | tuple[int, int]
 
@@ -169,8 +169,13 @@ class Image:
         """uint8 pixels, and by how much they are reduced."""
         if isinstance(self._data, np.ndarray):
             return self._data, 1
-        reduced = -(-self._size[0] // self._reduction), -(-self._size[1] // self._reduction)
-        found = decode_jpeg(self._data, "RGB", reduced=reduced, buffer=_decoding.array((*reduced, 3)).ravel())
+        data, (height, width) = self._data, self._size
+        needed = self.crop.top + self.crop.height + 8 * self._reduction
+        if needed < height and (first := first_rows(data, needed)) is not None:
+            data, height = first, needed
+        reduced = -(-height // self._reduction), -(-width // self._reduction)
+        buffer = _decoding.array((*reduced, 3)).ravel()
+        found = decode_jpeg(data, "RGB", reduced=reduced, buffer=buffer, is_whole=data is self._data)
         pixels = as_rgb(open_image(self._data)) if found is None else found
         # Pillow decoded it, or the decoder knows no such factor.
         return pixels, self._reduction if pixels.shape[:2] == reduced else 1

@@ -75,6 +75,28 @@ def test_a_large_crop_is_decoded_smaller_and_hardly_differs(factor, extent, monk
     assert all(place % factor == 0 for place in (crop.top, crop.left))
 
 
+@pytest.mark.parametrize("size", [8, 64, 224])
+@pytest.mark.parametrize(
+    "options",
+    [{"subsampling": 0}, {"subsampling": 1}, {"restart_marker_blocks": 5}, {"comment": b"\xff\xc0"}],
+)
+def test_rows_below_a_crop_are_not_decoded_and_change_nothing(options, size, monkeypatch):
+    data = stored(photo(), quality=90, **options)
+    random.seed(size)
+    found = [RandomResizedCrop(size).image(data) for _ in range(8)]
+    heights, decode = [], images.decode_jpeg
+    monkeypatch.setattr(
+        "mpwds.pipeline.decoding.resizing.decode_jpeg",
+        lambda jpeg, *args, **more: heights.append(images.jpeg_size(jpeg)[0]) or decode(jpeg, *args, **more),
+    )
+    made = [image.made() for image in found]
+    assert all(
+        height < image.crop.top + image.crop.height + 72 for height, image in zip(heights, found, strict=True)
+    )
+    monkeypatch.setattr("mpwds.pipeline.decoding.resizing.first_rows", lambda data, rows: None)
+    assert np.array_equal(made, [image.made() for image in found])
+
+
 @given(
     height=st.integers(1, 3000),
     width=st.integers(1, 3000),
@@ -230,6 +252,8 @@ def test_images_that_are_damaged_cut_off_or_too_large_are_errors(monkeypatch):
         Resized((8, 8))(b"no image")
     with pytest.raises(OSError, match="truncated"):
         Resized((8, 8))(data[:3000])
+    with pytest.raises(OSError, match="truncated"):  # though the crop ends above
+        RandomResizedCrop((8, 8), scale=(0.01, 0.01))(data[: len(data) * 9 // 10])
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 90_000)
     with pytest.raises(PIL.Image.DecompressionBombError):
         Resized((8, 8))(data)
