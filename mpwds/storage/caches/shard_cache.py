@@ -6,7 +6,6 @@ import io
 import math
 import os
 from collections.abc import Callable
-from numbers import Real
 from typing import BinaryIO
 
 from mpwds.errors import ShardError, StreamError
@@ -92,7 +91,7 @@ class ShardCache:
         validator: Callable[[str], bool] | None = is_whole_shard,
         opener: Callable[[str, int], BinaryIO] | None = None,
     ) -> None:
-        if not isinstance(size_bytes, Real):
+        if isinstance(size_bytes, str):
             raise TypeError(f"the size of a cache must be a number of bytes, got {size_bytes!r}")
         if prefetch_shards < 0:
             raise ValueError(f"prefetch_shards must not be negative, got {prefetch_shards}")
