@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import socket
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpwds.cluster.engine import connect
 from mpwds.loader.messages.protocol import describe_error
-from mpwds.storage.caches.locks import lock, release
+from mpwds.storage.caches.locks import lock, release, remove_unlocked_folder
 
 _REPORT_EVERY_S = 1.0
 _SILENCE_S = 5.0  # after which a server is not listed
@@ -185,7 +184,4 @@ def _end(parent: Path, descriptor: int) -> None:
 
 def _remove_unlocked(parent: Path) -> None:
     for folder in map(str, parent.glob(f"{_KEYS}*")):
-        with contextlib.suppress(OSError):  # it is another user's
-            if (descriptor := lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                release(descriptor)
+        remove_unlocked_folder(folder)

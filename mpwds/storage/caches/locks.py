@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 
 _POLL_S = 0.005
@@ -61,6 +62,14 @@ def remove_unlocked(path: str, *companions: str) -> bool:
     finally:
         release(descriptor)
     return True
+
+
+def remove_unlocked_folder(path: str) -> None:
+    """Removes a folder and what is in it, unless it is another user's, or somebody holds its lock."""
+    with contextlib.suppress(OSError):
+        if (descriptor := lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            release(descriptor)
 
 
 def lock_open(descriptor: int, shared: bool = False, timeout_s: float = 0.0) -> bool:

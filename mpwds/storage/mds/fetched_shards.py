@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import tempfile
 import time
 import weakref
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from mpwds.errors import ShardError, StreamError
 from mpwds.storage.caches.directory import PRIVATE
-from mpwds.storage.caches.locks import lock, lock_open, release, same_file
+from mpwds.storage.caches.locks import lock_open, remove_unlocked_folder, same_file
 from mpwds.storage.caches.shard_cache import ShardCache
 from mpwds.storage.indexed.shards import OpenShards, most_open_files
 from mpwds.storage.mds.stored_files import Compression, ShardFiles, StoredFile, mismatch
@@ -396,7 +395,7 @@ class TemporaryFolder:
                 os.close(descriptor)
         weakref.finalize(self, _leave, path, descriptor)
         for each in os.listdir(parent):
-            _remove_unused(os.path.join(parent, each))
+            remove_unlocked_folder(os.path.join(parent, each))
 
     @staticmethod
     def named(name: str) -> TemporaryFolder:
@@ -409,14 +408,6 @@ class TemporaryFolder:
 
 def _leave(path: str, descriptor: int) -> None:
     os.close(descriptor)
-    _remove_unused(path)  # not in a fork: its parent holds the lock
+    remove_unlocked_folder(path)  # not in a fork: its parent holds the lock
     with contextlib.suppress(OSError):  # others are in use
         os.rmdir(os.path.dirname(path))
-
-
-def _remove_unused(folder: str) -> None:
-    """Removes a folder unless a process holds its lock."""
-    with contextlib.suppress(OSError):
-        if (descriptor := lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            release(descriptor)
