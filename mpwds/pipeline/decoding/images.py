@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _JPEG_COLORSPACES = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 # Markers: images whose pixels come from top to bottom in one pass, and segments that may precede these.
-_JPEG_SEQUENTIAL = (0xC0, 0xC1)
-_JPEG_SKIPPED = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))
+_JPEG_SEQUENTIAL = (b"\xff\xc0", b"\xff\xc1")
+_JPEG_SKIPPED = frozenset(bytes((0xFF, kind)) for kind in (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 # PostScript, and a format that may contain it. Pillow selects the format by content, not by name.
 _PROGRAMS = ("EPS", "IPTC")
 
@@ -177,11 +177,11 @@ def first_rows(data: Any, rows: int) -> bytes | None:
     """
     if data[-2:] != _JPEG_END:
         return None
-    at = len(_JPEG_START) - 1
-    while data[at] == 0xFF and data[at + 1] not in _JPEG_SEQUENTIAL:
-        if data[at + 1] not in _JPEG_SKIPPED:
-            return None
+    at = 2
+    while (marker := bytes(data[at : at + 2])) in _JPEG_SKIPPED:
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    if marker not in _JPEG_SEQUENTIAL:
+        return None
     height = at + 5  # after marker, length and precision
     return b"".join((data[:height], rows.to_bytes(2, "big"), data[height + 2 :]))
 
