@@ -352,7 +352,7 @@ class Stored(WrappedStream[Any]):
         if self._order is not None:
             return {**state, "stored": len(self._order)}
         if not self._keeps:
-            return {**state, "source": self._source.state_dict()}
+            return {**state, "drawn": self._drawn, "source": self._source.state_dict()}
         if self._store.survives:
             return state
         if self._position == self._drawn:
@@ -373,7 +373,7 @@ class Stored(WrappedStream[Any]):
         self._stored = self._store.count()
         if "source" in state:
             self._source.load_state_dict(state["source"])
-            self._drawn = self._position
+            self._drawn = state["drawn"]
             self._keeps = False
         elif not self._store.survives and self._stored < self._position:
             at, before = state["checkpoint"]

@@ -318,6 +318,17 @@ def test_a_state_saved_in_the_second_epoch_is_restored_without_the_memory():
     assert taken[0] >= 250
 
 
+def test_a_state_that_is_saved_again_before_the_next_element_is_at_the_same_place():
+    stage = Cached()
+    collect(stage, range(500))
+    first = stage.stream(Source(range(500)))
+    take(first, 350)
+    second, third = (Cached().stream(Source(range(500))) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    third.load_state_dict(second.state_dict())
+    assert elements(third) == list(range(350, 500))
+
+
 def test_a_generator_after_it_draws_the_same_numbers_whether_elements_are_stored_or_not():
     dataset = (
         DataPipeline(range(60))
