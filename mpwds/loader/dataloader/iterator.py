@@ -117,6 +117,15 @@ class DataLoaderIterator(_BaseDataLoaderIter):
     def __del__(self) -> None:
         self._times.end()
 
+    def of_one_epoch(self) -> DataLoaderIterator:
+        """An iterator that ends with the epoch, though ``iter()`` of the loader may return this one again.
+
+        A thread that runs ahead may go on in an epoch that was left, and would take batches of the next one.
+        """
+        one = object.__new__(type(self))
+        vars(one).update(vars(self), kept=self)  # which ends the workers when it is collected
+        return one
+
     def _next_data(self) -> Any:
         if self._epoch is None:
             raise StopIteration

@@ -188,4 +188,9 @@ class _Loaded(Origin):
         self._loader.close()
 
     def stream(self, context: Context = ALONE) -> IteratorStream:
-        return IteratorStream(iter(self._loader), "that the workers delivered")
+        from mpwds.loader.dataloader.iterator import DataLoaderIterator
+
+        batches = iter(self._loader)
+        if isinstance(batches, DataLoaderIterator):
+            batches = batches.of_one_epoch()
+        return IteratorStream(batches, "that the workers delivered")

@@ -81,6 +81,15 @@ def test_a_state_ends_the_iteration_that_runs_ahead_before_it_sets_the_generator
     assert [batch.tolist() for batch in loader] == expected[1]
 
 
+def test_an_epoch_that_was_left_takes_no_batches_of_the_next_one_with_the_same_workers():
+    with WebLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True).map(torch.neg) as loader:
+        left = iter(loader)
+        next(left)
+        batches = iter(loader)
+        assert list(left) == []
+        assert [batch.tolist() for batch in batches] == [[0, -1], [-2, -3], [-4, -5], [-6, -7]]
+
+
 class Slow(torch.utils.data.Dataset):
     def __len__(self):
         return 10
