@@ -16,7 +16,7 @@ from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.warn import warn
 
-VERSION = 10  # of states
+VERSION = 11  # of states
 
 
 class Resumable(Protocol):
