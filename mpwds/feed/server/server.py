@@ -261,7 +261,7 @@ class Server(Closes):
             if kind == wire.PING:
                 unknown = {"known": False, "slots": [], "counters": {}}
                 self._router.reply(identity, wire.PONG, server=self._id, number=fields["number"], **unknown)
-            elif kind != wire.BYE:
+            elif kind not in (wire.BYE, wire.ACK):  # of one that has left, and still used a batch
                 self._router.drop(
                     "unknown client", f"{kind} of a client that is not welcomed (from {address})"
                 )
