@@ -90,7 +90,7 @@ def flatten(batch: Any, *, allow_pickle: bool = False) -> tuple[Structure, list[
     try:
         return _to_node(batch, arrays, allow_pickle, 0), arrays
     except _CannotSend as error:
-        where = "batch" + (_way(batch, error.item, 0, {}) or "")
+        where = "batch" + (_way(batch, error.item, {}) or "")
         raise TypeError(f"{where} is a {type(error.item).__qualname__}, {error.reason}") from error.__cause__
 
 
@@ -288,14 +288,14 @@ def _pickled_class(kind: type, name: str) -> bytes | None:
     return _pickled_classes[kind]
 
 
-def _way(here: Any, target: Any, depth: int, visited: dict[int, Any]) -> str | None:
+def _way(here: Any, target: Any, visited: dict[int, Any]) -> str | None:
     """The first way from ``here`` to an item in it, such as ``["meta"][1]``; ``None`` if there is none."""
     if here is target:
         return ""
-    if depth <= MAX_DEPTH and type(here) not in PLAIN_OR_INT and id(here) not in visited:
+    if type(here) not in PLAIN_OR_INT and id(here) not in visited:
         visited[id(here)] = here  # keeps it alive, so that no other object gets its id
         for step, child in _steps(here):
-            rest = _way(child, target, depth + 1, visited)
+            rest = _way(child, target, visited)
             if rest is not None:
                 return step + rest
     return None
