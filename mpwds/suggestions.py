@@ -57,7 +57,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def suggest_arguments(function: C) -> C:
     """Decorator: an unknown argument of ``function`` is an error that suggests the right one.
 
-    On a class it decorates the public methods that the class defines.
+    On a class it decorates the methods that the class defines.
 
     Example:
         >>> @suggest_arguments
@@ -70,7 +70,7 @@ def suggest_arguments(function: C) -> C:
     """
     if isinstance(function, type):
         for name, method in list(vars(function).items()):
-            if isinstance(method, FunctionType) and not name.startswith("_"):
+            if isinstance(method, FunctionType):
                 setattr(function, name, suggest_arguments(method))
         return function
 

@@ -25,7 +25,7 @@ WRONG_ARGUMENTS = {
         lambda: numbers().batched(8, drop_last=True),
         r"write dataset\.batched\(8, partial=False\)",
     ),
-    "of a function": (lambda: mpwds.batched(8, drop_last=True), "partial=False"),
+    "of a function": (lambda: numbers().pipe(mpwds.batched, 8, drop_last=True), r"^batched\(\) .*=False"),
     "of a loader": (lambda: MultiLoader(numbers()).batched(8, drop_last=True), "partial=False"),
     "behind a loader": (lambda: MultiLoader(numbers()).rebatched(8, bufsize=9), "no argument 'bufsize'"),
     "of DataLoader": (lambda: mpwds.DataLoader([1], num_worker=2), "did you mean 'num_workers'"),
