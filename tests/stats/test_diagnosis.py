@@ -212,8 +212,8 @@ ADVICE = {
         "storage: tarfile_to_samples() takes 100% of worker time at 20 MB/s each",
     ),
     "a dataset": (
-        of_stages({"the dataset": 1.0}),
-        "the dataset takes 100% of worker time: add workers or make it faster",
+        of_stages({"the dataset": 1.0}, nbytes=200 * MANY),
+        "; the dataset takes 100% of worker time: add workers or make it faster",
     ),
     "batches that are too small": (
         of_stages({"writing batches": 0.8, "map(f)": 0.2}, nbytes=200 * MANY, samples=2 * MANY),

@@ -19,7 +19,7 @@ def test_counts_add_up_and_the_difference_is_what_was_added():
     assert (rest.batches, rest.restarts, rest.skipped) == (4, 0, {"decode: E": 1})
     assert rest.stages["decode"] == StageSnapshot(6, 2)
     assert rest.stages["tar"] == StageSnapshot(0, 0, True, 0)
-    assert EARLY + NOTHING_COUNTED == EARLY
+    assert EARLY + NOTHING_COUNTED == NOTHING_COUNTED + EARLY == EARLY
     assert (EARLY - EARLY).skipped == {}
 
 
