@@ -77,7 +77,7 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     if type(item) is not tensor_class():
         return None
     torch = sys.modules["torch"]
-    if item.is_conj() or item.is_neg() or item.requires_grad:
+    if item.requires_grad:
         return None
     try:
         if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
@@ -88,7 +88,7 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
         if item.dtype is torch.bfloat16:
             return _tensor, (item.view(torch.int16).numpy(), "bfloat16")
         return _tensor, (item.numpy(), None)
-    except (TypeError, RuntimeError):  # NumPy lacks its dtype, or its memory is elsewhere or not dense
+    except (TypeError, RuntimeError):  # NumPy lacks its dtype, or its memory is elsewhere, not dense or lazy
         return None
 
 
@@ -105,8 +105,6 @@ def find_class(name: str) -> type | None:
     """The imported class called ``module:qualname``, or ``None``. Runs no code of the module or the class."""
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
-    if not isinstance(found, ModuleType):
-        return None
     for part in qualname.split("."):
         found = found.__dict__.get(part) if isinstance(found, type | ModuleType) else None
     return found if isinstance(found, type) else None

@@ -20,7 +20,7 @@ TENSORS = {
     "without memory": torch.ones(2, device="meta"),
     "conjugated": torch.tensor([1j, 2]).conj(),
     "negated": torch.tensor([1j, 2]).conj().imag,
-    "with a gradient": ONES.clone().requires_grad_(),
+    "with a gradient": ONES.bfloat16().requires_grad_(),
 }
 
 
@@ -37,6 +37,16 @@ def test_a_tensor_keeps_its_attributes():
     sent = torch.ones(2)
     sent.unit = "m"
     assert pickle.loads(dumps(sent)).unit == "m"
+
+
+def test_a_class_that_comes_back_keeps_what_it_was_given_since():
+    class Local:
+        size = 1
+
+    sent = dumps(Local)
+    Local.size = 2
+    assert pickle.loads(sent) is Local
+    assert Local.size == 2
 
 
 def test_functions_that_share_a_variable_still_share_it():
