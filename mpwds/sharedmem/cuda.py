@@ -194,12 +194,10 @@ class PinnedMapping(mmap.mmap):
         _pinned.add(self)
 
     def unpin(self, patience_s: float = 0.0) -> bool:
-        """Unregisters it unless devices still read it after ``patience_s``; returns whether it has."""
+        """Unregisters it unless devices still read it after ``patience_s``; false if they do."""
         cuda = self.cuda
-        if cuda is None:
+        if cuda is None or os.getpid() != self._owner:
             return True
-        if os.getpid() != self._owner:
-            return False
         deadline = time.monotonic() + patience_s
         while not self._unread(cuda):
             if time.monotonic() >= deadline:
@@ -220,7 +218,7 @@ class PinnedMapping(mmap.mmap):
         return all(fence is None or fence.done() for fence in self._fences)
 
     def __del__(self) -> None:
-        if self.cuda is None or self._finalizing() or os.getpid() != self._owner:
+        if self.cuda is None or self._finalizing():
             return
         try:
             if self.unpin(PATIENCE_S):

@@ -169,8 +169,9 @@ def test_dense_tensors_are_copied_on_the_side_stream_and_others_where_they_may_b
         ("current of 2", False),
     ]
     torch.calls.clear()
-    stream.hand_over([dense, sparse], mark)
-    assert torch.calls == [("wait", "current of 2", "event of side of 2"), ("record_stream", "current of 2")]
+    stream.hand_over([dense, sparse, dense], mark)
+    used = [("record_stream", "current of 2")] * 2
+    assert torch.calls == [("wait", "current of 2", "event of side of 2"), *used]
 
 
 def test_the_device_that_is_named_is_used(torch):

@@ -182,11 +182,12 @@ def test_a_segment_that_a_device_still_reads_is_kept_until_it_has(cuda, pair, mo
     pair.close()
     del tensor
     assert len(cuda.registered) == 1
-    another = PinnedPair(cuda)
-    del another
     cuda.run()
-    pinning._unpin_late()
-    assert (cuda.registered, set(copy.tolist())) == ({}, {7})
+    another = PinnedPair(cuda)
+    another.send(8)
+    assert (len(cuda.registered), set(copy.tolist())) == (1, {7})
+    another.close()
+    assert cuda.registered == {}
 
 
 def test_blocks_that_were_let_go_of_in_other_streams_keep_their_segment_too(cuda, pair, monkeypatch):
@@ -198,7 +199,7 @@ def test_blocks_that_were_let_go_of_in_other_streams_keep_their_segment_too(cuda
     pair.close()
     assert len(cuda.registered) == 1
     cuda.run()
-    pinning._unpin_late()
+    pinning._unpin_all()
     assert cuda.registered == {}
 
 
@@ -259,6 +260,7 @@ def test_what_is_still_held_at_the_interpreters_exit_is_unregistered_before():
 
 def test_private_copies_that_cannot_be_pinned_are_made_all_the_same():
     copies = CopiedBatches(pinning=Pinning(lambda: FakeCuda(refuses="no memory")))
-    with pytest.warns(RuntimeWarning, match=r"0\.0 MB could not be pinned \(no memory\)"):
+    with pytest.warns(RuntimeWarning, match=r"0\.0 MB could not be pinned \(no memory\)") as caught:
         first, second = (np.frombuffer(copies.copy(memoryview(b"batch")), np.uint8) for _ in range(2))
     assert bytes(first) == bytes(second) == b"batch"
+    assert len(caught) == 1
