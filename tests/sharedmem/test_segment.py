@@ -37,8 +37,9 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken():
     os.close(descriptor)
 
 
-def test_a_limit_of_the_system_is_a_clear_error(limited):
-    run = limited(1 << 20, "from mpwds.sharedmem import segment\nsegment.create(1 << 21)")
+@pytest.mark.parametrize("call", ["create(1 << 21)", "commit(segment.create(0), 0, 1 << 21)"])
+def test_a_limit_of_the_system_is_a_clear_error(limited, call):
+    run = limited(1 << 20, f"from mpwds.sharedmem import segment\nsegment.{call}")
     assert "SharedMemoryError: the system refused 2.1 MB of shared memory (File too large)" in run.stderr
 
 

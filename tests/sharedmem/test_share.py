@@ -47,21 +47,12 @@ def test_shared_data_hold_one_descriptor_each_until_they_are_dropped():
     assert descriptors() == before
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
 def test_a_tensor_stays_what_it_is_and_is_another(dtype):
-    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    tensor = torch.arange(6).reshape(2, 3).T.to(getattr(torch, dtype))
     shared = mpwds.share(tensor)
-    assert shared.dtype == dtype
-    assert torch.equal(shared, tensor)
+    assert (shared.dtype, shared.tolist()) == (tensor.dtype, tensor.tolist())
     assert shared.data_ptr() != tensor.data_ptr()
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_a_tensor_of_a_type_that_numpy_lacks_too(dtype):
-    tensor = torch.arange(6).to(dtype)
-    shared = mpwds.share(tensor)
-    assert shared.dtype is dtype
-    assert shared.float().tolist() == tensor.float().tolist()
 
 
 def test_shared_data_are_found_beside_mapped_files_of_any_name(tmp_path):
@@ -140,6 +131,7 @@ def test_a_shared_list_reaches_workers_without_being_copied():
     [
         *((data, "share: ") for data in (3, "text", {"a": 1}, np.array([object()]))),
         (torch.eye(3).to_sparse(), "dense tensor"),
+        (torch.ones(3, device="meta"), "dense tensor on the CPU"),
         (np.ma.array([1, 2], mask=[True, False]), "would lose its mask"),
     ],
 )
