@@ -131,8 +131,7 @@ def _images(leaf: Leaf, values: list[Any]) -> _Shown | None:
     layouts = {_layout(frame.shape) for frame in frames}
     if layouts & {""} or (layouts == {"HW"} and leaf.dtype in ("int64", "int32")):
         return None
-    layout = layouts.pop() if len(layouts) == 1 else ""
-    arrays = [_channels_last(frame, layout or _layout(frame.shape)) for frame in frames]
+    arrays = list(map(_channels_last, frames))
     low, high, note = _span(arrays, leaf.dtype)
     video = "; the middle frames" if values[0].ndim == 4 else ""
     return note + video, [SamplePicture(pixels=_pixels(array, low, high)) for array in arrays]
@@ -150,7 +149,8 @@ def _layout(shape: Sequence[int | str]) -> str:
     return "HW" if len(sizes) == 2 and min(sizes) >= 2 * _LEAST_SIDE else ""
 
 
-def _channels_last(array: Values, layout: str) -> Values:
+def _channels_last(array: Values) -> Values:
+    layout = _layout(array.shape)
     if layout == "CHW":
         array = array.transpose(1, 2, 0)
     return array[..., None] if layout == "HW" else array

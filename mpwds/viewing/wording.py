@@ -160,7 +160,7 @@ def as_text(parts: Sequence[str | Table]) -> str:
 def _lines(part: str | Table) -> list[str]:
     if isinstance(part, str):
         return [part]
-    cells = [row for row in (part.columns, *part.rows) if row]
+    cells = [part.columns, *part.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:

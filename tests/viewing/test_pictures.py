@@ -51,8 +51,10 @@ def test_images_of_different_sizes_keep_them():
 
 
 def test_transparent_pixels_are_white():
-    shown = pictures((np.zeros((5, 8, 8, 4), "uint8"), LABELS))
-    assert (shown.samples[0].pixels == 255).all()
+    images = np.zeros((5, 8, 8, 4), "uint8")
+    images[1, ..., 3], images[2, ..., 3] = 51, 255
+    shown = pictures((images, LABELS)).samples
+    assert [set(sample.pixels.flat) for sample in shown[:3]] == [{255}, {204}, {0}]
 
 
 def test_nan_stands_out():
@@ -217,6 +219,7 @@ SPANS = {
     "floats further beyond": ("float32", -0.02, 1.02, "-0.02 is black, 1.02 is white"),
     "floats from -1 to 1": ("float32", -1.0, 1.0, "-1 is black, 1 is white"),
     "floats of bytes": ("float32", 0.0, 255.0, ""),
+    "floats of bytes that are not so light": ("float32", 0.0, 200.0, ""),
     "floats beyond bytes": ("float32", 0.0, 256.0, "0 is black, 256 is white"),
     "16 bits": ("uint16", 0, 256, ""),
     "16 bits of bytes": ("uint16", 0, 255, ""),

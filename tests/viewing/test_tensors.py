@@ -59,7 +59,7 @@ def test_each_value_is_counted_in_the_bin_where_it_lies(batches):
 
 
 def test_classes_have_a_bin_each():
-    assert statistics(np.array([0, 1, 1, 9])).bins[:10] == (1, 2, 0, 0, 0, 0, 0, 0, 0, 1)
+    assert statistics(np.array([1, *range(BINS)])).bins == (1, 2, *[1] * (BINS - 2))
 
 
 def test_large_whole_numbers_are_exact():
@@ -146,9 +146,18 @@ def test_types_that_differ_between_batches_are_all_named():
     assert statistics(np.zeros(2, "uint8"), np.zeros(2), np.zeros(2, "uint8")).dtype == "uint8 or float64"
 
 
-def test_bytes_of_the_whole_range_have_bins_that_do_not_depend_on_the_first_batch():
-    tensor = statistics(np.array([3, 200], "uint8"))
-    assert (tensor.first_edge, tensor.bin_width) == (0.0, 256 / BINS)
+BEGINNINGS = {
+    "0 for bytes, whatever comes first": ([np.array([3, 200], "uint8")], 0, 256 / BINS),
+    "the least of the first values": ([np.array([3.0, 3.0 + BINS])], 3, 1),
+    "the same, where a later value is larger": ([np.array([0, 1]), np.array([2 * BINS - 1])], 0, 2),
+    "lower, where a later value is less": ([np.array([0, 1]), np.array([-BINS])], -BINS, 2),
+}
+
+
+@pytest.mark.parametrize(("batches", "first_edge", "width"), BEGINNINGS.values(), ids=BEGINNINGS)
+def test_the_first_bin_begins_at(batches, first_edge, width):
+    tensor = statistics(*batches)
+    assert (tensor.first_edge, tensor.bin_width) == (first_edge, width)
 
 
 def test_complex_values_count_by_magnitude():
