@@ -34,7 +34,9 @@ def epoch(clock, weight=1.0):
         (3, lambda: timer.enter(RECEIVED)),
         (1, lambda: timer.delivered(4, 400)),
         (1, timer.stages_began),
-        (2, lambda: timer.stages_ended(weight)),
+        (1, lambda: timer.stages_ended(weight)),
+        (0, timer.stages_began),
+        (1, lambda: timer.stages_ended(weight)),
     ]
     for seconds, step in steps:
         clock.s += seconds
@@ -55,6 +57,7 @@ def test_time_goes_to_what_the_trainer_did(clock, weight, elsewhere_s, stages_s)
     assert (found.batches, found.samples, found.nbytes) == (2, 12, 1200)
     assert (found.first_batches, found.first_samples, found.first_nbytes) == (1, 8, 800)
     assert (found.busy_s, found.cpu_s) == (20, 10)
+    assert found + collector.ConsumerSnapshot() == found
 
 
 def test_the_clock_of_an_epoch_that_runs_tells_the_time_so_far(clock):

@@ -76,8 +76,8 @@ def test_the_repr_names_epoch_batches_rate_and_verdict():
 
 SOME_LINES = {
     "several epochs": (
-        {"epochs": 3},
-        "3 epochs, the last of them number 2: 1,500 batches, 3,000 samples, in 10.0 s after the first "
+        {"epochs": 2},
+        "2 epochs, the last of them number 2: 1,500 batches, 3,000 samples, in 10.0 s after the first "
         "batches, which together took 0.5 s",
     ),
     "one of each": (
