@@ -3,14 +3,12 @@
 import ctypes
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import zlib
-from html import escape
 
 import numpy as np
 import numpy.random  # or the first seeded call would import it, as part of its stage
@@ -364,12 +362,6 @@ def test_shards_that_cannot_be_read_are_counted(shards, tmp_path):
     assert kind.endswith(": ShardError")
 
 
-def test_reading_shards_is_told_as_storage(shards):
-    storage = [stage for stage in stats_of(WebDataset(shards, shardshuffle=False)).stages if stage.storage]
-    assert [stage.name for stage in storage] == ["WebDataset"]
-    assert storage[0].elements > 0
-
-
 def test_private_copies_are_counted():
     batches = DataPipeline(range(80)).map(lambda n: np.zeros(20_000)).batched(2)
     with MultiLoader(batches, workers=1, prefetch=1, output="numpy") as loader:
@@ -437,17 +429,6 @@ def test_a_loader_that_has_run_says_so_in_its_repr():
     assert loader.stats().in_process
 
 
-def test_a_notebook_shows_the_table_and_a_prompt_one_line():
-    dataset = DataPipeline(range(8)).map(lambda number: number).batched(2)
-    stats = stats_of(dataset)
-    assert re.fullmatch(r"<LoaderStats: epoch 0, 4 batches, .* samples/s; not enough data .*>", repr(stats))
-    html = stats._repr_html_()
-    assert html.count("<table>") == html.count("</table>") == 2
-    for row in str(stats).splitlines():
-        assert all(escape(word) in html for word in row.split())
-    assert "map(&lt;lambda&gt;)" in html
-
-
 def test_the_bytes_of_shards_and_the_shard_are_counted(shards, tmp_path):
     dataset = WebDataset(shards, shardshuffle=False).batched(4)
     with MultiLoader(dataset, workers=1) as loader:
@@ -455,6 +436,7 @@ def test_the_bytes_of_shards_and_the_shard_are_counted(shards, tmp_path):
             list(loader)
             stats = loader.stats()
     (stage,) = [stage for stage in stats.stages if stage.storage]
+    assert (stage.name, stage.elements) == ("WebDataset", 40)
     # Of a shard's ten samples of four blocks; of the last one, only the fields are known.
     assert 4 * 9 * 2048 < stage.nbytes <= 4 * 10 * 2048
     assert stage.bytes_per_s == stage.nbytes / stage.seconds

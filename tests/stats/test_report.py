@@ -1,6 +1,7 @@
 """The table of a loader's statistics, whole, for figures as they come."""
 
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_the_table_tells_everything_that_was_measured():
 
 def test_the_repr_names_epoch_batches_rate_and_verdict():
     assert repr(STATS) == f"<LoaderStats: epoch 2, 1,500 batches, 1,234.6 samples/s; {STATS.verdict}>"
+
+
+def test_a_notebook_shows_the_same_in_tables():
+    stats = replace(STATS, workers=(replace(HERE, shard="<a>.tar"),))
+    html = stats._repr_html_()
+    assert html.count("<table>") == html.count("</table>") == 2
+    assert [word for word in str(stats).split() if escape(word) not in html] == []
 
 
 SOME_LINES = {
