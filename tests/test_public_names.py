@@ -67,7 +67,7 @@ def test_a_module_of_webdatasets_is_imported_in_every_way():
         "import mpwds.filters; mpwds.filters.shuffle",
         "from mpwds.filters import shuffle",
         "from mpwds import filters; filters.shuffle",
-        "import mpwds; mpwds.filters.shuffle",
+        "import mpwds; mpwds.filters.shuffle, mpwds.nest, mpwds.tenbin, mpwds.cluster, mpwds.compat",
         "import mpwds.tensorcom.zcom; mpwds.tensorcom.zcom.Connection",
         "from mpwds.streaming.base.format.mds import MDSWriter",
         "import mpwds; mpwds.gopen('pipe:true').close(); import mpwds.gopen; mpwds.gopen.gopen_schemes",
