@@ -76,12 +76,6 @@ def test_only_as_many_are_shown_as_asked_for():
     assert (len(shown.samples), shown.total) == (3, 50)
 
 
-def test_texts_are_cut_short():
-    shown = pictures({"txt": ["word " * 100] * 5, "y": LABELS})
-    assert (shown.kind, shown.samples[2].label) == ("text", "2")
-    assert len(shown.samples[0].text) == 120
-
-
 def test_a_batch_of_single_numbers_has_nothing_to_show():
     shown = pictures({"label": np.arange(3), "weight": np.ones(3)})
     assert (shown.kind, shown.samples, shown.total) == ("", (), 3)
@@ -174,9 +168,10 @@ def test_twenty_numbers_of_a_sample_are_shown():
     assert pictures(np.zeros((2, 30))).samples[0].text == ", ".join(["0"] * 20)
 
 
-def test_texts_are_shown_with_single_spaces():
-    shown = pictures({"txt": ["one\n\n two ", b"\xd0\xb6"]})
-    assert [sample.text for sample in shown.samples] == ["one two", "ж"]
+def test_texts_are_shown_with_single_spaces_and_cut_short():
+    shown = pictures({"txt": ["one\n\n two ", b"\xd0\xb6", "words " * 100]})
+    texts = ["one two", "ж", "words " * 19 + "words…"]
+    assert (shown.kind, [sample.text for sample in shown.samples]) == ("text", texts)
 
 
 def test_the_samples_are_as_many_as_most_leaves_are_long():
