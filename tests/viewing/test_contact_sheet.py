@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from mpwds.cli.outputs import write_png
 from mpwds.viewing.contact_sheet import contact_sheet
@@ -31,12 +31,28 @@ def test_a_long_label_does_not_run_into_the_next():
     assert not below_white_images(["W" * 100, ""])[:, 12 + 206 :].any()
 
 
-def test_a_label_that_is_wider_than_its_image_is_not_cut():
-    assert (
-        below_white_images(["german_shepherd_dog", ""]).sum()
-        > below_white_images(["german_shepherd", ""]).sum()
-        > below_white_images(["german", ""]).sum()
-    )
+@pytest.fixture
+def words(monkeypatch):
+    """What is written on contact sheets."""
+    words = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda _, corner, text, *how: words.append(text))
+    return words
+
+
+def test_a_label_that_is_wider_than_its_image_is_not_cut(words):
+    below_white_images(["german_shepherd_dog"])
+    assert "german_shepherd_dog" in words
+
+
+def test_a_text_that_is_longer_than_its_tile_ends_in_dots(words):
+    contact_sheet({"txt": ["w" * 40 + " more" * 20]}, "")
+    assert [line[-1] for line in words[1:4]] == ["…", "e", "…"]
+
+
+def test_each_tensor_has_a_line_about_it(words):
+    contact_sheet({"x": np.array([1.0, 3.0, np.nan])}, "one")
+    figures = ["1", "min", "3", "max", "2", "mean", "1", "std", "1", "NaN, inf"]
+    assert words == ["one", '["x"]', "float64  [3]", *figures]
 
 
 def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(tmp_path):
