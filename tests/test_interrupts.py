@@ -16,8 +16,15 @@ def test_an_interrupt_takes_effect_at_the_end_of_the_block_and_later_ones_at_onc
         signal.raise_signal(signal.SIGINT)
         done.append(1)
     assert (done, signal.getsignal(signal.SIGINT)) == ([1], before)
-    with interrupts_deferred():
-        pass
+
+
+def test_an_interrupt_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_in_a_finalizer_is_raised_once_where_the_program_can_be_interrupted():
