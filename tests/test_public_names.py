@@ -117,8 +117,3 @@ def test_type_checkers_know_the_methods_arguments_and_what_they_return(tmp_path)
 
 def test_the_version_is_the_installed_packages():
     assert mpwds.__version__ == importlib.metadata.version("mpwds")
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'mpwds' has no attribute 'EndlessDataset'"):
-        mpwds.EndlessDataset  # looking the name up is what is tested
