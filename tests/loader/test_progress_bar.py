@@ -12,6 +12,7 @@ import pytest
 import tqdm
 
 from mpwds import DataPipeline, MultiLoader
+from mpwds.stats import progress_bar
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -44,6 +45,7 @@ def test_an_epoch_that_is_over_leaves_a_line_about_it(loader):
         assert line.startswith("epoch 0: 100%")
         assert "24/24" in line
         assert "samples/s, waits" in line
+        assert line.count("%") == 3  # of the epoch, of waiting, of a stage
 
 
 def test_each_epoch_has_a_line(loader):
@@ -66,11 +68,14 @@ def closed():
     return not tqdm.tqdm._instances
 
 
-def test_leaving_the_loop_ends_the_line(loader):
+@pytest.mark.parametrize("redraw_s", [0, 3600])
+def test_the_line_is_drawn_again_now_and_then_and_ends_where_the_loop_is_left(loader, redraw_s, monkeypatch):
+    monkeypatch.setattr(progress_bar, "_REDRAW_TERMINAL_S", redraw_s)
     with terminal() as screen:
         for _ in itertools.islice(loader, 5):
             pass
         assert closed()
+        assert [f"{number}/24" in screen.getvalue() for number in range(1, 5)] == [redraw_s == 0] * 4
         assert "5/24" in last_line(screen.getvalue())
 
 

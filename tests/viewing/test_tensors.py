@@ -148,6 +148,8 @@ def test_types_that_differ_between_batches_are_all_named():
 
 BEGINNINGS = {
     "0 for bytes, whatever comes first": ([np.array([3, 200], "uint8")], 0, 256 / BINS),
+    "the least of a few bytes": ([np.array([200, 199 + BINS], "uint8")], 200, 1),
+    "the least of whole numbers, two in a bin": ([np.array([200, 200 + BINS])], 200, 2),
     "the least of the first values": ([np.array([3.0, 3.0 + BINS])], 3, 1),
     "the same, where a later value is larger": ([np.array([0, 1]), np.array([2 * BINS - 1])], 0, 2),
     "lower, where a later value is less": ([np.array([0, 1]), np.array([-BINS])], -BINS, 2),
