@@ -69,7 +69,7 @@ class SharedList(Sequence[Any]):
     def __init__(self, items: Iterable[Any]) -> None:
         pickled = [pickle.dumps(item, protocol=5) for item in items]
         self._ends = _shared_array(np.cumsum([len(data) for data in pickled], dtype=np.int64))
-        self._data = _empty((int(self._ends[-1]) if pickled else 0,), np.dtype(np.uint8), "C")
+        self._data = _empty((sum(map(len, pickled)),), np.dtype(np.uint8), "C")
         memory = memoryview(self._data)
         start = 0
         for data in pickled:
