@@ -179,11 +179,6 @@ def test_a_stage_without_a_name_goes_by_its_type():
     assert names == ["between stages", "range", "Tripled", "writing batches"]
 
 
-def test_an_empty_pipeline_is_refused_as_without_stats(workers):
-    with pytest.raises(ValueError, match="the pipeline is empty"):
-        list(MultiLoader(DataPipeline(), workers=workers))
-
-
 @pytest.mark.usefixtures("clock_of_sleeps")
 def test_the_stages_of_a_mixed_dataset_are_seen():
     one = DataPipeline(range(4)).map(waits)
