@@ -162,9 +162,9 @@ def test_what_comes_out_of_each_stage_is_counted_exactly(workers):
 
 
 def test_stages_that_print_alike_are_told_apart():
-    dataset = DataPipeline(range(8)).map(waits).map(waits)
+    dataset = DataPipeline(range(8)).map(waits).map(waits).map(waits)
     names = [stage.name for stage in stats_of(dataset).stages]
-    assert names == ["between stages", "range", "map(waits)", "map(waits) #2", "writing batches"]
+    assert names[1:-1] == ["range", "map(waits)", "map(waits) #2", "map(waits) #3"]
 
 
 class Tripled:

@@ -1,11 +1,12 @@
 """The counters that a worker writes and its trainer reads."""
 
 import ctypes
+import subprocess
 import time
 
 import pytest
 
-from mpwds.stats.counters import Counters
+from mpwds.stats.counters import Counters, StatusPage
 from mpwds.stats.snapshot import NOTHING_COUNTED, StageSnapshot
 
 
@@ -76,3 +77,13 @@ def test_a_name_that_is_cut_within_a_character_loses_that_one_only(both):
     for stage, name in enumerate(("", "writing", "ab" + "é" * 60, "a" + "é" * 60)):
         worker.describe_stage(stage, name, storage=False)
     assert list(trainer.read().stages) == ["ab" + "é" * 49 + "…", "a" + "é" * 50 + "…"]
+
+
+def test_a_worker_that_does_not_answer_yet_is_not_asked_for_its_stack():
+    """The signal would end it."""
+    page = StatusPage()
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        assert page.stack(worker.pid) == ""
+        assert worker.poll() is None
+        worker.kill()
+    page.close()
