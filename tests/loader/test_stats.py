@@ -1,6 +1,5 @@
 """What ``loader.stats()`` says, of loaders that run."""
 
-import ctypes
 import itertools
 import os
 import signal
@@ -27,7 +26,6 @@ from mpwds import (
 )
 from mpwds.loader.worker.elements import sample_counter
 from mpwds.pipeline.stages.map import Map
-from mpwds.stats.counters import Counters
 from mpwds.storage.streams.patterns import Names
 from tests.loader.faults.processes import wait_until
 
@@ -464,7 +462,3 @@ def test_the_trainer_reads_counters_without_asking_the_worker():
             assert loader.stats().workers[0].active_s > 0
         finally:
             os.kill(loader.worker_pids[0], signal.SIGCONT)
-
-
-def test_the_counters_and_the_shard_take_less_than_four_pages():
-    assert ctypes.sizeof(Counters) <= 4 * 4096
