@@ -146,6 +146,7 @@ def test_the_time_of_the_stages_is_divided_as_they_take_it(workers):
     found = [share_of(stats, f"map({stage.__name__})") for stage in stages]
     assert np.divide(found, sum(found)) == pytest.approx(taken / taken.sum(), abs=0.1)
     assert sum(stage.share for stage in stats.stages) == pytest.approx(1)
+    assert (sum(worker.cpu_s for worker in stats.workers) > 0.01) == bool(workers)
     assert {stage.name: stage.elements for stage in stats.stages}["map(sleeps)"] == 60
 
 
