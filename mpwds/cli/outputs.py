@@ -157,10 +157,9 @@ def refuse_limits(output: str, limit: object) -> None:
 
 def refuse_own_input(inputs: Sequence[str], output: str) -> None:
     """Raises ``WrongArgument`` if what is read would be replaced, as the output or a part of its series."""
-    if path_of(output) is None:
-        return
-    replaced = {os.path.realpath(path) for path in map(path_of, (output, *existing(output))) if path}
-    for url in inputs:
+    paths = filter(None, map(path_of, (output, *existing(output))))
+    replaced = set(map(os.path.realpath, filter(os.path.exists, paths)))
+    for url in inputs if replaced else ():
         if (path := path_of(url)) and os.path.realpath(path) in replaced:
             raise WrongArgument(f"{url} is read, so it cannot be written as well: choose another output")
 

@@ -29,6 +29,7 @@ from mpwds.pipeline.iterable_sources import iter_elements
 from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import Stage
+from mpwds.storage.tar.names import is_meta
 from mpwds.storage.writing.encoders import encode_field
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
@@ -45,7 +46,7 @@ class Job(NamedTuple):
 
 
 class Processing:
-    """All jobs of a command. Called with a job, it writes the shard.
+    """What a command does with its shards. Called with a job, it writes the shard.
 
     A job is a worker of a dataset of all inputs that has as many workers as inputs. So its random numbers
     depend on seed, input and round alone. ``stages`` are the user's: stages, or a function of a dataset. What
@@ -64,8 +65,6 @@ class Processing:
         self._handler = handler if handler is reraise_exception else _CountingHandler(handler, counts)
         with noted("in building a dataset with these stages"):
             self.dataset = build(stages, self.urls, self._handler)
-        names = enumerate(shard_names(to.output, len(self.urls) * repeat))
-        self.jobs = [Job(number % len(self.urls), number // len(self.urls), name) for number, name in names]
 
     def __call__(self, job: Job) -> Iterator[dict[str, int]]:
         context = Context(job.round, self.seed, worker=job.shard, workers=len(self.urls), owns_process=True)
@@ -95,13 +94,15 @@ class Processing:
             workers, engine = 0, None
         given = {"shards": self.urls, "rounds": self.rounds, "seed": self.seed}
         run = {**given, "stages": fingerprint(self.dataset), "code": digest(code)}
-        names = [job.output for job in self.jobs]
-        inputs = [self.urls[job.shard] for job in self.jobs]
+        inputs = self.urls * self.rounds
+        names = shard_names(to.output, len(inputs))
+        count = len(self.urls)
+        jobs = [Job(number % count, number // count, name) for number, name in enumerate(names)]
         how: dict[str, Any] = {"in_order": False, "on_worker_death": "restart", "start_method": "forkserver"}
         with resume_or_start(
             to.output, names, run, to.force, to.journal, part=over.part, inputs=inputs
         ) as done:
-            return add_up(over.own(self.jobs), done, self, workers, engine, **how)
+            return add_up(over.own(jobs), done, self, workers, engine, **how)
 
 
 class _CountingHandler:
@@ -226,7 +227,7 @@ def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value if name == "__key__" or _is_gzip(name, value) else encode_field(name, value)
         for name, value in sample.items()
-        if name == "__key__" or not name.startswith("__")
+        if name == "__key__" or not is_meta(name)
     }
 
 

@@ -59,11 +59,12 @@ def local_path(url: str | os.PathLike[str]) -> str:
         ('data/x.tar', '/data/my x.tar')
     """
     path = as_str(url)
-    if not is_local(path):
+    scheme = url_scheme(path)
+    if scheme not in ("", "file") and not is_local(path):
         raise ValueError(
             f"{shown(without_credentials(path))} cannot be used here: only local files can (a path or file:)"
         )
-    if url_scheme(path) != "file":
+    if scheme != "file":
         return path
     path = unquote(path[len("file:") :])
     if not path.startswith("//"):
@@ -83,6 +84,8 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
 
 def as_str(url: object) -> str:
     """A shard's name, given as a string or a path. Raises ``TypeError`` for anything else."""
+    if isinstance(url, str):
+        return url
     path = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(path, str):
         raise TypeError(f"a shard's name must be a string or a path, got {type(url).__name__}: {shown(url)}")

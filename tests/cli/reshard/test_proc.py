@@ -120,6 +120,13 @@ def test_compressed_fields_are_not_compressed_twice(run, make_shard, members, na
     assert contents == [b"text", b"bytes"]
 
 
+@pytest.mark.usefixtures("in_process")
+def test_what_no_stage_touches_is_written_also_if_its_name_begins_with_underscores(run, make_shard, members):
+    make_shard("in.tar", {"x": {"__note": b"of mine", "txt": b"text"}})
+    run("proc", "pipeline.py:untouched", "in.tar", "out.tar")
+    assert [name for name, *_ in members("out.tar")] == ["x.__note", "x.txt"]
+
+
 class TestOnError:
     def test_stop_is_the_default(self, proc):
         done = proc("failing")
