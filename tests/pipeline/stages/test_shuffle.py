@@ -37,6 +37,24 @@ def test_takes_in_initial_elements_before_the_first_and_then_two_for_each_until_
     assert taken == [4, 6, 8, 10, 12, 14, 16, 17, 18, 19]
 
 
+def test_an_error_on_the_way_changes_no_order():
+    failing = {17}
+
+    def fails_once(number):
+        if number in failing:
+            failing.clear()
+            raise ValueError(number)
+        return number
+
+    dataset = DataPipeline(range(40)).map(fails_once).shuffle(30, initial=2)
+    stream, got = dataset.stream(), []
+    with pytest.raises(ValueError, match="17"):
+        got.extend(element for _, element in stream)
+    resumed = dataset.stream()
+    resumed.load_state_dict(stream.state_dict())
+    assert got + [element for _, element in resumed] == list(dataset)
+
+
 def test_takes_in_a_hundred_at_first_by_default():
     source = Source(range(1000))
     next(Shuffle(500).stream(source))
