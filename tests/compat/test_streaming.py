@@ -297,6 +297,15 @@ def test_streams_share_the_limits_of_open_files_and_of_the_cache(tmp_path, monke
     assert [x[0] for x in xs(ds)] == 2 * [*range(shards)]
 
 
+def test_the_index_takes_no_room_of_the_shards(tmp_path):
+    remote = write(tmp_path / "remote", range(500))
+    limit = 3 * max(path.stat().st_size for path in (tmp_path / "remote").glob("*.mds"))
+    assert (tmp_path / "remote" / "index.json").stat().st_size > limit
+    for _ in range(2):
+        ds = streaming.StreamingDataset(remote=remote, local=str(tmp_path / "local"), cache_limit=limit)
+        assert xs(ds) == [*range(500)]
+
+
 def test_replicated_ranks_read_the_same(tmp_path):
     ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)
     parts = [xs(s for _, s in ds.stream(Context(rank=rank, world_size=4))) for rank in range(4)]

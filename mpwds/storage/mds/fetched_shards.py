@@ -49,6 +49,7 @@ class DatasetLocation:
     retries: int = 2  # further attempts, when fetching fails
     timeout_s: float = 60.0  # that fetching one file may take
     temporary: TemporaryFolder | None = None  # keeps ``local``, if the user named no folder
+    index_bytes: int = 0  # of the index that is kept beside the fetched shards
 
     @staticmethod
     def of(
@@ -95,7 +96,8 @@ class DatasetLocation:
             if not any(os.path.exists(os.path.join(self.local, name)) for name in names if self.local):
                 raise
             warn(f"{self.local} may be out of date: the index of the remote dataset cannot be read: {error}")
-            return self, *_first(names, self._read_local)
+            name, data = _first(names, self._read_local)
+            return replace(self, index_bytes=len(data)), name, data
         shown = without_credentials(self.remote)
         if _HASHES.search(data) and not _NO_HASHES.search(data):  # equal indexes prove equal shards
             version = ""
@@ -114,7 +116,7 @@ class DatasetLocation:
             for target, content in ((note, origin.encode()), (path, data)):  # no index without its origin
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 write_whole(PendingFile(target), content)
-        return self, name, data
+        return replace(self, index_bytes=len(data)), name, data
 
     def unpacked_elsewhere(self) -> DatasetLocation:
         """This location, but what has to be uncompressed is kept in a temporary folder."""
@@ -317,6 +319,8 @@ class FetchedShards(OpenShards):
             raise ValueError(
                 f"cache_limit ({limit} bytes) has no room for the largest shard, {largest} bytes"
             )
+        if limit >= 0:
+            limit += location.index_bytes
         self._cache = ShardCache(location.local, limit, fetcher.name, validator=None, opener=fetcher)
         self._checked: set[int] = set()
 
