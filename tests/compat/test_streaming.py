@@ -312,6 +312,12 @@ def test_replicated_ranks_read_the_same(tmp_path):
     assert parts == [[*range(10)], [*range(10)], [*range(10, 20)], [*range(10, 20)]]
 
 
+@pytest.mark.parametrize("kind", [streaming.StreamingDataset, type("Own", (streaming.StreamingDataset,), {})])
+def test_replicated_ranks_ask_for_samples_by_number(tmp_path, kind):
+    ds = kind(local=write(tmp_path, range(20)), replication=2)
+    assert ds[3] == ds.get_item(3) == {"x": 3}
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_replication_must_divide_the_ranks_so_that_each_has_samples(tmp_path, ranks):
     ds = streaming.StreamingDataset(local=write(tmp_path, range(20)), replication=2)

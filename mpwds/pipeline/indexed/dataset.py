@@ -83,6 +83,7 @@ class IndexedDataset(DataPipeline):
     _access: tuple[object, Stream[Any]] | None = None  # the stream that ds[i] used last, and what it is for
 
     _reads = 0  # of ds[i], in a DataLoader's worker
+    _alone = ALONE  # the context of ds[i] without stages: to find this process' own takes 3 us
 
     @suggest_arguments
     def __init__(
@@ -230,7 +231,7 @@ class IndexedDataset(DataPipeline):
         return context
 
     def _element(self, number: int, position: int) -> Any:
-        context = self._context() if len(self.pipeline) > 1 else ALONE  # to find it takes 3 us
+        context = self._context() if len(self.pipeline) > 1 else self._alone
         key = context, len(self.pipeline)
         if self._access is None or self._access[0] != key:
             if (obstacle := _obstacle(self.stages)) is not None:

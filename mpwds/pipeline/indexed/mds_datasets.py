@@ -192,6 +192,7 @@ class PartitionedDataset(IndexedDataset):
         self._chosen = chosen
         self._epoch_counter = SharedEpochCounter()
         self._first_epoch = 0
+        self._alone = replace(ALONE, world_size=source.replication)
 
     def __str__(self) -> str:
         return self._call
