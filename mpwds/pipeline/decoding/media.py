@@ -100,7 +100,6 @@ class Media(Closes):
                 context.thread_type = "AUTO"
         # In microseconds; neither raw streams nor some damaged files have it.
         self._origin = self._container.start_time or 0
-        self._sought = False
 
     def close(self) -> None:
         self._container.close()

@@ -48,7 +48,7 @@ def _readable(sample: Any) -> Any:
     if isinstance(sample, dict):
         fields = {name: _decoded(name, value) for name, value in sample.items() if name not in _HIDDEN}
         # What tells more comes first: the key becomes the label of a text.
-        names = sorted(fields, key=lambda name: (name == "__key__") + 2 * isinstance(fields[name], bytes))
+        names = sorted(fields, key=lambda name: (isinstance(fields[name], bytes), name == "__key__"))
         return {name: _value(fields[name]) for name in names}
     if isinstance(sample, (tuple, list)):
         return tuple(map(_value, sample))

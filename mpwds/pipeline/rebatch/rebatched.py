@@ -338,7 +338,7 @@ def _columns(batch: Any) -> list[Any] | None:
     found, lengths = [kind], set()
     for column in columns:
         if _is_pooled(column):
-            found.append((column.dtype, tuple(column.shape[1:])))
+            found.append((column.dtype, column.shape[1:]))
         elif type(column) is list and set(map(type, column)) <= _TEXT:
             found.append(list)
         else:

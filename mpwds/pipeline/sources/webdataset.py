@@ -162,7 +162,7 @@ class WebDataset(DataPipeline):
         elif isinstance(urls, PipelineSource) or is_torch_iterable(urls):
             if resampled:
                 raise ValueError("resampled=True needs the names of shards: put mpwds.resampled() after them")
-            size = 100 if shardshuffle is True else int(shardshuffle or 0)
+            size = 100 if shardshuffle is True else shardshuffle or 0
             if size and as_source(urls).takes_any_order:
                 raise ValueError(
                     f"shardshuffle takes shards before they are read, and {urls} ends each when the next one "

@@ -171,8 +171,7 @@ class _Scan:
             except ShardError:
                 break
             for start in range(at, len(window) - BLOCK + 1, BLOCK):
-                block = window[start : start + BLOCK]
-                if block != headers.ZERO_BLOCK and has_valid_checksum(*LAYOUT.unpack(block)):
+                if has_valid_checksum(*LAYOUT.unpack(window[start : start + BLOCK])):
                     self._position = position
                     return True
                 position += BLOCK
