@@ -150,7 +150,7 @@ def test_a_source_gives_a_part_of_its_samples_or_another_order_or_nothing(shards
         sources = [{"weight": 1, "shards": shards, **source} for source in sources]
         return [sample["__key__"] for sample in WebDataset({"datasets": sources})]
 
-    part = keys({"subsample": 0.5})
+    part = keys({"subsample": 0.5}, {"weight": 0, "subsample": 1})
     assert 0 < len(set(part)) == len(part) < 20
     _, empty, _, shard, *_ = SimpleShardList(shards).urls
     in_order = keys({"shards": empty}, {"shards": shard})
@@ -301,6 +301,7 @@ BAD = [
     ),
     ("datasets:\n- shards: a.tar\nstop: now", "line 3, stop must be one of first_exhausted"),
     ("datasets:\n- shards: a.tar\nstop: first_exhausted", "line 3, stop has no effect here"),
+    ("datasets:\n- {shards: a, weight: 1}\nepoch: 9\nstop: first_exhausted", "line 4, stop has no"),
     ("datasets:\n- shards: a.tar\n 1: 2\n", "line 3 is not YAML"),
     ("datasets: [", "line 1 is not YAML"),
     ("3", "must be a mapping, got 3"),

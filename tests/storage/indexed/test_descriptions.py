@@ -169,12 +169,17 @@ def test_a_compressed_description_is_an_error_that_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "contents", [described(shard("pipe:cat /x.tar")), described(shard("x.tar"), base="pipe:cat ")]
+    ("contents", "key"),
+    [
+        (described(shard("pipe:cat /x.tar")), "shardlist"),
+        (described(shard("x.tar"), base="pipe:cat "), "shardlist"),
+        (described(datasets=[{"source_url": "pipe:cat /x.json"}]), "datasets"),
+    ],
 )
-def test_a_command_in_a_description_does_not_run(write, contents):
+def test_a_command_in_a_description_does_not_run(write, contents, key):
     path = write("index.json", contents)
     with pytest.raises(
-        SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:cat /.*' runs a command"
+        SecurityError, match=rf"index\.json, {key}\[0\]: the URL 'pipe:cat /.*' runs a command"
     ):
         load_description(path)
 
