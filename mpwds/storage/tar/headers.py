@@ -211,7 +211,7 @@ def find_all_members(
         yield window, position, finder.found
         if following == position:
             if position + len(window) >= archive.end:
-                raise truncated(archive, position, "its header is not complete")
+                return  # only zeros are left, less than a block of them
             size *= 2
         elif following <= position + 2 * len(window):  # small members: read them all
             size = min(2 * size, most)
