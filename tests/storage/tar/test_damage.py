@@ -150,9 +150,10 @@ NO_SIZE = "expected an octal number"
         (b"notanumber!\0", NO_SIZE),
     ],
 )
-def test_a_false_size_is_an_error_and_allocates_nothing(tmp_path, size_field, message):
+@pytest.mark.parametrize("kind", b"0Lx")
+def test_a_false_size_is_an_error_and_allocates_nothing(tmp_path, size_field, message, kind):
     header = bytearray(archive_of([("a", b"1234")], tarfile.USTAR_FORMAT)[:512])
-    header[124:136] = size_field
+    header[124:136], header[156] = size_field, kind
     with allocating_below(4 << 20), pytest.raises(ShardError, match=message):
         read(tmp_path, with_checksum(header) + bytes(1024))
 
