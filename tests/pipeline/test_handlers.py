@@ -65,14 +65,6 @@ def test_an_error_raised_by_one_stages_handler_is_not_the_next_ones_to_handle():
         list(DataPipeline(["x"], *stages))
 
 
-def test_a_stream_that_was_stopped_stays_so_when_it_is_restored():
-    make = DataPipeline(["1", "x", "2"], map(int, handlers.ignore_and_stop)).stream
-    first, second = make(), make()
-    assert [element for _, element in first] == [1]
-    second.load_state_dict(first.state_dict())
-    assert list(second) == []
-
-
 @pytest.mark.parametrize(
     ("handler", "found", "what"),
     [(handlers.warn_and_continue, [1, 2], "left out"), (handlers.warn_and_stop, [1], "stopped")],

@@ -73,7 +73,7 @@ WHOLE = {
     "mp3": mp3(),
     "sox": b".SoX" + struct.pack("<IQ", 28, 100) + bytes(16) + bytes(400),
 }
-TAG = b"ID3\4\0\0\0\0\1\2" + bytes(130)
+TAG = b"ID3\4\0\0\0\0\x27\x08" + bytes(5000)
 UNSIZED = {
     "mp4 up to the end": box(b"ftyp", b"isom") + struct.pack(">I4s", 0, b"mdat") + BODY,
     "wav from a pipe": b"RIFF\xff\xff\xff\xffWAVE" + struct.pack("<4sI", b"data", 0xFFFFFFFF) + BODY,

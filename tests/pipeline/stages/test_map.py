@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpwds.pipeline.context import Context
-from mpwds.pipeline.stages.fields import MapDict, associate
+from mpwds.pipeline.stages.fields import MapDict, associate, rename
 from mpwds.pipeline.stages.map import Map, MapTuple
 from mpwds.pipeline.stream import Source, collect
 
@@ -51,7 +51,7 @@ def test_a_dict_made_from_a_sample_gets_its_key_without_being_changed():
     assert made == {"cls": 7}
 
 
-@pytest.mark.parametrize("stage", [MapDict({"cls": int}), associate({"a": {"x": 1}})], ids=str)
+@pytest.mark.parametrize("stage", [MapDict({"cls": int}), associate({"a": {"x": 1}}), rename(a="cls")])
 def test_the_sources_sample_stays_as_it_is(stage):
     sample = {"__key__": "a", "cls": "7"}
     collect(stage, [sample])

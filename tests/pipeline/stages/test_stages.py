@@ -11,7 +11,6 @@ from mpwds.pipeline.dataset import DataPipeline
 from mpwds.pipeline.handlers import (
     ignore_and_continue,
     ignore_and_stop,
-    reraise_exception,
     warn_and_continue,
     warn_and_stop,
 )
@@ -179,10 +178,6 @@ def test_a_package_that_is_missing_makes_no_element_bad():
 
     with pytest.raises(ImportError):
         list(map(needs_a_package, ignore_and_continue)(range(3)))
-
-
-def test_the_default_handler_is_the_one_of_webdatasets_name():
-    assert map(invert).handler is reraise_exception
 
 
 def test_states_are_small_and_hold_no_data():

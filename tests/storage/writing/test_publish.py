@@ -189,6 +189,16 @@ def test_a_file_system_that_cannot_sync_directories_is_no_failure(tmp_path, monk
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_a_file_that_does_not_get_to_the_disk_is_discarded_and_named(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"):
+        PendingFile(str(tmp_path / "x")).publish()
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_a_full_disk_cuts_off_is_discarded_and_named(tmp_path, limited):
     (tmp_path / "x").write_bytes(b"old")
     done = limited(
