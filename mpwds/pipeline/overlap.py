@@ -59,8 +59,7 @@ class Overlapped(WrappedStream[Any]):
             address, element, self._begun = self._next_held()
             return address, element
         error, self._error = self._error or StopIteration(), None
-        if isinstance(error, StopIteration):
-            self._pool.close()
+        self._pool.close()  # an element after an error starts it again
         try:
             raise error
         finally:
