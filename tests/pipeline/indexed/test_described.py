@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpwds.errors import SecurityError
 from mpwds.loader.multi_loader import MultiLoader
 from mpwds.loader.worker.elements import count_delivered
 from mpwds.pipeline.context import Context
@@ -58,10 +57,3 @@ def test_a_loader_of_a_reader_that_may_drop_samples_has_no_length(description, o
     with pytest.raises(LengthUnknown, match="may drop") as caught:
         len(MultiLoader(WebDataset(description, **options)))
     assert "may drop" in caught.value.reason
-
-
-def test_a_command_in_a_description_is_not_run(tmp_path):
-    description = {"wids_version": 1, "shardlist": [{"url": "pipe:echo", "nsamples": 3}]}
-    write_description(description, tmp_path / "index.json")
-    with pytest.raises(SecurityError, match=r"index\.json, shardlist\[0\]: the URL 'pipe:echo' runs a"):
-        WebDataset(tmp_path / "index.json")
