@@ -113,8 +113,8 @@ def _like(item: Any, parts: list[Any]) -> Any:
 
 def _collect(schema: Schema, item: Any, path: str, columns: list[Any]) -> None:
     if not isinstance(schema, Column):
-        before, found = children(schema) or {}, children(item)
-        if type(item) is not type(schema) or found is None:
+        before, found = children(schema) or {}, children(item) or {}
+        if type(item) is not type(schema):
             raise _changed(path, f"is {_article(item)}", f"it was a {type(schema).__name__} of columns")
         if found.keys() != before.keys():
             raise _changed(path, f"has {_names(found)}", f"it had {_names(before)}")
