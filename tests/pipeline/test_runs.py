@@ -45,9 +45,12 @@ def test_each_shard_is_read_once_however_it_is_shuffled_and_divided(urls, stages
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_runs_of_one_epoch_have_orders_of_their_own(urls, ranks):
+def test_runs_of_one_epoch_have_orders_of_their_own_if_it_is_shuffled(urls, ranks):
     dataset = mpwds.DataPipeline(mpwds.ShardList(urls, shuffle=True))
     assert all_places(dataset, ranks, 2, [11, 11]) != all_places(dataset, ranks, 2, [12, 12])
+    dataset = mpwds.DataPipeline(mpwds.ShardList(urls))
+    places = [rank + ranks * worker for rank in range(ranks) for worker in range(2)]
+    assert all_places(dataset, ranks, 2, [11, 12]) == [[*range(place, 20, 2 * ranks)] for place in places]
 
 
 DRAWN = {

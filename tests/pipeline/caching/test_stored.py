@@ -204,6 +204,14 @@ def test_a_plain_generator_before_it_is_run_again_after_an_interruption(stage):
     assert list(dataset) == list(dataset) == [2 * n for n in range(30)]
 
 
+def test_what_is_before_it_is_in_the_first_epoch_always(stage):
+    dataset = DataPipeline(range(30)).shuffle(30)
+    order = elements(dataset.stream())
+    dataset = dataset.compose(stage)
+    assert take(dataset.stream(Context(epoch=1)), 20) == order[:20]
+    assert elements(dataset.stream(Context(epoch=2))) == order
+
+
 def test_workers_have_parts_of_their_own(stage):
     contexts = [Context(worker=worker, workers=3) for worker in range(3)]
     dataset = DataPipeline(range(40)).compose(stage)

@@ -183,6 +183,9 @@ def test_reseed_rng_chooses_another_order():
 
 
 class OneTwoThree(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 3
+
     def __iter__(self):
         self.left = iter([1, 2, 3])
         return self

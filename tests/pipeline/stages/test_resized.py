@@ -116,6 +116,12 @@ def test_a_bad_option_is_named(options, message):
         random_resized_crop("jpg", 8, **{"dtype": "float32", **options})
 
 
+def test_a_missing_package_makes_no_image_bad(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ImportError):
+        list(resized("png", 8, handler=ignore_and_continue)([{"png": b"\x89PNG"}]))
+
+
 @pytest.mark.parametrize("field", ["", 7, [], ";", ["a b"]])
 def test_what_names_no_field_is_refused(field):
     with pytest.raises((TypeError, ValueError), match="^resize_center_crop: "):
