@@ -60,7 +60,7 @@ class Quarantine:
             if isinstance(budget, bool) or not isinstance(budget, Real):
                 expected = "a number of samples, a fraction or None"
                 raise TypeError(f"quarantine: budget must be {expected}, got {shown(budget)}")
-            if budget < 0 if isinstance(budget, Integral) else not 0 < float(budget) <= 1:
+            if budget < 0 if isinstance(budget, Integral) else not 0 < budget <= 1:
                 expected = "an int of at least 0, or a fraction above 0 and at most 1"
                 raise ValueError(f"quarantine: a budget must be {expected}, got {shown(budget)}")
         self.path = os.path.abspath(os.fspath(path))

@@ -59,7 +59,7 @@ def _decoded(name: str, value: Any) -> Any:
     if not isinstance(value, bytes):
         return value
     try:
-        return Decoder("rgb8", partial=True)({"__key__": "", name: value})[name]
+        return Decoder("rgb8")({"__key__": "", name: value})[name]
     except Exception:  # what cannot be decoded is shown as so many bytes
         return value
 

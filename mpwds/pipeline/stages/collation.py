@@ -288,7 +288,7 @@ def _numbers(values: Sequence[Any]) -> Any:
         return list(values)
     if column.dtype.kind == "f" and all(isinstance(value, (int, np.integer)) for value in values):
         return np.array(values, np.uint64) if min(values) >= 0 else list(values)  # floats would round them
-    return column if column.ndim == 1 and column.dtype.kind in _NUMERIC_KINDS else list(values)
+    return column if column.dtype.kind in _NUMERIC_KINDS else list(values)
 
 
 def _check(samples: Sequence[Any], kind: Any, trait: Callable[[Any], Any], what: str) -> None:
