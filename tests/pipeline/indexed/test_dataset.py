@@ -62,7 +62,7 @@ class TestSelect:
 
 class TestStages:
     def test_apply_to_a_sample_as_an_epoch_applies_them(self):
-        dataset = mpwds.IndexedDataset(range(20), "global")
+        dataset = mpwds.IndexedDataset(range(20), "global", seed=3)
         dataset = dataset.map(lambda n: (n, random.random(), np.random.rand()))
         dataset.set_epoch(4)
         one_by_one = [dataset[i] for i in range(20)]

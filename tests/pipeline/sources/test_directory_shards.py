@@ -204,6 +204,14 @@ def test_a_shard_claimed_on_another_machine_is_left_alone(network_folder):
     assert names(folder) == claimed
 
 
+def test_a_shard_claimed_on_this_machine_is_given_back_when_nobody_locks_it(network_folder):
+    create(network_folder, range(1))
+    shards = DirectoryShardList(network_folder, mode="unlink", poll=None)
+    (claimed,) = shards
+    Path(claimed["url"]).touch()  # as a reader leaves it that is killed
+    assert [unclaimed(shard["url"]) for shard in shards] == [f"{network_folder}file0.tar"]
+
+
 @pytest.mark.parametrize(("age_s", "read"), [(1000, 0), (10_000, 1)])
 def test_a_claim_of_another_machine_that_is_older_than_stated_is_given_up(network_folder, age_s, read):
     folder = network_folder
