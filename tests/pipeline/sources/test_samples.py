@@ -58,12 +58,3 @@ def test_a_sample_is_described_by_key_and_shard(shards):
 
 def test_a_sample_that_cannot_be_read_again_is_described_by_its_offset():
     assert str(read("gone.tar").describe([0, 512])) == "the sample at offset 512 of gone.tar"
-
-
-def test_a_dropped_stream_closes_its_files(shards, open_shards):
-    stream = read(shards)
-    next(stream)
-    stream.fetch((3, 0))
-    assert len(open_shards()) == 2
-    del stream
-    assert open_shards() == []
