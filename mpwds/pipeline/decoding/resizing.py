@@ -285,7 +285,7 @@ def _checked(called: str, size: Any) -> Size:
 def _numbers(name: str, values: Any, count: int) -> Sequence[float]:
     """So many numbers, as they are given, or of an array as a tuple, which can be compared and printed."""
     try:
-        numbers = tuple(map(float, values))
+        numbers = tuple(map(float, () if isinstance(values, str) else values))
     except (TypeError, ValueError):
         numbers = ()
     if len(numbers) != count:

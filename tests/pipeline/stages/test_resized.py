@@ -106,6 +106,7 @@ def test_a_bad_image_is_an_error_that_names_field_sample_and_shard(what):
         ({"flip": "a"}, "flip is a probability, got 'a'"),
         ({"mean": 0.5}, "mean must be three numbers, got 0.5"),
         ({"std": ("a", 1, 1)}, r"std must be three numbers, got \('a', 1, 1\)"),
+        ({"mean": "012"}, "mean must be three numbers, got .012."),
         ({"box_field": "jpg"}, "box_field='jpg' would replace that field"),
         ({"box_field": "__key__"}, "box_field='__key__' would replace that field"),
         ({"handler": 3}, "handler must be a function of the exception"),
