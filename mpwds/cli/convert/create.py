@@ -311,7 +311,7 @@ def _write(task: tuple[int, Planned]) -> Iterator[tuple[int, int, Written | None
     keys: set[str] = set()
     told, untold, nbytes = 0, 0, 0
     with (
-        TarWriter(url, mtime=0, keep_meta=True, replace=False) as sink,
+        TarWriter(url, encoder=False, mtime=0, keep_meta=True, replace=False) as sink,
         noted(f"while writing {without_credentials(url)}"),
     ):
         for sample in samples:

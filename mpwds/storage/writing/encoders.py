@@ -286,6 +286,11 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
         ) from error
 
 
+def is_gzip(name: str, value: Any) -> bool:
+    """True if a value is the compressed file of a field already, which ``encode_field`` would compress."""
+    return name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
+
+
 def encode_based_on_extension(
     sample: Mapping[str, Any], handlers: Mapping[str, FieldEncoder] = default_handlers
 ) -> dict[str, Any]:

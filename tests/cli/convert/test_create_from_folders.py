@@ -1,5 +1,6 @@
 """``mpwds create`` from folders of files."""
 
+import gzip
 import io
 import json
 import os
@@ -51,6 +52,12 @@ def test_files_that_agree_up_to_the_first_dot_are_a_sample(run, write_files, mem
         "a/1.seg.png": b"2",
         "v1.0/2.png": b"3",
     }
+
+
+def test_compressed_files_keep_their_bytes(run, write_files, members):
+    files = {"1.txt.gz": gzip.compress(b"text"), "2.txt.gz": b"", "2.TXT.v2.gz": b"not compressed"}
+    run("create", write_files(files), "x.tar")
+    assert members("x.tar") == {name.lower(): data for name, data in files.items()}
 
 
 NO_FIELDS = dict.fromkeys(["1.txt", "README", ".DS_Store", ".hidden.txt", ".git/x.txt"], b"")

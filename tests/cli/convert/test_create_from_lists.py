@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 import io
 import json
 import shutil
@@ -41,6 +42,20 @@ def test_columns_of_a_csv_become_files_labels_texts_and_the_rest(run, write_file
         {"__key__": "000000001", "png": PNG, "cls": b"0", "json": b'{"width": "007", "score": 1.0}'},
     ]
     assert json.loads(Path("out.classes.json").read_text()) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--columns", "a.b:a.b.gz,c:c.gz")])
+def test_compressed_files_are_not_compressed_again(run, write_files, arguments):
+    texts = {name: gzip.compress(name.encode()) for name in ("1.txt.gz", "2.txt.gz")}
+    folder = write_files({"list.csv": b"a.b,c\n1.txt.gz,2.txt.gz\n", **texts})
+    (sample,) = create(run, folder / "list.csv", *arguments)
+    assert [value for name, value in sample.items() if name != "__key__"] == list(texts.values())
+
+
+def test_a_column_may_become_a_compressed_field(run, write_files):
+    folder = write_files({"list.jsonl": b'{"a": "text"}\n'})
+    (sample,) = create(run, folder / "list.jsonl", "--columns", "a:txt.gz")
+    assert gzip.decompress(sample["txt.gz"]) == b"text"
 
 
 def test_columns_may_be_chosen_and_one_may_hold_the_keys(run, write_files):
