@@ -410,7 +410,10 @@ def _record_samples(urls: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
                 key = _text(sample.pop(KEY, f"{number:09d}"))
                 kept = {name: value for name, value in sample.items() if not is_meta(name)}
                 try:
-                    encoded = {name: encode_field(name, value) for name, value in kept.items()}
+                    encoded = {
+                        name: value if isinstance(value, bytes) else encode_field(name, value)
+                        for name, value in kept.items()
+                    }
                 except ValueError as error:
                     raise ValueError(f"the record at offset {offset} of {url}: {error}") from error
                 yield {KEY: key, **encoded}

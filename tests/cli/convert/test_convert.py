@@ -1,5 +1,6 @@
 """``mpwds convert``: between tar shards, MDS and record files."""
 
+import gzip
 import io
 import json
 import os
@@ -136,6 +137,16 @@ def test_records_hold_fields_whose_names_begin_with_underscores(run):
         sink.write(sample)
     run("convert", "x.tar", "x.cbor")
     run("convert", "x.cbor", "back.tar")
+    assert read("back.tar") == [sample]
+
+
+@pytest.mark.parametrize("between", ["y.msgpack", "y.cbor", "y"])
+def test_compressed_fields_keep_their_bytes(run, between):
+    sample = {"__key__": "a", "json.gz": b"not compressed", "txt.gz": gzip.compress(b"text")}
+    with mpwds.TarWriter("x.tar", encoder=False) as sink:
+        sink.write(sample)
+    run("convert", "x.tar", between)
+    run("convert", between, "back.tar")
     assert read("back.tar") == [sample]
 
 
