@@ -71,12 +71,17 @@ class Folder(Closes):
         *directories, last = [part for part in name.split("/") if part != "."] or [""]
         if {"", ".."} & {*directories, last} or "\0" in name:
             raise UnsafeName(f"the name {name!r} leads out of the folder: not written")
-        descriptor = self._directory(directories)
-        if not self._force and os.access(last, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
-            what = "it exists already: extract elsewhere, or replace it with --force"
-            raise FileExistsError(errno.EEXIST, what, f"{self._path}/{name}")
         shown = "/".join((self._path, *directories, last))
-        write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
+        try:
+            descriptor = self._directory(directories)
+            if not self._force and os.access(last, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
+                what = "it exists already: extract elsewhere, or replace it with --force"
+                raise FileExistsError(errno.EEXIST, what, shown)
+            write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
+        except OSError as error:
+            if error.errno:  # the system names a descriptor's directory, or a part of the path
+                raise OSError(error.errno, error.strerror, shown) from error
+            raise
 
     def close(self) -> None:
         if self._open is not None:

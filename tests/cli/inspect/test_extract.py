@@ -67,6 +67,19 @@ def test_a_name_that_starts_with_a_dot_stays_below():
     assert files_below(Path("out")) == {"a/b.txt": b"data"}
 
 
+@pytest.mark.parametrize("name", ["a/b/" + "n" * 300 + ".txt", "a/" + "n" * 300 + "/b.txt"])
+def test_a_name_that_the_file_system_cannot_hold_is_named(name):
+    with Folder("out") as folder, pytest.raises(OSError, match=f"too long: 'out/{name}'"):
+        folder.write(name, b"data")
+
+
+@pytest.mark.parametrize("name", ["file.d", "file.d/x.txt"])
+def test_a_folder_in_place_of_a_file_is_named(name):
+    Path("out/file.d/x.txt").mkdir(parents=True)
+    with Folder("out", force=True) as folder, pytest.raises(IsADirectoryError, match=f": 'out/{name}'"):
+        folder.write(name, b"data")
+
+
 def test_a_file_that_cannot_be_finished_is_removed(monkeypatch):
     def fail(*arguments, **options):
         raise OSError("no space")
