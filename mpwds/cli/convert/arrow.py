@@ -247,6 +247,7 @@ def _columns(schema: Any, folder: str) -> dict[str, TableColumn]:
 
 def _column(kind: Any, feature: Any) -> TableColumn:
     types = _pyarrow().types
+    kind = kind.value_type if types.is_dictionary(kind) else kind  # categories of pandas, for example
     is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     names = feature.get("names", ()) if is_label else ()
     parts = {kind.field(n).name for n in range(kind.num_fields)} if types.is_struct(kind) else ()

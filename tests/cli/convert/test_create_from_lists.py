@@ -250,6 +250,17 @@ def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, kind, argument
     assert made[0][1] == ["cat", "dog"]
 
 
+@pytest.mark.parametrize("arguments", [(), ("--columns", "label:cls,caption:txt")])
+def test_categories_of_a_table_are_texts(run, arguments):
+    table = pyarrow.table({"label": ["dog", "cat", "dog"], "caption": ["a", "b", "b"]})
+    categories = {name: table[name].dictionary_encode() for name in table.column_names}
+    for name, each in (("texts", table), ("categories", pyarrow.table(categories))):
+        pyarrow.parquet.write_table(each, f"{name}.parquet")
+    found = create(run, "categories.parquet", *arguments)
+    assert found == create(run, "texts.parquet", *arguments)
+    assert [sample["cls"] for sample in found] == [b"1", b"0", b"1"]
+
+
 def test_names_of_files_in_a_table_start_where_the_user_says(run, tmp_path):
     path = write_table("parquet", tmp_path).rename(Path("pictures/list.parquet"))
     refused = run("create", path, "x.tar", "--columns", "image:jpg")
