@@ -78,7 +78,7 @@ class ColumnMap:
                 raise ValueError(f"row {number}: {column!r} and another column become the field {name!r}")
             sample[name] = data
         if rest and self.rest:
-            sample[self.rest] = json.dumps(rest, default=_plain).encode()
+            sample[self.rest] = _as_json(number, rest)
         return sample
 
     def _field(self, column: str, value: Any) -> tuple[str, bytes]:
@@ -233,6 +233,19 @@ def _media(value: Mapping[str, Any]) -> tuple[bytes, str]:
             "save_to_disk and push_to_hub do"
         )
     return data, path
+
+
+def _as_json(number: int, columns: Mapping[str, Any]) -> bytes:
+    """Columns of the row of this number as a JSON object."""
+    try:
+        return json.dumps(columns, default=_plain).encode()
+    except (ValueError, TypeError):
+        for column, value in columns.items():
+            try:
+                json.dumps(value, default=_plain)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"column {column!r} of row {number}: {error}") from error
+        raise
 
 
 def _plain(value: Any) -> Any:
