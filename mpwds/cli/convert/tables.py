@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -332,6 +333,7 @@ def _objects(lines: io.TextIOWrapper, url: str) -> Iterator[dict[str, Any]]:
 
 
 def _records(lines: io.TextIOWrapper, url: str, delimiter: str) -> list[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # 128 kB by default, which a text may exceed
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])

@@ -96,6 +96,13 @@ def test_one_column_of_words_is_the_label_and_all_of_numbers_are(run, write_file
     assert sample.keys() == {"__key__", *fields}
 
 
+@pytest.mark.parametrize("name", ["list.csv", "list.tsv", "list.jsonl"])
+def test_a_text_may_be_long(run, write_files, name):
+    text = "a text " * 30_000
+    line = json.dumps({"txt": text}) if name.endswith("jsonl") else f"txt\n{text}"
+    assert create(run, write_files({name: f"{line}\n".encode()}) / name)[0]["txt"].decode() == text
+
+
 def test_the_table_of_what_was_guessed_is_shown(run, write_files):
     folder = write_files({"list.csv": b"path,label,caption,age\na.jpg,1,a,2\n", "a.jpg": JPEG})
     shown = run("create", folder / "list.csv", "x.tar").stdout
