@@ -128,7 +128,7 @@ def _files(urls: Sequence[str], root: str | None) -> FoundSource:
     names: list[str] = []
     for url in urls:
         with gopen(url) as stream:
-            names += os.fsdecode(stream.read()).splitlines()
+            names += os.fsdecode(stream.read()).replace("\r\n", "\n").split("\n")
     tree = folders.group_files(root or "", folders.stat_files(root or "", filter(None, names)))
     trees = {"": tree}
     text = "a list of files grouped by base name"

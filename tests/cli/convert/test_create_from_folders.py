@@ -126,6 +126,16 @@ def test_a_single_folder_is_no_class(run, write_files, members):
     assert not list(Path().glob("*classes.json"))
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_of_a_list_of_files_end_at_newlines_alone(run, write_files, members, end):
+    names = ["a\u2028b.txt", "c\x85d.txt", "e\x0bf.txt"]
+    folder = write_files(dict.fromkeys(names, b"text"))
+    Path("list").write_bytes(b"".join(name.encode() + end for name in names))
+    result = run("create", "list", "x.tar", "--from", "files", "--root", folder)
+    assert result.returncode == 0, result.stderr
+    assert list(members("x.tar")) == names
+
+
 def test_a_list_of_absolute_names_makes_keys_that_stay_below_a_folder(run, write_files):
     folder = write_files({"1.txt": b""})
     Path("list").write_text(f"{folder}/1.txt\n")
