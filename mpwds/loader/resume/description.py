@@ -23,6 +23,7 @@ from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import reraise_exception
+from mpwds.pipeline.quarantine import Quarantine
 
 _ORDER = ("shuffle", "seed", "chunksize", "deterministic", "batch_size", "replication", "in_turn")
 _SPLITTERS = ("split_by_node", "split_by_worker")  # the usual ones
@@ -167,6 +168,8 @@ def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
         return [(str(key), part) for key, part in islice(value.items(), _MOST_PARTS + 1)]
     if isinstance(value, (type, ModuleType)):
         return []
+    if isinstance(value, Quarantine):  # whose other attributes say how long its file is
+        return [("budget", value.budget)]
     if not (whole or is_dataclass(value) or hasattr(value, "stream")):
         return []
     if isinstance(value, FunctionType):

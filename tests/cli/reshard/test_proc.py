@@ -155,6 +155,14 @@ class TestOnError:
         assert sorted(record["key"] for record in bad) == ["0007", "1007"]
         assert {record["stage"] for record in bad} == {"map(fails_on_sevens, handler=skip)"}
 
+    def test_a_run_with_a_list_of_them_continues(self, proc):
+        options = "out-%d.tar", "--on-error", "bad.jsonl"
+        proc("failing", *options)
+        Path("out-1.tar").unlink()
+        told = proc("failing", *options)
+        assert "1 shard written; 1 were complete before; 1 samples skipped" in told.stdout, told.stderr
+        assert len(Path("bad.jsonl").read_text().splitlines()) == 3
+
     def test_the_handler_that_a_user_gave_a_stage_stays(self, proc, keys):
         done = proc("own_handler", "out-%d.tar", "--on-error", "bad.jsonl")
         assert done.stdout.endswith("; 0 samples skipped\n")

@@ -118,6 +118,16 @@ def test_where_shards_are_does_not_count_but_how_many_does():
     assert here == there != more
 
 
+def test_how_much_a_quarantine_lists_does_not_count_but_its_budget_does(tmp_path):
+    def dataset(budget):
+        handler = mpwds.quarantine(tmp_path / "bad.jsonl", budget=budget)
+        return mpwds.DataPipeline(range(9)).map(str, handler=handler)
+
+    before = fingerprint(dataset(0.1))
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    assert fingerprint(dataset(0.1)) == before != fingerprint(dataset(2))
+
+
 def test_what_the_package_brings_is_described_by_name():
     """The code of a lambda differs among Pythons, so their states would not be each other's."""
     shards = mpwds.WebDataset("x-{0..3}.tar", shardshuffle=True).shuffle(9).decode("rgb8")
