@@ -123,7 +123,8 @@ def _located(windows: Iterable[_Window]) -> Iterator[tuple[str, tuple[str, int, 
         for name, first, begin, size in members:
             header = begin - BLOCK - position
             field = bytes(window[header : header + headers.NAME_BYTES])
-            is_short = field.startswith(name.encode("utf-8", "replace") + b"\0")
+            # Not if it is not UTF-8: the field may have "?" for the bytes that the pax header has.
+            is_short = field.startswith(name.encode("utf-8", "surrogatepass") + b"\0")
             yield name, (name, first, begin, size, is_short and size < 1 << 32)
 
 

@@ -363,6 +363,17 @@ def test_large_members_can_be_had_as_views(tmp_path, shard):
     }
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["{}\udce9.txt", "{}.t\udce9"])
+def test_names_need_not_be_utf_8(tmp_path, name, format):
+    members = [(name.format(n), b"%d" % n) for n in range(3)]
+    path = write_tar(tmp_path / "a.tar", members, format=format, errors="surrogateescape")
+    found = [TarShards([path]).read(0, number) for number in range(3)]
+    key, extension = name.split(".")
+    assert [sample["__key__"] for sample in found] == [key.format(n) for n in range(3)]
+    assert [bytes(sample[extension]) for sample in found] == [b"0", b"1", b"2"]
+
+
 def test_keys_and_extensions_may_have_letters_of_several_bytes(tmp_path):
     members = [(f"clé/{n}.{suffix}", b"x") for n in range(3) for suffix in ("größe", "cls")]
     path = write_tar(tmp_path / "x.tar", members, format=tarfile.GNU_FORMAT)
