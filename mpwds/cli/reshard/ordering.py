@@ -124,12 +124,12 @@ def rank_of(sample: RawSample, by: str, text: bool = False) -> Rank:
         value: Any = data.decode().strip()
         for name in by[len(field) + 1 :].split(".") if field != by else ():
             value = (json.loads(value) if isinstance(value, str) else value)[name]
+        if isinstance(value, str) and not text and _FRACTION.fullmatch(value):
+            value = int(value) if _NUMBER.fullmatch(value) else float(value)
     except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"{sample} cannot be sorted by {by}: {error!r}") from error
     if not isinstance(value, (str, int, float)) or value != value:
         raise ShardError(f"{sample}: {by} is {json.dumps(value)[:60]}, neither a number nor a text")
-    if isinstance(value, str) and not text and _FRACTION.fullmatch(value):
-        value = int(value) if _NUMBER.fullmatch(value) else float(value)
     return [1, str(value)] if text or isinstance(value, str) else [0, value]
 
 

@@ -103,10 +103,12 @@ class TestSort:
             ("json.a", "neither a number nor a text"),
             ("json.nan", "json.nan is NaN, neither a number nor a text"),
             ("bin", "cannot be sorted by bin"),
+            ("txt", "cannot be sorted by txt: ValueError('Exceeds the limit"),
         ],
     )
     def test_a_sample_without_such_a_value_is_an_error(self, refused, make_shard, by, message):
-        make_shard("in.tar", {"x": {"json": b'{"a": [1], "nan": NaN}', "bin": b"\xff"}})
+        fields = {"json": b'{"a": [1], "nan": NaN}', "bin": b"\xff", "txt": b"9" * 5000}
+        make_shard("in.tar", {"x": fields})
         errors = refused("sort", "in.tar", "all.tar", "--by", by)
         assert "sample 'x' at offset 0 of in.tar" in errors
         assert message in errors
