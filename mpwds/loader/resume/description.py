@@ -23,7 +23,6 @@ from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import ONCE, Epochs
 from mpwds.pipeline.filter import SingletonStage
 from mpwds.pipeline.handlers import reraise_exception
-from mpwds.pipeline.quarantine import Quarantine
 
 _ORDER = ("shuffle", "seed", "chunksize", "deterministic", "batch_size", "replication", "in_turn")
 _SPLITTERS = ("split_by_node", "split_by_worker")  # the usual ones
@@ -168,8 +167,6 @@ def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
         return [(str(key), part) for key, part in islice(value.items(), _MOST_PARTS + 1)]
     if isinstance(value, (type, ModuleType)):
         return []
-    if isinstance(value, Quarantine):  # whose other attributes say how long its file is
-        return [("budget", value.budget)]
     if not (whole or is_dataclass(value) or hasattr(value, "stream")):
         return []
     if isinstance(value, FunctionType):
@@ -180,6 +177,7 @@ def _parts_of(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
     attributes = dict(getattr(value, "__dict__", {}))
     if is_dataclass(value):
         attributes.update({field.name: getattr(value, field.name) for field in fields(value)})
+    attributes.pop("handler", None)  # it makes no other samples, and notes how many were bad
     return [(name, part) for name, part in attributes.items() if whole or not name.startswith("_")]
 
 

@@ -118,14 +118,14 @@ def test_where_shards_are_does_not_count_but_how_many_does():
     assert here == there != more
 
 
-def test_how_much_a_quarantine_lists_does_not_count_but_its_budget_does(tmp_path):
-    def dataset(budget):
-        handler = mpwds.quarantine(tmp_path / "bad.jsonl", budget=budget)
+def test_what_becomes_of_bad_samples_does_not_count(tmp_path):
+    def dataset():
+        handler = mpwds.quarantine(tmp_path / "bad.jsonl")
         return mpwds.DataPipeline(range(9)).map(str, handler=handler)
 
-    before = fingerprint(dataset(0.1))
+    before = fingerprint(dataset())
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    assert fingerprint(dataset(0.1)) == before != fingerprint(dataset(2))
+    assert fingerprint(dataset()) == before == fingerprint(mpwds.DataPipeline(range(9)).map(str))
 
 
 def test_what_the_package_brings_is_described_by_name():
