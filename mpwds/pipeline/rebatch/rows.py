@@ -201,7 +201,7 @@ def rows_of(spec: Column, column: Any) -> Rows:
     """The rows of a column that is an array, a tensor or a list. A contiguous array is not copied."""
     if spec.holds_objects:
         return np.fromiter(map(_without_its_batch, column), object, len(column))
-    if spec.row_nbytes == 0:
+    if spec.row_nbytes == 0 or len(column) == 0:  # torch views no empty tensor of two bytes as bytes
         return np.empty((len(column), spec.row_nbytes), np.uint8)
     if spec.is_tensor:
         torch = sys.modules["torch"]

@@ -231,6 +231,14 @@ def test_the_memory_of_a_large_batch_is_used_again_when_no_part_of_it_is_left(co
     assert not addresses & {address(kept) - 8 * (LARGE + 5)}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
+def test_a_batch_without_rows_adds_none(dtype):
+    # An empty tensor of NumPy's has a stride of 0.
+    batches = [torch.from_numpy(np.ones(rows)).to(dtype) for rows in (0, 3)]
+    (batch,) = collect(Rebatched(3), batches)
+    assert torch.equal(batch, batches[1])
+
+
 def test_batches_are_writable_and_their_columns_aligned():
     given_batches = [(np.zeros((5, 3), "uint8"), np.zeros((5, LARGE)))]
     for first, second in Rebatched(3)(given_batches):
