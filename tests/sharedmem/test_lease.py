@@ -138,6 +138,6 @@ def test_ten_thousand_batches_leave_memory_descriptors_and_mappings_as_they_were
     mappings, descriptors, resident = footprint()
     run(10_000)
     after = footprint()
-    assert after[0] < mappings + 100  # other tests of this process leave some, or take some back
-    assert after[1] < descriptors + 100
+    assert after[0] <= mappings  # what another test left may go meanwhile
+    assert after[1] <= descriptors
     assert after[2] - resident < 256

@@ -20,7 +20,7 @@ from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.patterns import check_url
 from mpwds.storage.streams.urls import url_scheme
 from mpwds.storage.tar.names import split_name
-from mpwds.storage.writing.encoders import encode_field, is_gzip
+from mpwds.storage.writing.encoders import encode_once
 from mpwds.storage.writing.tar_members import member_bytes
 
 _LABELS = ("cls", "label", "class")
@@ -94,7 +94,7 @@ class ColumnMap:
             name = name.replace(_BY_CONTENT, extension_by_content(value, path))
         if isinstance(value, (int, float)) and name.rpartition(".")[2] in _TEXTS:
             value = str(value)
-        return name, value if is_gzip(name, value) else encode_field(name, value)
+        return name, encode_once(name, value)
 
     def size_of(self, number: int, row: Mapping[str, Any]) -> int:
         """About the bytes of a row's sample in a tar archive; files at URLs count as nothing."""

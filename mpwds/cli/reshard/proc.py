@@ -30,7 +30,7 @@ from mpwds.pipeline.quarantine import quarantine
 from mpwds.pipeline.sources.webdataset import WebDataset
 from mpwds.pipeline.stream import Stage
 from mpwds.storage.tar.names import is_meta
-from mpwds.storage.writing.encoders import encode_field, is_gzip
+from mpwds.storage.writing.encoders import encode_once
 from mpwds.storage.writing.tar_writer import TarWriter
 from mpwds.viewing.wording import printable
 
@@ -225,7 +225,7 @@ def _handled(part: Any, handler: Handler) -> Any:
 def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
     """The sample's fields as bytes. What no stage has decompressed is not compressed again."""
     return {
-        name: value if name == "__key__" or is_gzip(name, value) else encode_field(name, value)
+        name: value if name == "__key__" else encode_once(name, value)
         for name, value in sample.items()
         if name == "__key__" or not is_meta(name)
     }

@@ -286,9 +286,10 @@ def encode_field(name: str, value: Any, handlers: Mapping[str, FieldEncoder] = d
         ) from error
 
 
-def is_gzip(name: str, value: Any) -> bool:
-    """True if a value is the compressed file of a field already, which ``encode_field`` would compress."""
-    return name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
+def encode_once(name: str, value: Any) -> bytes:
+    """The bytes of a field. What is compressed already, as its name says, stays as it is."""
+    is_gzip = name.endswith(".gz") and isinstance(value, bytes) and value.startswith(b"\x1f\x8b")
+    return value if is_gzip else encode_field(name, value)
 
 
 def encode_based_on_extension(
