@@ -40,6 +40,11 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def complete_before(shards: int) -> str:
+    """What a summary adds if shards of a run were there already."""
+    return f"; {shards} {'was' if shards == 1 else 'were'} complete before" if shards else ""
+
+
 def console(to_stderr: bool = False, soft_wrap: bool = True) -> Console:
     """A console that shows texts as they are: names in data are neither markup nor emoji. Files are wide.
 

@@ -76,7 +76,7 @@ def test_a_part_that_was_killed_goes_on_and_leaves_what_others_do_alone(run, com
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     before = os.stat("out-0.tar").st_mtime_ns
-    assert "2 shards written; 1 were complete before" in run(*job(), "--part", "0/2").stdout
+    assert "2 shards written; 1 was complete before" in run(*job(), "--part", "0/2").stdout
     assert os.stat("out-0.tar").st_mtime_ns == before
     assert [path.name for path in Path().glob(".*.partial")] == [".out-1.tar.0123abcd.partial"]
     release(other)
@@ -213,7 +213,7 @@ class TestInputs:
         assert "/in-4.tar has changed" in said
         before = dict(web.files)
         if began != ["1/3"]:
-            assert "1 were complete before" in run(*words, "--part", "1/5").stdout
+            assert "1 was complete before" in run(*words, "--part", "1/5").stdout
         assert {name: data for name, data in web.files.items() if name in before} == before
         web.files["/in-4.tar"] = Path("in-4.tar").read_bytes()
         assert run(*words, *part).returncode == 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, BadParameter, Option
 
 from mpwds.cli import outputs
-from mpwds.cli.console import console, progress, report, table
+from mpwds.cli.console import complete_before, console, progress, report, table
 from mpwds.cli.jobs import add_up, noted
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Force, Json, parse_size
@@ -140,9 +140,8 @@ def convert(
         report(as_json, {**figures, "format": kind, "fields": shown}, to_stderr=outputs.is_stdout(where))
     seconds = time.monotonic() - began
     what = f"{counted(figures['samples'], 'sample')} ({size(figures['bytes'])}, {seconds:.1f} s)"
-    before = figures["complete_before"]
-    more = f"; {before} were complete before" if before else ""
-    told.print(f"wrote {what} to {counted(figures['shards'], 'shard')}{more}: {where} ({kind})")
+    shards = f"{counted(figures['shards'], 'shard')}{complete_before(figures['complete_before'])}"
+    told.print(f"wrote {what} to {shards}: {where} ({kind})")
 
 
 @dataclass(frozen=True)

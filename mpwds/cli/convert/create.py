@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from mpwds.cli import outputs
-from mpwds.cli.console import console, progress, report, table
+from mpwds.cli.console import complete_before, console, progress, report, table
 from mpwds.cli.jobs import noted, run_jobs
 from mpwds.cli.journal import resume_or_start
 from mpwds.cli.options import Distributed, Engine, Force, Json, parse_size
@@ -363,6 +363,6 @@ def _summary(written: Sequence[Written], seconds: float, files: Sequence[str]) -
     also = f"; also {', '.join(files)}" if files else ""
     if written and not now:
         return f"no shard to write: {counted(len(written), 'shard')} complete before: {names}{also}"
-    before = f"; {len(written) - len(now)} were complete before" if len(now) < len(written) else ""
     what = f"{counted(samples, 'sample')} ({size(nbytes)}, {seconds:.1f} s)"
-    return f"wrote {what} to {counted(len(now), 'shard')}{before}: {names}{also}"
+    shards = f"{counted(len(now), 'shard')}{complete_before(len(written) - len(now))}"
+    return f"wrote {what} to {shards}: {names}{also}"

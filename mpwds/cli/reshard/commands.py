@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
-from mpwds.cli.console import progress, report
+from mpwds.cli.console import complete_before, progress, report
 from mpwds.cli.options import Distributed, Resharding, ShardByShard, Spilling
 from mpwds.cli.outputs import is_stdout, path_of, refuse_own_input, warn_of_older
 from mpwds.cli.reshard.ordering import bucket_shuffle, external_sort, fields_of, rank_of, temporary_directory
@@ -78,10 +78,8 @@ def shuffle(
 
 
 def _sum_up(figures: Mapping[str, int]) -> str:
-    complete = figures["complete_before"]
-    before = f"; {complete} were complete before" if complete else ""
-    written = f"{counted(figures['shards'], 'shard')} written"
-    return f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: {written}{before}"
+    written = f"{counted(figures['shards'], 'shard')} written{complete_before(figures['complete_before'])}"
+    return f"{counted(figures['samples'], 'sample')}, {size(figures['bytes'])}: {written}"
 
 
 def sort(
@@ -144,7 +142,7 @@ def report_processed(to: ShardByShard, counts: Counter[str], more: Mapping[str, 
     """Prints how much was written; for programs, with ``more`` figures."""
     figures, shards = ("samples", "bytes", "skipped"), ("shards", "complete_before")
     values = {**{name: counts[name] for name in figures}, **more, **{name: counts[name] for name in shards}}
-    skipped = f"; {counts['skipped']:,} samples skipped" if to.on_error != "stop" else ""
+    skipped = f"; {counted(counts['skipped'], 'sample')} skipped" if to.on_error != "stop" else ""
     report(to.as_json, values, _sum_up(counts) + skipped, to_stderr=is_stdout(to.output))
 
 

@@ -160,7 +160,7 @@ class TestOnError:
         proc("failing", *options)
         Path("out-1.tar").unlink()
         told = proc("failing", *options)
-        assert "1 shard written; 1 were complete before; 1 samples skipped" in told.stdout, told.stderr
+        assert "1 shard written; 1 was complete before; 1 sample skipped" in told.stdout, told.stderr
         assert len(Path("bad.jsonl").read_text().splitlines()) == 3
 
     def test_the_handler_that_a_user_gave_a_stage_stays(self, proc, keys):
@@ -215,7 +215,7 @@ def test_outputs_that_are_not_local_are_continued_too(run, web, keys, journal):
     assert run(*words).returncode == 0
     assert ("/.out-.tar.journal" in web.files) != journal
     del web.files["/out-1.tar"]
-    assert "1 were complete before" in run(*words).stdout
+    assert "1 was complete before" in run(*words).stdout
     Path("out-1.tar").write_bytes(web.files["/out-1.tar"])
     assert keys("out-1.tar")[1] == "1000-again"
     assert "with different seed" in run(*words, "--seed", 1).stderr
