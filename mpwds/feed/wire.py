@@ -181,7 +181,7 @@ COMMANDS: Mapping[str, Mapping[str, _Check]] = {
     ),
     STOP: _fields("slot attempt: number"),
     ACK: _fields("slot attempt nbytes window: number"),
-    PING: _fields("number: number", "acknowledged: table"),
+    PING: _fields("number: number", "acknowledged: table", "epoch: number?"),
     BYE: {},
     COUNT: _fields("request epoch: number", "world_size workers: positive", "seed: int?", "exact: flag"),
     STATUS: _fields("request: number"),

@@ -140,6 +140,25 @@ def test_a_member_of_a_group_that_lost_the_end_gets_it_again_while_others_have_i
         end(one)
 
 
+def test_a_member_of_a_group_waits_for_none_that_has_its_part_elsewhere():
+    with served(large(), workers=1) as server, Client(server.url) as one, Client(server.url) as two:
+        for each in (one, two):
+            each.welcomed(group="g", members=2)
+        start(one, window=1 << 40)
+        two.say(wire.PING, epoch=0)  # of which it wants nothing here
+        end(one)
+
+
+def test_a_member_of_a_group_that_comes_late_gets_what_others_have_although_they_have_no_room_for_more():
+    with served(large(), workers=1) as server, Client(server.url) as one, Client(server.url) as two:
+        for each, window in ((one, 0), (two, 1 << 40)):
+            each.welcomed(group="g")
+            start(each, window=window)
+            each.hear("data")
+        one.say(wire.ACK, nbytes=0, window=1 << 40)
+        end(one), end(two)
+
+
 def test_a_client_that_is_silent_is_gone_and_is_told_so_when_it_is_back(caplog):
     with served(numbers(), client_timeout=2.0) as server, Client(server.url) as client:
         client.welcomed(name="host:7")

@@ -189,6 +189,7 @@ class ServerConnection:
     mismatches: int = 0  # handshakes in a row that failed since keys do not match
     say_after_s: float = 0.0  # how long it must be lost until the user is told next
     ping: int = 0
+    epoch: int | None = None  # when it was pinged last: all that is wanted of it was asked for since
     heard: float = 0.0
     tick: float = 0.0
 
@@ -227,7 +228,7 @@ class ServerConnection:
                 return True
         return False
 
-    def keep_alive(self, now: float, hello: dict[str, Any]) -> None:
+    def keep_alive(self, now: float, hello: dict[str, Any], epoch: int | None) -> None:
         """Pings the server, or says hello to it, if that is due; one that is silent for long is lost."""
         if self.is_up and now - self.heard > self.options.heartbeat_timeout:
             self.lose("it does not answer")
@@ -242,7 +243,8 @@ class ServerConnection:
             self.ping += 1
             attempts = [(queue.slot, queue.attempt) for queue in tuple(self.queues.values())]
             used = [[slot, attempt.number, attempt.used_nbytes] for slot, attempt in attempts]
-            self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used))
+            self.send(wire.pack(wire.PING, number=self.ping, acknowledged=used, epoch=self.epoch))
+            self.epoch = epoch
         elif (
             self.refused
             or self.workers == 0

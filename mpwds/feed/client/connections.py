@@ -54,6 +54,7 @@ class ServerConnections:
 
     Attributes:
         connections: Those to servers that are up or may come. The list is never changed, but replaced.
+        epoch: That of the trainer's workers.
         changes: Counts the moments in which servers came or were lost.
         on_loss: What to do if a server is lost: see ``on_server_loss`` of ``RemoteLoader``.
     """
@@ -86,6 +87,7 @@ class ServerConnections:
         self._requests = itertools.count()
         self._changed = threading.Event()
         self.connections: list[ServerConnection] = []
+        self.epoch: int | None = None
         self.gone: list[ServerConnection] = []  # whose memory may still be read
         self.changes = 0
         self.on_loss: OnServerLoss = options.on_server_loss or ("move" if is_followed else "wait")
@@ -391,7 +393,7 @@ class ServerConnections:
             for connection in self.connections:
                 if now - looked > 2 * wire.PING_S:  # this process stood still: the silence was its own
                     connection.heard += now - looked
-                connection.keep_alive(now, self._hello)
+                connection.keep_alive(now, self._hello, self.epoch)
             looked = now
             due = min((connection.tick for connection in self.connections), default=now) + wire.PING_S
             poller.poll(max(0, round((due - now) * 1000)))

@@ -98,6 +98,7 @@ class RemoteWorker(WorkerHandle):
         self._epoch, self._runs = epoch, True
         self._positions = CarriedPositions(positions)
         self._losses = (0, 0)
+        self.servers.epoch = epoch
         if self._connection is not self.home and self.home.is_up:
             self._change_to(self.home, self.home_slot)
         self._send_start()

@@ -7,6 +7,7 @@ import itertools
 import logging
 import socket
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,7 @@ class ClientSession:
     heard: float
     batches: int = 0
     epoch: int = -1  # that it began last
+    asked: int = -1  # the last epoch of which it has asked for all parts that it wants here
 
     def status(self, now: float) -> dict[str, Any]:
         """Figures of the trainer."""
@@ -210,10 +212,11 @@ class Clients:
     def _slot(self, identity: bytes, session: ClientSession, number: int, shared_memory: bool) -> WorkerRelay:
         party = session.party
 
-        def expected() -> int:
+        def have_all_asked(epoch: int, clients: Set[bytes]) -> bool:
             if number >= party.workers:
-                return 1  # members may see the loss of a server at different times, so none waits for others
-            return max(party.members, len(party.sessions))
+                return True  # members may see the loss of a server at different times: none waits for others
+            others = (session for client, session in party.sessions.items() if client not in clients)
+            return len(party.sessions) >= party.members and all(each.asked >= epoch for each in others)
 
         if shared_memory:
             self.fd_sender.accept(self.sessions.keys())
@@ -224,7 +227,7 @@ class Clients:
         hand_over = functools.partial(self.fd_sender.give, identity, number) if shared_memory else None
         before = self.slots[number_here].totals() if number_here in self.slots else NOTHING_COUNTED
         slot = WorkerRelay(
-            number, number_here, self.launcher, self.definition["blocks"], expected, hand_over, before
+            number, number_here, self.launcher, self.definition["blocks"], have_all_asked, hand_over, before
         )
         self.slots[number_here] = slot
         return slot

@@ -270,6 +270,7 @@ class Server(Closes):
         elif kind == wire.COUNT:
             self._router.reply(identity, wire.COUNTED, request=fields["request"], counts=self._count(fields))
         elif kind == wire.PING:
+            session.asked = -1 if fields["epoch"] is None else fields["epoch"]
             self._answer_ping(identity, session.party, fields)
         elif kind == wire.START:
             self._trainers.start(identity, session, fields)
@@ -299,6 +300,8 @@ class Server(Closes):
     # Answers.
 
     def _answer_ping(self, identity: bytes, party: ClientGroup, ping: dict[str, Any]) -> None:
+        for slot in party.slots.values():  # others may have waited for it in vain
+            slot.begin_if_due()
         for number, attempt, nbytes in ping["acknowledged"]:
             if number in party.slots:
                 party.slots[number].acknowledge(identity, attempt, nbytes)

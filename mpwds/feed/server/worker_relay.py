@@ -129,9 +129,9 @@ class WorkerRelay:
     """A worker process that makes one part of an epoch, for one trainer or for each of a group.
 
     The worker starts with the first epoch and ends with the slot. If it dies, another one takes its place, at
-    the last state that was relayed. A part begins when ``expected()`` trainers have asked for it, at the
-    earliest of their positions, and each gets the batches from its own on. For a trainer that comes late, the
-    worker goes back to that one's position; the others get no batch twice.
+    the last state that was relayed. A part begins when ``have_all_asked(epoch, trainers)`` says that none but
+    these will ask for it, at the earliest of their positions, and each gets the batches from its own on.
+    For a trainer that comes late, the worker goes back to that one's position; the others get no batch twice.
 
     ``hand_over(launch, segment, bell)`` passes descriptors to a trainer that maps the arena itself; without
     it, the trainer gets the arrays in parts. ``peeked`` gets a copy of the next batch that is relayed.
@@ -143,7 +143,7 @@ class WorkerRelay:
     number_here: int
     launcher: Launcher
     blocks: int
-    expected: Callable[[], int]
+    have_all_asked: Callable[[int, Set[bytes]], bool]
     hand_over: Callable[[int, int, int], None] | None
     before: CounterSnapshot
     ended: float | None = None
@@ -192,14 +192,14 @@ class WorkerRelay:
         first = sum(position.first for position in start["positions"].values())  # of all streams of the part
         self.members[client] = Subscriber(start, start["window"], first)
         self._stop_if_unwanted()
-        self._begin_if_due()
+        self.begin_if_due()
 
     def stop(self, client: bytes, attempt: int) -> None:
         member = self.members.get(client)
         if member is not None and member.attempt == attempt:
             member.begun = member.done = True
             self._stop_if_unwanted()
-            self._begin_if_due()
+            self.begin_if_due()
 
     def acknowledge(self, client: bytes, attempt: int, nbytes: int, window: int | None = None) -> None:
         """A trainer has used ``nbytes`` of the bytes that it was sent since its attempt began."""
@@ -212,7 +212,7 @@ class WorkerRelay:
         """A trainer is gone."""
         self.members.pop(client, None)
         self._stop_if_unwanted()
-        self._begin_if_due()
+        self.begin_if_due()
 
     @property
     def listens(self) -> bool:
@@ -241,7 +241,7 @@ class WorkerRelay:
             assert run is not None
             in_parts = "block" in message.fields and self.hand_over is None
             size = len(message.frame) + (message.fields["nbytes"] if in_parts else 0)
-            if not self._have_room(nbytes + size):
+            if not self._have_room(nbytes + size, run.next):
                 self._pending = message
                 break
             bundle += [(run.next, segment) for segment in self._segments]
@@ -258,7 +258,7 @@ class WorkerRelay:
                 bundle, nbytes = [], 0
             if run.ended:
                 self._run = None
-                self._begin_if_due()
+                self.begin_if_due()
         if bundle and self._run is not None:
             yield from self._to_members(bundle, self._run, None)
 
@@ -340,27 +340,28 @@ class WorkerRelay:
                 member.done = run.ended
                 yield DataMessage(client, head, data, parts, batches, run.ended)
 
-    def _have_room(self, nbytes: int) -> bool:
+    def _have_room(self, nbytes: int, number: int) -> bool:
+        """Whether all who are to get a batch of this number may be sent so many bytes."""
         self._largest = max(self._largest, nbytes)
         limit = max(_LARGE_WINDOW_NBYTES, self.blocks * self._largest)
         if len(self.members) == 1:
             member = next(iter(self.members.values()))
             return not member.runs or member.has_room(nbytes, limit)
         running = [member for member in self.members.values() if member.runs]
-        full = [member for member in running if not member.has_room(nbytes, limit)]
+        full = [each for each in running if each.next <= number and not each.has_room(nbytes, limit)]
         for member in running:
             holds_up = member in full and len(full) < len(running)
             member.held_up_since = (member.held_up_since or time.monotonic()) if holds_up else None
         return not full
 
-    def _begin_if_due(self) -> None:
+    def begin_if_due(self) -> None:
         """Begins the earliest epoch that is asked for, once nobody is in the middle of another one."""
         waiting = [member for member in self.members.values() if not member.begun]
         running = [member for member in self.members.values() if member.runs]
         epoch = min((member.start["epoch"] for member in waiting), default=0)
-        # Those who have all of it wait for nothing: one that lost its end gets that again.
-        have_it = sum(member.done and member.start["epoch"] == epoch for member in self.members.values())
-        if not waiting or (not running and len(waiting) + have_it < self.expected()):
+        # With those who have all of it: one that lost its end gets that again.
+        asked = {client for client, member in self.members.items() if member.start["epoch"] >= epoch}
+        if not waiting or not (running or self.have_all_asked(epoch, asked)):
             return
         if running and running[0].start["epoch"] != epoch:
             return
