@@ -156,7 +156,7 @@ def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
 
 
 def _lists(urls: Sequence[str], kind: str, wanted: Wanted) -> FoundSource:
-    rows = tables.read_lists(urls, kind)
+    rows = tables.read_lists(urls, kind, wanted.columns)
     root = folder_of(urls[0]) if wanted.root is None else wanted.root
     found = tables.columns_of(rows, root)
     column_map = tables.make_map(found, wanted.columns, wanted.key, root)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
@@ -278,18 +278,21 @@ class TableRows:
             yield self.map.sample(number, row)
 
 
-def read_lists(urls: Sequence[str], kind: str) -> list[dict[str, Any]]:
+def read_lists(urls: Sequence[str], kind: str, given: str = "") -> list[dict[str, Any]]:
     """The rows of all lists of a kind, one list after the other.
 
     In ``csv`` and ``tsv`` files the first line names the columns; an empty value is ``None``, and a column
-    whose values are all numbers holds numbers. In a ``jsonl`` file each line is a JSON object.
+    whose values are all numbers holds numbers, unless ``given``, as for ``make_map``, makes it a text. In a
+    ``jsonl`` file each line is a JSON object.
     """
+    pairs = (part.rpartition(":") for part in given.split(","))
+    texts = {column for column, _, name in pairs if name.rpartition(".")[2] in _TEXTS}
     rows: list[dict[str, Any]] = []
     for url in urls:
         with gopen(url) as stream:
             text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
             try:
-                rows += _objects(text, url) if not LISTS[kind] else _records(text, url, LISTS[kind])
+                rows += _records(text, url, LISTS[kind], texts) if LISTS[kind] else _objects(text, url)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{url} is not UTF-8: {error}") from None
             finally:
@@ -332,7 +335,9 @@ def _objects(lines: io.TextIOWrapper, url: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _records(lines: io.TextIOWrapper, url: str, delimiter: str) -> list[dict[str, Any]]:
+def _records(
+    lines: io.TextIOWrapper, url: str, delimiter: str, texts: Collection[str]
+) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # 128 kB by default, which a text may exceed
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
@@ -348,7 +353,8 @@ def _records(lines: io.TextIOWrapper, url: str, delimiter: str) -> list[dict[str
                 column.append(value or None)
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num} of {url} is damaged: {error}") from None
-    return [dict(zip(header, values, strict=True)) for values in zip(*map(_numbers, columns), strict=True)]
+    typed = [found if name in texts else _numbers(found) for name, found in zip(header, columns, strict=True)]
+    return [dict(zip(header, values, strict=True)) for values in zip(*typed, strict=True)]
 
 
 def _numbers(values: list[Any]) -> list[Any]:

@@ -475,10 +475,12 @@ def test_values_of_all_kinds_become_json(run):
     }
 
 
-@pytest.mark.parametrize("value", [3, 0.5])
-def test_numbers_may_be_texts(run, write_files, value):
-    folder = write_files({"x.jsonl": json.dumps({"n": value}).encode()})
-    assert create(run, folder / "x.jsonl", "--columns", "n:txt")[0]["txt"] == str(value).encode()
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv"])
+@pytest.mark.parametrize("number", [b"3", b"0.5", b"1.50"])
+def test_numbers_may_be_texts_which_a_table_keeps_as_they_are(run, write_files, name, number):
+    folder = write_files({"x.jsonl": b'{"n": %s}' % number, "x.csv": b"n\n%s\n" % number})
+    (sample,) = create(run, folder / name, "--columns", "n:txt")
+    assert sample["txt"] == (b"1.5" if name == "x.jsonl" and number == b"1.50" else number)
 
 
 @pytest.mark.parametrize("label", [1, True])
