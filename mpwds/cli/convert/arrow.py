@@ -72,12 +72,9 @@ class ArrowRows:
         for block, numbers in itertools.groupby(self.numbers, self._block):
             path, index, _, _ = self.blocks[block]
             rows = read_rows(path, index)
-            inside = list(numbers)
-            for first in range(0, len(inside), _ROWS_AT_A_TIME):
-                some = inside[first : first + _ROWS_AT_A_TIME]
-                found = rows.take([number - self._starts[block] for number in some]).to_pylist()
-                for number, row in zip(some, found, strict=True):
-                    yield self.map.sample(number, row)
+            for number in numbers:
+                (row,) = rows.slice(number - self._starts[block], 1).to_pylist()  # take() refuses views
+                yield self.map.sample(number, row)
 
     def _block(self, number: int) -> int:
         return bisect.bisect_right(self._starts, number) - 1
@@ -251,8 +248,8 @@ def _column(kind: Any, feature: Any) -> TableColumn:
     is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     names = feature.get("names", ()) if is_label else ()
     parts = {kind.field(n).name for n in range(kind.num_fields)} if types.is_struct(kind) else ()
-    if parts == {"bytes", "path"} or types.is_binary(kind) or types.is_large_binary(kind):
+    if parts == {"bytes", "path"} or re.fullmatch(r"(large_)?binary(_view)?|fixed_size_binary.*", str(kind)):
         return TableColumn("media")
-    if types.is_string(kind) or types.is_large_string(kind):
+    if str(kind) in ("string", "large_string", "string_view"):
         return TableColumn("text")
     return TableColumn("integer" if types.is_integer(kind) else "other", names)

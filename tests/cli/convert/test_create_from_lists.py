@@ -257,6 +257,26 @@ def test_a_table_becomes_what_the_same_list_in_lines_becomes(run, kind, argument
     assert made[0][1] == ["cat", "dog"]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("text", ["string", "large_string", "string_view"])
+@pytest.mark.parametrize("binary", ["binary", "large_binary", "binary_view", pyarrow.binary(len(PNG))])
+def test_texts_and_bytes_may_have_any_of_arrows_types(run, kind, text, binary):
+    tags = pyarrow.list_(pyarrow.type_for_alias(text))
+    columns = {"caption": (["a", "b"], text), "image": ([PNG, PNG], binary), "tags": ([["x"], ["y"]], tags)}
+    table = pyarrow.table({name: pyarrow.array(*column) for name, column in columns.items()})
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, "x.parquet")
+    else:
+        with pyarrow.ipc.new_stream("x.arrow", table.schema) as writer:
+            writer.write_table(table)
+    for arguments in ((), ("--shuffle", "--force")):
+        found = create(run, f"x.{kind}", *arguments)
+        assert {(each["txt"], each["png"], each["json"]) for each in found} == {
+            (b"a", PNG, b'{"tags": ["x"]}'),
+            (b"b", PNG, b'{"tags": ["y"]}'),
+        }
+
+
 @pytest.mark.parametrize("arguments", [(), ("--columns", "label:cls,caption:txt")])
 def test_categories_of_a_table_are_texts(run, arguments):
     table = pyarrow.table({"label": ["dog", "cat", "dog"], "caption": ["a", "b", "b"]})
