@@ -332,6 +332,8 @@ def _objects(lines: io.TextIOWrapper, url: str) -> Iterator[dict[str, Any]]:
             raise ValueError(f"line {number} of {url} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {url} is a JSON {type(row).__name__}, expected an object")
+        if all(value is None for value in row.values()):
+            raise ValueError(f"line {number} of {url} has no value: remove it")
         yield row
 
 
@@ -346,9 +348,11 @@ def _records(
             raise ValueError(f"the first line of {url} names a column twice: {', '.join(header)}")
         columns: list[list[Any]] = [[] for _ in header]
         for record in filter(None, reader):
+            where = f"line {reader.line_num} of {url}"
             if len(record) != len(header):
-                where = f"line {reader.line_num} of {url}"
                 raise ValueError(f"{where} has {len(record)} columns, and its first line {len(header)}")
+            if not any(record):
+                raise ValueError(f"{where} has no value: remove it")
             for column, value in zip(columns, record, strict=True):
                 column.append(value or None)
     except csv.Error as error:

@@ -173,6 +173,8 @@ PAGES[4:60] = b"\xff" * 56
     ("files", "arguments", "message"),
     [
         ({"x.csv": b"a,b\n1\n"}, (), "line 2 of"),
+        ({"x.csv": b"a,b\n1,2\n,\n"}, (), "source/x.csv has no value: remove it"),
+        ({"x.jsonl": b'{"a": 1}\n\n{}\n'}, (), "source/x.jsonl has no value: remove it"),
         ({"x.csv": b"a,a\n1,2\n"}, (), "names a column twice"),
         ({"x.csv": b'a\n"1\n'}, (), "line 2 of"),
         ({"x.csv": b"a\n"}, (), "there is no row"),
