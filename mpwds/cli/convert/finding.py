@@ -19,6 +19,7 @@ from mpwds.pipeline.indexed.source import IndexedSamples
 from mpwds.pipeline.sources.formats import FORMATS, KEY, Format, find_format
 from mpwds.storage.streams.gopen import gopen
 from mpwds.storage.streams.urls import folder_of, is_local, local_path
+from mpwds.storage.tar.names import is_meta
 from mpwds.storage.writing.tar_members import sample_bytes
 from mpwds.viewing.wording import counted
 
@@ -138,11 +139,14 @@ def _files(urls: Sequence[str], root: str | None) -> FoundSource:
 def _file_notes(trees: Mapping[str, folders.Tree]) -> list[str]:
     """Tells of files that are left out, of those that are empty, and of pictures of classes that are not of
     one kind. The keys are splits."""
-    skipped = [os.path.join(split, name) for split, tree in trees.items() for name in tree.skipped]
+    skipped: dict[str, list[str]] = {}
+    for split, name in ((split, name) for split, tree in trees.items() for name in tree.skipped):
+        why = "under a name like __x__, which readers skip" if is_meta(name) else "without an extension"
+        skipped.setdefault(why, []).append(os.path.join(split, name))
     empty = [os.path.join(split, name) for split, tree in trees.items() for name in tree.empty]
-    notes = []
-    if skipped:
-        notes.append(f"left out {counted(len(skipped), 'file')} without an extension, such as {skipped[0]}")
+    notes = [
+        f"left out {counted(len(some), 'file')} {why}, such as {some[0]}" for why, some in skipped.items()
+    ]
     if empty:
         how = "mpwds verify --decode lists what cannot be decoded in shards"
         notes.append(f"took {counted(len(empty), 'empty file')}, such as {empty[0]}: {how}")

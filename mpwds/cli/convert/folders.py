@@ -31,7 +31,7 @@ class Tree:
     root: str
     groups: Sequence[Group]
     classes: Sequence[str] = ()  # the class folders; empty if folders are no classes
-    skipped: Sequence[str] = ()  # files that can be no field: without an extension, or hidden
+    skipped: Sequence[str] = ()  # files that can be no field: no extension, hidden, or in a folder __x__
     empty: Sequence[str] = ()  # files without a byte, which are fields nevertheless
     digest: str = ""  # of the names, sizes and times of all files
 
@@ -61,8 +61,8 @@ def read_tree(root: str, with_classes: bool | None = None) -> Tree:
     """Finds the samples of a folder and all folders below it.
 
     Files whose paths agree up to the first dot of the base name form a sample, as in a tar shard; the rest of
-    the base name, in lower case, is the field. Symbolic links are followed. Hidden files, hidden folders and
-    files without an extension are left out.
+    the base name, in lower case, is the field. Symbolic links are followed. Hidden files, hidden folders,
+    files without an extension, and names like ``__x__`` in ``root``, which readers skip, are left out.
 
     ``with_classes`` makes each folder in ``root`` a class, whose samples get its number, in the order of
     their names, as ``cls`` (torchvision's ``ImageFolder``). If it is ``None``, they are classes if ``root``
@@ -125,6 +125,8 @@ def _group(root: str, key: str, files: list[tuple[str, str, int]]) -> Group:
     by_field: dict[str, str] = {}
     for name, field, _ in files:
         if field in by_field:
+            if os.path.normpath(name) == os.path.normpath(by_field[field]):
+                raise ValueError(f"the list names {os.path.join(root, name)} twice: remove one of the lines")
             both = f"{os.path.join(root, by_field[field])} and {name}"
             raise ValueError(f"{both} would be the same field: names differ in case alone")
         by_field[field] = name

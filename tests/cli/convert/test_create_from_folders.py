@@ -61,6 +61,7 @@ def test_compressed_files_keep_their_bytes(run, write_files, members):
 
 
 NO_FIELDS = dict.fromkeys(["1.txt", "README", ".DS_Store", ".hidden.txt", ".git/x.txt"], b"")
+META = dict.fromkeys(["a/1.txt", "b/1.txt", "__c__/1.txt", "__c__/2.txt"], b"x")
 EMPTY = {"train/a/1.jpg": b"", "train/b/1.jpg": b"1", "val/a/1.jpg": b"2", "val/b/1.jpg": b""}
 KINDS = dict.fromkeys(["a/1.jpg", "a/2.jpg", "a/x.v1.jpg", "b/3.jpg", "b/notes.txt"], b"x")
 BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
@@ -70,11 +71,12 @@ BESIDE = {"train/1.txt": b"", "val/1.txt": b"", "labels.csv": b""}
     ("files", "names", "told"),
     [
         (NO_FIELDS, ["1"], "left out 1 file without an extension, such as README"),
+        (META, ["a/1", "b/1"], "left out 2 files under a name like __x__, which readers skip, such as __c__"),
         (EMPTY, ["a/1", "b/1"] * 2, "took 2 empty files, such as train/a/1.jpg: mpwds verify --decode"),
         (KINDS, ["a/1", "a/2", "a/x", "b/3", "b/notes"], "fields: jpg (3), v1.jpg (1), txt (1)"),
         (BESIDE, ["1"] * 2, "left out 1 file beside the splits, such as labels.csv"),
     ],
-    ids=["no fields", "empty", "kinds", "beside splits"],
+    ids=["no fields", "meta", "empty", "kinds", "beside splits"],
 )
 def test_files_that_are_left_out_or_empty_are_named(run, write_files, files, names, told):
     result = run("create", write_files(files), "out", "-j", 1)
@@ -235,12 +237,16 @@ def test_json_of_a_shard_on_standard_output_is_on_standard_error(write_files, ca
     assert json.loads(told.splitlines()[-2])["shards"][0]["url"] == "-"
 
 
+TWICE = {"1.jpg": b"", "list": b"1.jpg\n./1.jpg\n"}
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "message"),
     [
         ({"README": b""}, (), "no file that can be a field"),
         (dict.fromkeys(["train/a/1.b", "val/a/1.b", "val/c/1.b"], b""), (), "different class folders"),
         ({"1.jpg": b"", "1.JPG": b""}, (), "differ in case alone"),
+        (TWICE, ("--from", "files", "--root", "source"), "the list names source/./1.jpg twice: remove one"),
         ({"a/1.jpg": b"", "2.jpg": b""}, ("--from", "classes"), "has no class"),
         ({"a/1.jpg": b"", "a/1.cls": b""}, ("--from", "classes"), "a label already"),
         ({"1.jpg": b""}, ("--from", "zip"), "--from zip: expected one of classes, groups, files, csv"),
@@ -258,7 +264,8 @@ def test_json_of_a_shard_on_standard_output_is_on_standard_error(write_files, ca
     ],
 )
 def test_what_cannot_be_done_is_an_error_and_writes_nothing(run, write_files, files, arguments, message):
-    result = run("create", write_files(files), "out", *arguments)
+    folder = write_files(files)
+    result = run("create", folder / "list" if "list" in files else folder, "out", *arguments)
     assert result.returncode in (1, 2)
     assert message in result.stderr
     assert not Path("out").exists()
