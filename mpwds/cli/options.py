@@ -47,13 +47,9 @@ class Part:
 def parse_part(text: str) -> Part:
     """The part that ``3/64`` stands for. The first is ``0/64``, the last ``63/64``."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise BadParameter(f"{text!r} is no part: the first of 64 is 0/64, the last 63/64")
-    index, count = int(match[1]), int(match[2])
-    if index >= count:
-        parts = f"parts of {count} are 0/{count} to {count - 1}/{count}" if count else "a job has a part"
-        raise BadParameter(f"{text!r} is no part: {parts}")
-    return Part(index, count)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise BadParameter(f"{text!r} is no part: they count from 0, the first of 64 is 0/64, the last 63/64")
+    return Part(int(match[1]), int(match[2]))
 
 
 def tar_output(text: str) -> str:

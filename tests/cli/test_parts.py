@@ -273,9 +273,9 @@ class TestInputs:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--part", "2/2"], "parts of 2 are 0/2 to 1/2"),
-        (["--part", "1"], "'1' is no part: the first of 64 is 0/64"),
-        (["--part", "1/0"], "'1/0' is no part: a job has a part"),
+        (["--part", "1/1"], "'1/1' is no part: they count from 0, the first of 64 is 0/64, the last 63/64"),
+        (["--part", "1"], "'1' is no part:"),
+        (["--part", "0/0"], "'0/0' is no part:"),
         (["--part", "0/2", "--force"], "--force would remove what other parts wrote"),
     ],
 )
