@@ -136,6 +136,7 @@ class _Run:
         """Locks the journal; after an error, removes a new one if no shards exist but those ``done``."""
         descriptor = lock(self.path, create=True)
         if descriptor is None:
+            os.stat(self.path)  # an error if no file can be made here
             output = without_credentials(self.output)
             raise ValueError(f"{self.path} is locked: another process is writing {output}")
         is_new = not os.fstat(descriptor).st_size

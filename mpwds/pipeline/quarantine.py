@@ -29,7 +29,8 @@ class Quarantine:
     stage is not recorded again. You may delete or empty the file; what was recorded before still counts.
 
     Args:
-        path: The file; its directory must exist. Existing records stay and do not count.
+        path: The file; its directory must exist. Existing records stay and do not count; without a budget,
+            their samples are not recorded again.
         budget: An ``int`` is the most bad samples that all processes together may record in the file. A
             ``float`` above 0 and at most 1 is the largest share of bad samples among those that this process
             has seen. It is checked once it allows ten bad samples, and at the end of each epoch, where one
@@ -66,7 +67,7 @@ class Quarantine:
         self.path = os.path.abspath(os.fspath(path))
         self.budget = budget
         with open(self.path, "ab") as file:
-            self._begin = file.seek(0, os.SEEK_END)
+            self._begin = 0 if budget is None else file.seek(0, os.SEEK_END)
             self._file = os.fstat(file.fileno()).st_ino
         self._start()
 

@@ -171,10 +171,11 @@ def test_a_sample_that_is_bad_in_each_epoch_has_one_record(path):
     assert [record["place"] for record in records(path)] == ["element 1", "element 3", "element 5"]
 
 
-def test_records_of_an_earlier_run_stay_and_do_not_count(path):
+@pytest.mark.parametrize(("budget", "recorded"), [(3, 6), (None, 3)])
+def test_records_of_an_earlier_run_stay_and_do_not_count(path, budget, recorded):
     for _ in range(2):
-        assert len(list(DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget=3)))) == 3
-    assert len(records(path)) == 6
+        assert len(list(DataPipeline(range(6)).map(odd_are_bad, handler=quarantine(path, budget)))) == 3
+    assert len(records(path)) == recorded
 
 
 def test_a_shard_that_cannot_be_read_is_written_down_with_its_url(path, shards, tmp_path):

@@ -161,7 +161,7 @@ class TestOnError:
         Path("out-1.tar").unlink()
         told = proc("failing", *options)
         assert "1 shard written; 1 was complete before; 1 sample skipped" in told.stdout, told.stderr
-        assert len(Path("bad.jsonl").read_text().splitlines()) == 3
+        assert len(Path("bad.jsonl").read_text().splitlines()) == 2
 
     def test_the_handler_that_a_user_gave_a_stage_stays(self, proc, keys):
         done = proc("own_handler", "out-%d.tar", "--on-error", "bad.jsonl")
@@ -286,6 +286,7 @@ MISTAKES = {
     "pipeline.py:augmented in-0.tar out-%d.tar": "write stages = [mpwds.map(f)]",
     "pipeline.py:stages in-{0..1}.tar out.tar": "2 are to be written",
     "pipeline.py:stages in-0.tar out-%d.tar --on-error x": "expected stop, skip",
+    "pipeline.py:stages in-0.tar out-%d.tar --journal /proc/x": "error: /proc/x: No such file",
     "pipeline.py:missing in-0.tar out-%d.tar": "has no 'missing'",
     "pipeline.py:stages missing.tar out-%d.tar": "missing.tar",
     "unknown_name.py:stages in-0.tar out-%d.tar": "AttributeError: module 'mpwds' has no",
