@@ -10,11 +10,14 @@ import inspect
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from mpwds.viewing.wording import printable
 
 
 class About(NamedTuple):
@@ -76,13 +79,22 @@ class Invocation:
         self.debug = "--debug" in options
         words = [word for word in options if word != "--debug"] + list(argv[len(options) :])
         command = typer.main.get_command(_app())
+        usual = warnings.formatwarning
+
+        def in_one_line(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:
+            if filename != typer.main.__file__:  # which calls this package
+                return usual(message, category, filename, lineno, line)
+            return f"mpwds {self.command}: warning: {printable(' '.join(str(message).split()))}\n"
+
         try:
+            warnings.formatwarning = in_one_line
             # SIGTERM ends a command as Ctrl-C does, so that it removes what it began.
             before = signal.signal(signal.SIGTERM, signal.default_int_handler)
             status = command.main(words, prog_name="mpwds", standalone_mode=False, obj=self)
         except typer.Abort:  # how some versions of typer report Ctrl-C
             raise KeyboardInterrupt from None
         finally:
+            warnings.formatwarning = usual
             signal.signal(signal.SIGTERM, before)
         return status or 0
 
