@@ -30,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     files, damaged shards, missing packages, bad values, a stage that fails) become one line and status 1;
     ``--debug`` shows the traceback as well. Ctrl-C ends the command silently, with status 130.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: no file that a command opens may get its number
+            stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)  # workers have it, too
+            setattr(sys, name, stream)
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:

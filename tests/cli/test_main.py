@@ -221,6 +221,20 @@ def test_the_file_is_named_that_a_full_disk_cuts_off(run_limited, write_shard, a
     assert [path.name for path in Path().rglob("*") if path.is_file()] == ["x.tar"]
 
 
+@pytest.mark.parametrize("words", ["ls x.tar >&-", "merge x.tar y.tar 2>&-", "cat x.tar --tar <&- >&- 2>&-"])
+def test_a_standard_stream_may_be_closed(command, write_shard, words):
+    write_shard("x.tar", {"txt": "a"})
+    done = subprocess.run(f"{' '.join(command)} {words}", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_warning_is_one_line_as_errors_are(command, write_shard):
+    path = write_shard("x.tar", {"txt": "a"})
+    path.write_bytes(path.read_bytes().rstrip(b"\0").ljust(1024, b"\0"))
+    done = subprocess.run([*command, "merge", path, "y.tar"], capture_output=True, text=True)
+    assert re.fullmatch(r"mpwds merge: warning: .* may be truncated.*\n", done.stderr)
+
+
 @pytest.mark.parametrize("option", ["--tar", "--json", "--lines"])
 def test_standard_output_is_named_if_its_disk_is_full(command, write_shard, option):
     words = [*command, "cat", option, write_shard("x.tar", {"txt": "a"})]
