@@ -123,6 +123,7 @@ def convert(
         names = [job.output for job in jobs]
         with resume_or_start(where, names, run, force, part=over.part, inputs=inputs) as done:
             figures = add_up(over.own(jobs), done, conversion, 0, over.on, "converting")
+        written = list(over.own(names))
     else:
         if not in_columns:
             outputs.refuse_existing([where], force)
@@ -133,6 +134,7 @@ def convert(
                 figures.update(samples=1, bytes=nbytes)
                 advance(1, "converting")
         figures["shards"] = len(sink.shards)
+        written = [where] if in_columns else sink.shards
         if not in_columns:
             outputs.warn_of_older(where, sink.shards)
     if as_json:
@@ -141,6 +143,7 @@ def convert(
     seconds = time.monotonic() - began
     what = f"{counted(figures['samples'], 'sample')} ({size(figures['bytes'])}, {seconds:.1f} s)"
     shards = f"{counted(figures['shards'], 'shard')}{complete_before(figures['complete_before'])}"
+    where = " to ".join(dict.fromkeys([*written[:1], *written[-1:]])) or where
     told.print(f"wrote {what} to {shards}: {where} ({kind})")
 
 

@@ -123,7 +123,8 @@ def test_composers_version_holds_the_fields_bytes(run, shards):
     ("limit", "most", "files"), [("--maxcount", 4, 3), ("--maxsize", 1, 10), ("--maxsize", 3000, 5)]
 )
 def test_records_are_divided_among_files(run, shards, limit, most, files):
-    run("convert", shards, "r-%02d.msgpack", limit, most)
+    told = run("convert", shards, "r-%02d.msgpack", limit, most).stdout
+    assert told.endswith(f" to {files} shards: r-00.msgpack to r-{files - 1:02}.msgpack (msgpack)\n")
     written = sorted(Path().glob("r-*"))
     assert [path.name for path in written] == [f"r-{number:02}.msgpack" for number in range(files)]
     assert most != 3000 or all(path.stat().st_size <= most for path in written)
