@@ -98,12 +98,15 @@ def test_a_series_has_one_number_in_its_last_part():
         (("convert", "{}", "out.tar"), "out.tar"),
         (("convert", "{}", "out-%d.tar", "--maxcount", 2), "out-1.tar"),
         (("convert", "{}", "out.msgpack", "--from", "tar"), "out.msgpack"),
-        (("index", "create", "{}", "-o", "out.json"), "out.json"),
+        (("index", "create", "s3://x", "-o", "out.json"), "out.json"),
         (("proc", "stages.py:stages", "{}", "out-%d.tar", "-j", 1), "out-0.tar"),
     ],
 )
-def test_a_file_that_appears_meanwhile_is_replaced_by_force_alone(run, source, arguments, output):
+def test_a_file_that_appears_meanwhile_is_replaced_by_force_alone(
+    run, source, arguments, output, monkeypatch
+):
     appears = f"pipe:cat {source} && echo mine > {output} && true"
+    monkeypatch.setenv("WDS_REWRITE", f"s3://={appears} ")
     done = run(*(str(word).format(appears) for word in arguments))
     assert done.returncode == 1
     meanwhile = "it was written meanwhile by another program, and is not replaced"

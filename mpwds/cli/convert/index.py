@@ -60,11 +60,13 @@ def create(
     which IndexedDataset opens in milliseconds whatever its size; others are JSON.
     """
     from mpwds.storage.indexed.describing import create_description, write_description
-    from mpwds.storage.streams.urls import folder_of
+    from mpwds.storage.streams.urls import folder_of, url_scheme
 
     if shards == ["-"]:
         shards = [line for line in os.fsdecode(sys.stdin.buffer.read()).splitlines() if line]
     urls = shard_urls(shards)
+    if command := next((url for url in urls if url_scheme(url) == "pipe"), None):
+        raise BadParameter(f"{command}: no reader runs a command that a description names: name the shard")
     refuse_own_input(urls, output)
     refuse_existing([output], force)
     about = None

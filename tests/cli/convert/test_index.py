@@ -1,6 +1,7 @@
 """``mpwds index``: descriptions of indexed datasets."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_sample_writes_a_field_as_it_is(command, description):
     [
         ("sample all.json 6", "no sample 6"),
         ("sample all.json 0 --cat jpg", "the sample has __key__"),
+        ("create pipe:cat -o y.json", "pipe:cat: no reader runs a command that"),
         ("update all.json -D -d x", "--dir names a folder"),
     ],
 )
@@ -153,9 +155,11 @@ def test_sample_shows_text_that_is_not_ascii(run, write_shard):
 
 
 def test_ctrl_c_does_not_wait_for_a_shard(command, write_shard):
-    slow = f"pipe:cat {write_shard('x.tar', {'cls': 1})}; echo $$ > begun; exec sleep 600"
-    words, begun = [*command, "index", "create", slow, "-o", "x.json"], Path("begun")
-    assert signalled(lambda: begun.exists() and begun.read_text(), words, signal.SIGINT) == 130
+    write_shard("x.tar", {"cls": 1})
+    Path("slow").write_text("cat x.tar; echo $$ > begun; exec sleep 600")
+    words, begun = [*command, "index", "create", "s3://x.tar", "-o", "x.json"], Path("begun")
+    rewritten = {**os.environ, "WDS_REWRITE": "s3://=pipe:sh slow "}
+    assert signalled(lambda: begun.exists() and begun.read_text(), words, signal.SIGINT, env=rewritten) == 130
     wait_until_gone([int(begun.read_text())])
     assert not Path("x.json").exists()
 
