@@ -29,6 +29,7 @@ _OWN = re.compile(r"(file:(//)?)?/(dev/(std(in|out)$|fd/)|proc/self/fd/)")
 _STDOUT = re.compile(r"-|(file:(//)?)?/(dev/(stdout|fd/1)|proc/self/fd/1)")
 _REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
+_BRACES = re.compile(r"\{\d+\.\.\d+\}")
 
 
 def is_stream(url: str) -> bool:
@@ -84,6 +85,9 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
         >>> shard_pattern("s3://bucket/data/", "val"), shard_pattern("data"), shard_pattern("%s/x.tar", "val")
         ('s3://bucket/data/val-%06d.tar', 'data/shard-%06d.tar', 'val/x.tar')
     """
+    if _BRACES.search(output) and url_scheme(output) != "pipe":
+        series = _BRACES.sub("%06d", output)
+        raise WrongArgument(f"{output}: braces are for shards to read: name the series to write {series}")
     if "%s" in output and not split:
         raise WrongArgument(f"{output}: %s stands for the split, and there is only one")
     if "%s" in output:

@@ -71,6 +71,13 @@ def test_a_folder_gets_a_series(run, source, write_files, arguments, count, fold
     ]
 
 
+@pytest.mark.parametrize("words", ["create files", "convert in.tar", "split --maxcount 1 in.tar"])
+def test_braces_in_an_output_are_refused(refused, source, write_files, words):
+    write_files({"1.txt": b""}, "files")
+    told = refused(*words.split(), "out/x-{0..3}.tar", status=2)
+    assert "name the series to write out/x-%06d.tar" in told
+
+
 def test_a_pipe_and_a_file_that_exist_are_no_folders(run, source):
     os.mkfifo("pipe")
     with subprocess.Popen(["tar", "-tf", "pipe"], stdout=subprocess.PIPE, text=True) as listing:
