@@ -31,6 +31,9 @@ WRONG_ARGUMENTS = {
     "of DataLoader": (lambda: mpwds.DataLoader([1], num_worker=2), "did you mean 'num_workers'"),
     "of MultiLoader alone": (lambda: mpwds.DataLoader([1], streams=12), "'streams': MultiLoader takes it"),
     "of WebLoader": (lambda: mpwds.WebLoader([1], bach_size=2), "did you mean 'batch_size'"),
+    "of a server": (lambda: mpwds.Server(numbers(), bnd="ipc://x"), r"Server\(\) .*did you mean 'bind'"),
+    "of a writer": (lambda: mpwds.TarWriter("x", encodr=False), r"TarWriter\(\) .*did you mean 'encoder'"),
+    "of shards": (lambda: mpwds.ShardWriter("%d", maxcont=3), r"ShardWriter\(\) .*did you mean 'maxcount'"),
     "misspelt": (lambda: MultiLoader(numbers(), worker=2), "no argument 'worker': did you mean 'workers'"),
 }
 

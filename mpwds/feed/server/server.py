@@ -37,6 +37,7 @@ from mpwds.loader.worker.elements import as_dataset
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.stream import LengthUnknown
 from mpwds.sharedmem.arena import EventFd
+from mpwds.suggestions import suggest_arguments
 
 logger = logging.getLogger("mpwds.feed")
 
@@ -88,6 +89,7 @@ class Server(Closes):
         True
     """
 
+    @suggest_arguments
     def __init__(
         self,
         dataset: Any,

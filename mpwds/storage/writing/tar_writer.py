@@ -9,6 +9,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
+from inspect import signature
 from numbers import Real
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ from mpwds.storage.writing.tar_members import (
     file_name,
     format_number,
 )
+from mpwds.suggestions import did_you_mean, suggest_arguments
 
 Sample = Mapping[str, Any]
 
@@ -87,6 +89,7 @@ class TarWriter(ClosesOrDiscards):
         ['000000.cls', '000000.txt']
     """
 
+    @suggest_arguments
     def __init__(
         self,
         fileobj: str | os.PathLike[str] | BinaryIO | OwnedStream,
@@ -303,6 +306,9 @@ class ShardWriter(ClosesOrDiscards):
         opener: Callable[[str], BinaryIO] | None = None,
         **kw: Any,
     ) -> None:
+        known = [*signature(ShardWriter).parameters, *signature(TarWriter).parameters]
+        if unknown := next((name for name in kw if name not in known), None):
+            raise TypeError(f"ShardWriter() has no argument {unknown!r}{did_you_mean(unknown, known)}")
         self.pattern = check_pattern(os.fspath(pattern))
         if not all(isinstance(limit, Real) and limit > 0 for limit in (maxcount, maxsize)):
             raise ValueError(f"maxcount ({maxcount!r}) and maxsize ({maxsize!r}) must be positive numbers")
