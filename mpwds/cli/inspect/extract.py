@@ -75,7 +75,7 @@ class Folder(Closes):
         try:
             descriptor = self._directory(directories)
             if not self._force and os.access(last, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
-                what = "it exists already: extract elsewhere, or replace it with --force"
+                what = "it exists, or two samples have it: extract elsewhere, or replace it with --force"
                 raise FileExistsError(errno.EEXIST, what, shown)
             write_whole(PendingFile(shown, sync=False, replace=self._force, directory=descriptor), data)
         except OSError as error:

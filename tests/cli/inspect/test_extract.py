@@ -27,7 +27,7 @@ def test_replaces_no_file_unless_forced(run, refused, shard):
     Path("out/n0").mkdir(parents=True)
     Path("out/n0/0003.cls").write_text("mine")
     arguments = ("extract", shard, "-o", Path("out"), "-f", "cls")
-    assert "n0/0003.cls: it exists already" in refused(*arguments)
+    assert "n0/0003.cls: it exists, or two samples have it: extract elsewhere" in refused(*arguments)
     assert Path("out/n0/0003.cls").read_text() == "mine"
     assert run(*arguments, "--force").returncode == 0
     assert Path("out/n0/0003.cls").read_text() == "0"
