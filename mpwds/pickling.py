@@ -80,9 +80,10 @@ def reduced_tensor(item: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | No
     if item.requires_grad:
         return None
     try:
-        if item.dtype.is_floating_point and item.dtype.itemsize == 1:  # torch itself cannot unpickle these
-            dtype = str(item.dtype).removeprefix("torch.")
-            return _tensor, (item.view(torch.uint8).numpy(), dtype, vars(item))
+        if item.dtype is torch.complex32 or (item.dtype.is_floating_point and item.dtype.itemsize == 1):
+            dtype = str(item.dtype).removeprefix("torch.")  # torch itself cannot unpickle these
+            whole = torch.int32 if item.dtype.itemsize == 4 else torch.uint8
+            return _tensor, (item.view(whole).numpy(), dtype, vars(item))
         if vars(item):
             return None
         if item.dtype is torch.bfloat16:

@@ -15,6 +15,7 @@ TENSORS = {
     "transposed": torch.arange(6).view(2, 3).T,
     "bfloat16": ONES.bfloat16(),
     "float8": ONES.to(torch.float8_e5m2),
+    "complex32": torch.view_as_complex(ONES.half()),
     "sparse": ONES.to_sparse(),
     "sparse bfloat16": ONES.bfloat16().to_sparse(),
     "without memory": torch.ones(2, device="meta"),
