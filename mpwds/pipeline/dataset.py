@@ -304,7 +304,8 @@ def _is_plain(source: Any) -> bool:
 
 def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]:
     """The stream that runs a pipeline once."""
-    # A cache holds the elements of epoch 0, and resumes an epoch that ended early.
+    # A cache holds the elements of epoch 0, and resumes an epoch that ended early. Pipelines that share it
+    # must have the same elements before it, wherever they are in a mix.
     pinned = max((position for position, stage in enumerate(stages, 1) if stage.pins_epoch), default=0)
     # Where ranks or workers divide elements, all must see the same order, so earlier stages shuffle alike.
     last_divider = {"ranks": 0, "workers": 0}
@@ -320,7 +321,9 @@ def chain(source: Origin, stages: list[Filter], context: Context) -> Stream[Any]
                 part = part.alike_on_ranks()
             elif position < last_divider["workers"]:
                 part = part.alike_on_workers()
-        return replace(part, epoch=0, run=0) if position < pinned else part
+        if position >= pinned:
+            return part
+        return replace(part, epoch=0, run=0, stage=ALONE.within(position).stage)
 
     def watched(part: Any, stream: Stream[Any], position: int) -> Stream[Any]:
         return stream if context.watch is None else context.watch(part, stream, of_part(position))

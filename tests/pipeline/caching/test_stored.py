@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import random
+from collections import Counter
 from itertools import islice
 
 import cloudpickle
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from mpwds.pipeline.caching.cached import Cached, DBCache, LMDBCached, mcached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.sources.mix import RandomMix
 from mpwds.pipeline.stages.shuffle import Shuffle
 from mpwds.pipeline.stream import Source, collect
 
@@ -227,6 +229,13 @@ def test_two_streams_at_once_store_every_element_once(stage):
     assert taken == (list(range(20)), list(range(70)), list(range(20, 35)))
     assert (elements(one), elements(other)) == (list(range(35, 100)), list(range(70, 100)))
     assert collect(stage, []) == list(range(100))
+
+
+def test_datasets_of_a_mix_that_share_the_stage_have_every_element_in_each_epoch(stage):
+    cached = DataPipeline(range(100)).shuffle(10).compose(stage)
+    mix = RandomMix([cached.map(int), cached.map(str)], longest=True)
+    for _ in range(2):
+        assert Counter(mix) == Counter([*range(100), *map(str, range(100))])
 
 
 def test_nothing_stays_open(kind, new, nothing_left):
