@@ -387,8 +387,8 @@ class Stored(WrappedStream[Any]):
             return False
         if not self._checked:
             self._check()
-        if position >= self._stored and self._drawn != position:
-            self._stored = self._store.count()  # another process may have added some
+        if position >= self._stored and (self._drawn != position or position == 0):
+            self._stored = self._store.count()  # another stream may have added some
         return position < self._stored
 
     def _check(self) -> None:

@@ -231,6 +231,13 @@ def test_two_streams_at_once_store_every_element_once(stage):
     assert collect(stage, []) == list(range(100))
 
 
+def test_a_stream_begins_where_another_has_filled_the_store_since_it_was_made(stage):
+    one, other, late = [stage.stream(Source(range(100))) for _ in range(3)]
+    taken = take(one, 50), take(other, 20)
+    assert (taken[0] + elements(one), taken[1] + elements(other)) == (list(range(100)), list(range(100)))
+    assert elements(late) == list(range(100))
+
+
 def test_datasets_of_a_mix_that_share_the_stage_have_every_element_in_each_epoch(stage):
     cached = DataPipeline(range(100)).shuffle(10).compose(stage)
     mix = RandomMix([cached.map(int), cached.map(str)], longest=True)
