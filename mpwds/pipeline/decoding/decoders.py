@@ -210,7 +210,7 @@ class _ExtensionHandler:
         return self.f(data) if self.matches(key) else None
 
     def matches(self, key: str) -> bool:
-        return key.lower().endswith(self.extensions)
+        return f".{key.lower()}".endswith(self.extensions)
 
 
 def _handler(spec: Any) -> Handler:
