@@ -70,8 +70,10 @@ def shuffle(
 def detshuffle(bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> Detshuffle:
     """Stage that yields the elements in the random order that webdataset's ``detshuffle`` gives them.
 
-    The order depends on ``seed + epoch`` alone, so all workers shuffle alike. Where webdataset's order does
-    not matter use ``shuffle``, which is as reproducible.
+    The order depends on ``seed + epoch`` alone, so all workers shuffle alike. Where ``repeat`` or
+    ``with_epoch`` runs the pipeline several times in an epoch, webdataset counts each run as an epoch, and
+    only the first one has its order here. Where that order does not matter use ``shuffle``, which is as
+    reproducible.
 
     Args:
         bufsize: Elements held; below 2, the order stays unchanged.
