@@ -16,7 +16,7 @@ from mpwds.pipeline.dataset import DataPipeline, is_pipeline
 from mpwds.pipeline.epochs import is_repetition
 from mpwds.warn import warn
 
-VERSION = 11  # of states
+VERSION = 12  # of states
 
 
 class Resumable(Protocol):
