@@ -224,10 +224,14 @@ class Remote:
     def slot(self, number: int) -> tuple[ServerConnection, int]:
         """The server of the loader's remote worker ``number``, and its slot there.
 
-        If there are fewer now, a server has it beside its own.
+        A fixed server keeps its workers while it is lost. If servers that come and go have fewer now, one of
+        them has it beside its own.
         """
         servers = self.connected()
         found = servers.slots()
+        if not self.options.addresses().is_followed:
+            there = {connection.url: connection for connection in servers.connections}
+            found = [(there[url], slot) for url, slot in self.slots if url in there]
         if number < len(found):
             return found[number]
         connection = found[number % len(found)][0] if found else servers.first()

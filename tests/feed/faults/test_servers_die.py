@@ -190,6 +190,17 @@ def test_a_loss_is_an_error_if_that_is_wanted():
         assert delivered(loader) == undisturbed(2)[0][got:]
 
 
+def test_a_server_that_is_lost_before_the_first_epoch_keeps_its_part():
+    dataset = rows()
+    with ServerProcess(dataset, workers=1) as one, ServerProcess(dataset, workers=1) as other:
+        with loader_of(one, other, on_server_loss="raise") as loader:
+            lost = loader._remote.servers.connections[0]
+            one.kill()
+            wait_until(lambda: not lost.is_up, "the trainer to miss it")
+            with pytest.raises(mpwds.ServerLost, match=f"the server {one.url} is lost"):
+                list(loader)
+
+
 @pytest.mark.parametrize("in_order", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_part_of_a_lost_server_moves_to_the_others(memory, in_order):
     dataset = rows()
