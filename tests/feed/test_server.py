@@ -140,6 +140,14 @@ def test_a_member_of_a_group_that_lost_the_end_gets_it_again_while_others_have_i
         end(one)
 
 
+def test_a_member_of_a_group_that_is_behind_does_not_wait_for_one_that_has_a_later_epoch():
+    with served(large(), workers=1) as server, Client(server.url) as ahead, Client(server.url) as behind:
+        for epoch, each in ((1, ahead), (0, behind)):
+            each.welcomed(group="g")
+            start(each, epoch=epoch, window=1 << 40)
+            end(each)
+
+
 def test_a_member_of_a_group_waits_for_none_that_has_its_part_elsewhere():
     with served(large(), workers=1) as server, Client(server.url) as one, Client(server.url) as two:
         for each in (one, two):

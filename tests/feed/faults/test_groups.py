@@ -240,3 +240,22 @@ def test_the_part_of_a_lost_server_moves_for_all_members():
             got = members([one.url, other.url], 2, epochs=2, **options)
             assert got == [undisturbed(2, epochs=2)] * 2
         wait_until(lambda: not status(other)["clients"], "all to leave")
+
+
+@pytest.mark.slow
+def test_a_member_that_joins_late_gets_the_part_that_another_has_moved_from_a_server_that_is_back():
+    dataset = rows()
+    with ServerProcess(dataset, workers=1) as lost, ServerProcess(dataset, workers=1) as other:
+        urls, options = [lost.url, other.url], {"group": "sweep", "output": "numpy", "on_server_loss": "move"}
+        with warned(), mpwds.RemoteLoader(urls, **options) as first:
+            batches = iter(first)
+            lost.kill()
+            got = [bits(next(batches)) for _ in range(20)]
+            lost.start_again()
+            wait_for_status(lost, lambda figures: figures["clients"], "the first to come back")
+            with mpwds.RemoteLoader(urls, **options) as late:
+                reader = threading.Thread(target=lambda: got.extend(map(bits, batches)))
+                reader.start()
+                assert delivered(late) == undisturbed(2)[0]
+                reader.join()
+    assert got == undisturbed(2)[0]
