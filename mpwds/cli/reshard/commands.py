@@ -7,6 +7,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +73,7 @@ def shuffle(
     def arrange(samples: Iterator[RawSample]) -> Iterator[RawSample]:
         ranks = iter(random.Random(seed).random, None)
         in_order = bucket_shuffle(zip(ranks, samples, strict=False), spilling.memory, directory)
-        return (sample for _, sample in in_order)
+        return map(itemgetter(1), in_order)
 
     return reshard(to, arrange)
 
