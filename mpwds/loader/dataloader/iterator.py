@@ -420,7 +420,7 @@ def _start(group: WorkerGroup, context: Any, forks: ForkFallback, timeout: float
         ) from error.__cause__
     except MpwdsError:
         return  # it is raised again when a batch is asked for
-    except (AttributeError, ImportError, RecursionError) as error:  # unpickling lacks what is only here
+    except Exception as error:  # unpickling may lack what is only here
         group.close()
         if context is not None or cuda_is_initialized():
             raise

@@ -330,6 +330,17 @@ def of_a_class_that_asks_too_early():
     return Wrapping(range(4))
 
 
+class Refusing(list):
+    def __setstate__(self, state):
+        raise TypeError("made of what is here")
+
+
+def of_a_class_that_is_never_unpickled():
+    dataset = Refusing(range(4))
+    dataset.made = True  # there is a state
+    return dataset
+
+
 def of_a_module_that_only_this_process_has():
     module = types.ModuleType("imported_from_nowhere")
     exec("class Dataset(list): pass", vars(module))
@@ -338,7 +349,14 @@ def of_a_module_that_only_this_process_has():
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("make", [of_a_module_that_only_this_process_has, of_a_class_that_asks_too_early])
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_a_module_that_only_this_process_has,
+        of_a_class_that_asks_too_early,
+        of_a_class_that_is_never_unpickled,
+    ],
+)
 def test_a_dataset_that_cannot_be_unpickled_makes_the_workers_forks_and_that_is_said_once(make, persistent):
     loader = DataLoader(make(), None, num_workers=2, persistent_workers=persistent)
     with pytest.warns(RuntimeWarning, match=r"cannot unpickle .* are forks of this process") as caught:
