@@ -152,7 +152,7 @@ _CODECS = {
     "zstd": _Codec(
         range(1, 23),
         3,
-        lambda data, level: bytes(_zstandard().ZstdCompressor(level).compress(data)),
+        lambda data, level: bytes(_zstandard().ZstdCompressor(level, write_checksum=True).compress(data)),
         lambda data, limit: _read_all(
             _zstandard().ZstdDecompressor().stream_reader(data, read_across_frames=True), limit
         ),

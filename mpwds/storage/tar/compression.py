@@ -137,7 +137,7 @@ class _ZstdFrame:
 
 def _zstd() -> Any:
     zstandard = require("zstandard", "zstd is written with zstandard: pip install 'mpwds[zstd]'")
-    return zstandard.ZstdCompressor().compressobj()
+    return zstandard.ZstdCompressor(write_checksum=True).compressobj()  # as the command zstd does
 
 
 _gzip = partial(zlib.compressobj, _LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -295,6 +296,18 @@ def test_what_is_compressed_comes_back_whole_or_not_at_all(compression):
     if compression != "zstd":  # whose readers see that there are fewer bytes than the index says
         with pytest.raises(ValueError, match=f"its {compression} data is damaged: "):
             codec.decompress(packed[:-1], len(data))
+
+
+@pytest.mark.parametrize("compression", ["bz2", "gz", "zstd"])
+def test_a_flipped_bit_of_formats_with_a_checksum_never_gives_other_data(compression):
+    codec, data = Compression.of(compression), random.Random(0).randbytes(300)
+    packed = codec.compress(data)
+    for place in range(len(packed)):
+        try:
+            found = codec.decompress(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :], 300)
+        except ValueError:
+            continue
+        assert found == data
 
 
 def test_the_user_may_choose_the_hash(tmp_path, web, remote):

@@ -12,7 +12,9 @@ import pytest
 import webdataset
 import zstandard
 
+from mpwds.errors import ShardError
 from mpwds.storage.tar.compression import compression_for
+from mpwds.storage.tar.entries import read_members
 from mpwds.storage.writing.tar_writer import TarWriter
 from tests.storage.members import write_all
 
@@ -60,6 +62,20 @@ def test_a_fixed_time_gives_the_same_bytes_at_any_time_under_any_name(tmp_path, 
     monkeypatch.setattr(time, "time", lambda: 2e9)
     write_all(TarWriter(tmp_path / f"other-{name}", mtime=5), SAMPLES)
     assert (tmp_path / name).read_bytes() == (tmp_path / f"other-{name}").read_bytes()
+
+
+@pytest.mark.parametrize("compress", ["gz", "bz2", "xz", "zst"])
+def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, compress):
+    path = tmp_path / "x"
+    write_all(TarWriter(path, compress=compress, mtime=1), SAMPLES)
+    whole, members = path.read_bytes(), list(read_members(str(path)))
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            found = list(read_members(str(path)))
+        except ShardError:
+            continue
+        assert found == members
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.bz2", "x.tar.xz", "pipe:cat > x.tgz"])
