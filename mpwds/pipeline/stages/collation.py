@@ -96,11 +96,12 @@ def collate(samples: Sequence[Any], column: ColumnMaker) -> Any:
     return column(None, samples)
 
 
-def _bytes_as_array(field: Any, value: Any) -> npt.NDArray[np.uint8]:
+def _bytes_as_array(field: Any, value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.uint8:
-        return value
+    is_array = array_kind(value) not in (None, Row)
+    if is_array and value.ndim == 1 and str(value.dtype).removeprefix("torch.") == "uint8":
+        return value  # of a row that was ragged before
     kind = "ndarray" if isinstance(value, Row) else type(value).__name__
     raise TypeError(f"ragged columns are made of bytes, got {kind}{in_field(field)}")
 

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,7 +133,15 @@ def test_bytes_may_be_arrays_and_views_already():
     assert [row.tobytes() for row in batch[0]] == [b"ab", b"c", b"def"]
 
 
-@pytest.mark.parametrize("value", ["text", 7, np.zeros(3), np.zeros((2, 2), np.uint8)])
+def test_rows_of_a_loader_can_be_batched_again():
+    with mpwds.MultiLoader(dataset(ragged="jpg"), workers=1, start_method="fork") as loader:
+        batches = list(loader.unbatched().batched(3, ragged="jpg"))
+    assert [bytes(row.numpy()) for batch in batches for row in batch["jpg"]] == IMAGES
+
+
+@pytest.mark.parametrize(
+    "value", ["text", 7, np.zeros(3), np.zeros((2, 2), np.uint8), torch.zeros(3), torch.tensor(7)]
+)
 def test_what_is_not_bytes_is_an_error(value):
     with pytest.raises(TypeError, match="ragged columns are made of bytes, got .* in field 'jpg'"):
         list(mpwds.DataPipeline([{"jpg": value}]).batched(2, ragged="jpg"))
