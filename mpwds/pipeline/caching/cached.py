@@ -94,6 +94,7 @@ def lmdb_cached(
             another fingerprint, was made by another ``pickler``, or not by this stage (by LMDB, say).
         TypeError: While iterating, an element holds something that cannot be stored.
         MemoryError: While iterating, the database is full: more than ``map_size`` bytes.
+        OSError: While iterating, the database cannot be read or written: the disk is full, for example.
         SecurityError: While iterating, ``pickler`` is given and the secure mode is on (``WDS_SECURE=1``).
 
     Example:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -24,6 +25,7 @@ import msgpack
 
 from mpwds import nest, tenbin
 from mpwds.imports import tensor_class
+from mpwds.pipeline.error_context import add_note
 from mpwds.pipeline.stream import Address, as_address
 
 _POSITIONS = 1 << 40  # of one part
@@ -116,7 +118,11 @@ class DiskStore:
         _, address, element = self._ahead.pop()
         self._next = position + 1
         self._are_small = len(element) < _SMALL_BYTES
-        return as_address(msgpack.unpackb(address)), self._loads(element)
+        try:
+            return as_address(msgpack.unpackb(address)), self._loads(element)
+        except Exception as error:
+            add_note(error, f"in element {position} of the database {self._path}")
+            raise
 
     def find(self, address: Address) -> int | None:
         query = "SELECT id FROM elements WHERE address = ? AND id BETWEEN ? AND ?"
@@ -206,29 +212,36 @@ class DiskStore:
         return next(iter(self._select(query, *values)), None)
 
     def _select(self, query: str, *values: Any) -> list[Any]:
-        with self._lock:
+        with self._lock, self._named_errors():
             return (self._connection or self._connect()).execute(query, values).fetchall()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that writes; there is one at a time."""
-        with self._lock:
+        with self._lock, self._named_errors():
             connection = self._connection or self._connect()
-            try:
-                with connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    yield connection
-            except sqlite3.OperationalError as error:
-                if "is full" in str(error):
-                    raise self._full() from error
-                raise
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Turns errors of SQLite, which name no file, into others."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # of the disk, or of locks
+            if "is full" in str(error):
+                raise self._full() from error
+            raise OSError(f"the database {self._path} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self._path} cannot be used as a database: {error}") from error
 
     def _full(self) -> Exception:
-        if self._size_bytes is None:
+        room = shutil.disk_usage(os.path.dirname(self._path)).free + os.path.getsize(self._path)
+        if self._size_bytes is None or room < self._size_bytes:
             return OSError(f"{self._path} cannot be written: the disk is full")
         return MemoryError(
-            f"{self._path} is full: it has map_size={int(self._size_bytes)} bytes; give a larger one, or "
-            "make room on the disk"
+            f"{self._path} is full: it has map_size={int(self._size_bytes)} bytes; give a larger one"
         )
 
     def _connect(self) -> sqlite3.Connection:
@@ -244,9 +257,6 @@ class DiskStore:
             if self._size_bytes is not None:
                 pages = min(int(self._size_bytes) // _PAGE_BYTES, (1 << 32) - 2)
                 connection.execute(f"PRAGMA max_page_count = {pages}")
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            raise ValueError(f"{self._path} cannot be used as a database: {error}") from error
         except BaseException:
             connection.close()
             raise

@@ -3,21 +3,25 @@
 import itertools
 import os
 import pickle
+import resource
 import sqlite3
 import subprocess
 import sys
 import threading
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwds.errors import SecurityError
+from mpwds.errors import EnvelopeError, SecurityError
 from mpwds.loader.multi_loader import MultiLoader
+from mpwds.pipeline.caching import disk_store
 from mpwds.pipeline.caching.cached import DBCache, lmdb_cached
 from mpwds.pipeline.context import Context
 from mpwds.pipeline.dataset import DataPipeline
+from mpwds.pipeline.error_context import notes_of
 from mpwds.pipeline.stream import Source, collect
 
 
@@ -233,6 +237,41 @@ def test_an_lmdb_database_is_refused_and_left_alone(path):
 def test_a_full_database_says_what_to_do(path):
     with pytest.raises(MemoryError, match="is full: it has map_size=40960 bytes; give a larger one"):
         collect(lmdb_cached(path, 40_960, chunksize=1), [bytes(10_000)] * 10)
+
+
+def test_a_full_disk_is_not_blamed_on_the_size_of_the_database(path, monkeypatch):
+    monkeypatch.setattr(disk_store.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match=r"elements.db cannot be written: the disk is full"):
+        collect(lmdb_cached(path, 40_960, chunksize=1), [bytes(10_000)] * 10)
+
+
+def test_what_sqlite_cannot_write_is_an_error_that_names_the_database(path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"samples.db/elements.db cannot be used: disk I/O error"):
+            collect(lmdb_cached(path, chunksize=1), [bytes(10_000)] * 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_damaged_database_is_an_error_that_names_it(path):
+    collect(DBCache(path, 100), [bytes(3000)] * 100)
+    with open(path, "r+b") as file:
+        file.seek(100_000)
+        file.write(b"\xff" * 100_000)
+    with pytest.raises(ValueError, match=r"samples.db cannot be used as a database: .* malformed"):
+        collect(DBCache(path, 100), [])
+
+
+def test_a_damaged_element_is_an_error_that_names_it(path):
+    collect(DBCache(path, 10), "abc")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE elements SET element = x'c1' WHERE id % 4 = 1")
+    connection.close()
+    with pytest.raises(EnvelopeError) as caught:
+        collect(DBCache(path, 10), [])
+    assert notes_of(caught.value)[0] == f"in element 1 of the database {path}"
 
 
 def test_elements_are_written_by_the_chunk(path):
