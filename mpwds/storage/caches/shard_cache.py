@@ -132,11 +132,12 @@ class ShardCache:
                 fetch.warn_once(self.directory, what, error)
         return self._options.opener(url, offset) if stream is None else stream
 
-    def open_whole(self, url: str) -> BinaryIO:
+    def open_whole(self, url: str, named: str | None = None) -> BinaryIO:
         """Opens the file of a shard that is not local, once it is complete; fetches it if need be.
 
         The cache may remove the shard while it is open: its bytes can be read until it is closed, and take
         room on the disk until then. It waits for another process that fetches it, as long as that lives.
+        ``named`` is the shard's name in errors, by default its URL.
 
         Raises:
             UncacheableShard: The shard cannot be kept: the message says why.
@@ -149,10 +150,10 @@ class ShardCache:
                 with reader:
                     why = reader.wait()
                 if why is not None:
-                    raise self._not_kept(url, why)
+                    raise self._not_kept(named or url, why)
             elif (refused := fetch.wait_for_other(url, entry, math.inf)) is not None:
                 refused.close()
-                raise self._not_kept(url, ShardError(fetch.REFUSED))
+                raise self._not_kept(named or url, ShardError(fetch.REFUSED))
         unlock(file.fileno())
         return file
 

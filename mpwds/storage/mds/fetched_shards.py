@@ -369,7 +369,8 @@ class FetchedShards(OpenShards):
             if file.is_removed:  # the cache needs its room
                 self._open.pop(number, None)
         # Another process writes it at once, when it is whole: until then its file does not grow.
-        return self._cache.open_whole(self._sources[shard])
+        named = self._location.url(self.files[shard].stored.name)
+        return self._cache.open_whole(self._sources[shard], named)
 
 
 class TemporaryFolder:

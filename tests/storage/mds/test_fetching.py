@@ -338,6 +338,15 @@ def test_what_is_kept_stays_below_the_limit(tmp_path, remote):
     assert sum(kept) <= 8_000
 
 
+def test_a_shard_for_which_there_is_no_room_is_named(tmp_path, remote):
+    url = remote()
+    local = tmp_path / "local"
+    shards = MDSShards(local, url, cache_limit=8_000)
+    (local / "foreign").write_bytes(bytes(8_000))
+    with pytest.raises(StreamError, match=f"^{url}/shard.00000.mds is needed whole, and .* has no room"):
+        shards.read(0, 0)
+
+
 def test_a_limit_that_no_shard_fits_in_is_an_error_at_once(tmp_path, remote):
     url = remote()
     with pytest.raises(ValueError, match=r"cache_limit \(1000 bytes\) has no room for the largest shard"):
