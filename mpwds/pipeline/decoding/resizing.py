@@ -320,7 +320,8 @@ def _aligned(crop: Crop, image: tuple[int, int]) -> tuple[Crop, int]:
 
 
 def _multiples(start: int, extent: int, factor: int, whole: int) -> tuple[int, int]:
-    first, last = round(start / factor) * factor, round((start + extent) / factor) * factor
+    # Both halves up: Python's ``round`` would make nothing of an odd multiple such as 12 to 20.
+    first, last = ((at + factor // 2) // factor * factor for at in (start, start + extent))
     last = whole if start + extent == whole else min(last, whole)
     return first, last - first
 

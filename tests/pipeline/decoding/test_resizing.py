@@ -215,6 +215,15 @@ def test_what_lies_beyond_sixteen_bits_is_cut_off():
     assert found[0, :, 0].tolist() == [0, 1, 255, 255]
 
 
+@given(start=st.integers(0, 40), size=st.integers(1, 9), factor=st.sampled_from([2, 4, 8]))
+def test_a_crop_keeps_its_size_where_it_is_moved_to_whole_pixels_of_the_reduced_image(start, size, factor):
+    extent = size * factor
+    aligned, used = _aligned(Crop(start, 0, extent, extent, (size, size)), (500, 500))
+    assert (used, *aligned[1:4]) == (factor, 0, extent, extent)
+    assert aligned.top % factor == 0
+    assert abs(aligned.top - start) <= factor / 2
+
+
 @pytest.mark.parametrize("extent", [449, 451, 897, 1793])
 def test_a_crop_up_to_the_edge_ends_there_though_the_reduced_image_has_no_whole_pixel_for_it(extent):
     crop, factor = Crop(0, 0, extent, extent, (224, 224)), extent // 224
