@@ -17,6 +17,8 @@ from mpwds.cli.reshard.commands import report_processed
 from mpwds.imports import require
 from mpwds.viewing.wording import size
 
+_LARGEST_EXIF_BYTES = 65_533  # of one segment of a JPEG file
+
 
 def repack(
     to: ShardByShard,
@@ -57,8 +59,8 @@ class Repack:
     """Makes the images in some fields of a sample smaller, and counts what comes of it in ``counts``.
 
     An image stays as it is if its shorter side is ``short_side`` pixels at most, if it would not take fewer
-    bytes, or if it is no JPEG, whatever its field is called. Colours (also grey and CMYK), EXIF data and ICC
-    profiles stay.
+    bytes, or if it is no JPEG, whatever its field is called. So does one with EXIF data in several segments,
+    more than Pillow writes. Colours (also grey and CMYK), EXIF data and ICC profiles stay.
     """
 
     fields: tuple[str, ...]
@@ -93,6 +95,8 @@ class Repack:
         width, height = (max(round(extent * factor), self.short_side) for extent in image.size)
         resized = image.resize((width, height), Image.Resampling.LANCZOS)
         kept = {key: image.info[key] for key in ("exif", "icc_profile") if key in image.info}
+        if len(kept.get("exif", b"")) > _LARGEST_EXIF_BYTES:
+            return data
         restart = {"restart_marker_rows": 1} if self.restart_markers else {}
         with io.BytesIO() as stream:
             resized.save(stream, "JPEG", quality=self.quality, optimize=True, **kept, **restart)

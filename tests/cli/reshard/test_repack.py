@@ -130,6 +130,16 @@ def test_profiles_stay_and_so_do_images_that_would_grow(run):
     assert made["tiny"]["jpg"] == tiny
 
 
+def test_an_image_stays_if_its_exif_data_take_several_segments(run):
+    data = jpeg(200, 150)
+    segment = b"\xff\xe1" + (40_008).to_bytes(2, "big") + b"Exif\0\0" + bytes(40_000)
+    data = data[:2] + segment * 2 + data[2:]
+    with TarWriter("in.tar", encoder=False) as sink:
+        sink.write({"__key__": "a", "jpg": data})
+    run("repack", "in.tar", "out.tar", "--short-side", "100", "-j", "1")
+    assert read("out.tar")["a"]["jpg"] == data
+
+
 @pytest.mark.usefixtures("samples")
 def test_fields_may_have_spaces_and_dots_and_must_be_there(run, refused):
     made = run("repack", "in.tar", "out.tar", "--fields", " png, .jpg", "--short-side", "100", "-j", "1")
