@@ -155,18 +155,18 @@ def as_rgb(image: Image) -> np.ndarray[Any, Any]:
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def jpeg_size(data: Any, mode: str = "RGB") -> tuple[int, int] | None:
-    """Height and width of a JPEG image that ``decode_jpeg`` decodes to ``mode``; otherwise ``None``."""
+def jpeg_header(data: Any, mode: str = "RGB") -> tuple[int, int, str] | None:
+    """Height, width and subsampling of a JPEG image that ``decode_jpeg`` decodes to ``mode``, or ``None``."""
     if data[:3] != _JPEG_START or (simplejpeg := _simplejpeg()) is None:
         return None
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colorspace, subsampling = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
     most = _pillow().MAX_IMAGE_PIXELS
     fits = most is None or height * width <= most
     is_same = colorspace == "Gray" or (colorspace in ("YCbCr", "RGB") and mode != "L")
-    return (height, width) if fits and is_same else None
+    return (height, width, subsampling) if fits and is_same else None
 
 
 def first_rows(data: Any, rows: int) -> bytes | None:
@@ -204,7 +204,7 @@ def decode_jpeg(
     more pixels than Pillow decodes without a warning, and data that simplejpeg calls damaged.
     So the same images are errors whether or not simplejpeg is installed.
     """
-    if jpeg_size(data, mode) is None:
+    if jpeg_header(data, mode) is None:
         return None
     try:
         pixels: np.ndarray[Any, Any] = _simplejpeg().decode_jpeg(

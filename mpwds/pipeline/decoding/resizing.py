@@ -2,8 +2,9 @@
 
 The crop is chosen from the header, before anything is decoded. libjpeg-turbo decodes JPEG into memory that
 each thread uses again, down to the crop's last row: at a half, a quarter or an eighth of the size where the
-crop is at least 2, 4 or 8 times as large as the result. Such a crop begins and ends at whole pixels of the
-smaller image. torch resizes: it weighs the pixels as Pillow does, with antialiasing.
+crop is at least 2, 4 or 8 times as large as the result, and its colours allow that. Such a crop begins and
+ends at whole pixels of the smaller image. torch resizes: it weighs the pixels as Pillow does, with
+antialiasing.
 
 Sources: ``torchvision.transforms.RandomResizedCrop``, ``Resize`` and ``CenterCrop``, for the draws and the
 rounding.
@@ -23,12 +24,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpwds.pipeline.decoding.images import as_rgb, decode_jpeg, first_rows, jpeg_size, open_image
+from mpwds.pipeline.decoding.images import as_rgb, decode_jpeg, first_rows, jpeg_header, open_image
 
 Size = int | tuple[int, int]
 
 _TRIES = 10
 _REDUCTIONS = (8, 4, 2)
+_MOST_REDUCED = {"422": 2, "440": 2, "411": 1}
+"""By subsampling: libjpeg-turbo reduces both directions of colours that have few pixels in one already."""
 _MOST_PIXELS = 1 << 28  # of an image that a ratio of sides makes large
 
 
@@ -81,11 +84,13 @@ class Resizer(ABC):
             raise TypeError(
                 f"it is {type(data).__name__}, expected bytes, which {self.called} decodes itself"
             )
-        size = jpeg_size(data)
-        if size is not None:
-            crop = self.crop(*size)  # a smaller JPEG has the means of pixels
-            crop, reduction = _aligned(crop, size) if self.antialias else (crop, 1)
-            return Image(self, data, crop, reduction, size)
+        header = jpeg_header(data)
+        if header is not None:
+            height, width, subsampling = header
+            # A smaller JPEG has the means of pixels.
+            most = _MOST_REDUCED.get(subsampling, max(_REDUCTIONS)) if self.antialias else 1
+            crop, reduction = _aligned(self.crop(height, width), (height, width), most)
+            return Image(self, data, crop, reduction, (height, width))
         pixels = as_rgb(open_image(data))
         return Image(self, pixels, self.crop(*pixels.shape[:2]), 1, pixels.shape[:2])
 
@@ -307,10 +312,10 @@ def _short_side(height: int, width: int, size: Size) -> tuple[int, int]:
     return (size, long) if height <= width else (long, size)
 
 
-def _aligned(crop: Crop, image: tuple[int, int]) -> tuple[Crop, int]:
-    """The crop, moved to whole pixels of the image reduced by a factor, and that factor."""
+def _aligned(crop: Crop, image: tuple[int, int], most: int) -> tuple[Crop, int]:
+    """The crop, moved to whole pixels of the image reduced by a factor, and that factor: at most ``most``."""
     for factor in _REDUCTIONS:
-        if crop.height >= factor * crop.size[0] and crop.width >= factor * crop.size[1]:
+        if factor <= most and crop.height >= factor * crop.size[0] and crop.width >= factor * crop.size[1]:
             (top, height), (left, width) = (
                 _multiples(start, extent, factor, whole)
                 for start, extent, whole in zip(crop[:2], crop[2:4], image, strict=True)

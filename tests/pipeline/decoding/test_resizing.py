@@ -7,6 +7,7 @@ import random
 import numpy as np
 import PIL.Image
 import pytest
+import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,16 @@ def test_a_large_crop_is_decoded_smaller_and_hardly_differs(factor, extent, monk
     assert all(place % factor == 0 for place in (crop.top, crop.left))
 
 
+@pytest.mark.parametrize("subsampling", ["444", "422", "440", "420", "411"])
+def test_colours_stay_as_sharp_whatever_their_subsampling(subsampling):
+    pixels = np.asarray(photo(600, 600)).copy()
+    pixels[..., 0] = np.abs(np.arange(600) % 60 - 30) * 8  # stripes of red
+    data = simplejpeg.encode_jpeg(pixels, 95, colorsubsampling=subsampling)
+    for size in (300, 150, 75):
+        image = Resized((size, size)).image(data)
+        assert decibels(image.made(), by_pillow(opened(data), image.crop)) > 34
+
+
 @pytest.mark.parametrize("size", [8, 64, 224])
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 1}, {"restart_marker_blocks": 5}])
 def test_rows_below_a_crop_are_not_decoded_and_change_nothing(options, size, monkeypatch):
@@ -84,7 +95,9 @@ def test_rows_below_a_crop_are_not_decoded_and_change_nothing(options, size, mon
     heights, decode = [], images.decode_jpeg
     monkeypatch.setattr(
         "mpwds.pipeline.decoding.resizing.decode_jpeg",
-        lambda jpeg, *args, **more: heights.append(images.jpeg_size(jpeg)[0]) or decode(jpeg, *args, **more),
+        lambda jpeg, *args, **more: (
+            heights.append(images.jpeg_header(jpeg)[0]) or decode(jpeg, *args, **more)
+        ),
     )
     made = [image.made() for image in found]
     assert all(
@@ -218,7 +231,7 @@ def test_what_lies_beyond_sixteen_bits_is_cut_off():
 @given(start=st.integers(0, 40), size=st.integers(1, 9), factor=st.sampled_from([2, 4, 8]))
 def test_a_crop_keeps_its_size_where_it_is_moved_to_whole_pixels_of_the_reduced_image(start, size, factor):
     extent = size * factor
-    aligned, used = _aligned(Crop(start, 0, extent, extent, (size, size)), (500, 500))
+    aligned, used = _aligned(Crop(start, 0, extent, extent, (size, size)), (500, 500), 8)
     assert (used, *aligned[1:4]) == (factor, 0, extent, extent)
     assert aligned.top % factor == 0
     assert abs(aligned.top - start) <= factor / 2
@@ -227,7 +240,7 @@ def test_a_crop_keeps_its_size_where_it_is_moved_to_whole_pixels_of_the_reduced_
 @pytest.mark.parametrize("extent", [449, 451, 897, 1793])
 def test_a_crop_up_to_the_edge_ends_there_though_the_reduced_image_has_no_whole_pixel_for_it(extent):
     crop, factor = Crop(0, 0, extent, extent, (224, 224)), extent // 224
-    aligned, used = _aligned(crop, (extent, extent))
+    aligned, used = _aligned(crop, (extent, extent), 8)
     assert (aligned[:4], used) == ((0, 0, extent, extent), factor)
 
 
