@@ -218,12 +218,18 @@ def test_a_batch_that_memory_cannot_hold_is_an_error_in_the_trainer():
     raised(SharedMemoryError, "smaller batches", generate)
 
 
-@pytest.mark.parametrize(
-    ("item", "kind"),
-    [(threading.Lock(), "a lock"), (multiprocessing.Value("i", 1), "a Synchronized")],
-    ids=["lock", "Value"],
-)
-def test_a_dataset_that_cannot_be_pickled_says_so_and_makes_the_workers_forks(item, kind, monkeypatch):
+@pytest.fixture(scope="module")
+def lock_and_value():
+    """Not made when this module is imported: a value opens a file, and forks must not share a module's."""
+    return {"a lock": threading.Lock(), "a Synchronized": multiprocessing.Value("i", 1)}
+
+
+@pytest.mark.parametrize("kind", ["a lock", "a Synchronized"])
+def test_a_dataset_that_cannot_be_pickled_says_so_and_makes_the_workers_forks(
+    lock_and_value, kind, monkeypatch
+):
+    item = lock_and_value[kind]
+
     def generate():
         yield str(type(item)), os.getppid()
 
