@@ -73,7 +73,7 @@ def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 
 dataset = mpwds.DataPipeline(range(12)).map(lambda n: (fib(n), *fib.cache_parameters().values()))
-print(list(mpwds.MultiLoader(dataset, workers=1)))
+print(list(mpwds.MultiLoader(dataset, workers=1, output="numpy")))
 """
 
 

@@ -75,7 +75,7 @@ batches = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(batches)
 @example((np.zeros((4, 16000), "float32"), np.arange(4)))
 @example({"txt": ["a b c"] * 7})
