@@ -79,8 +79,9 @@ def test_what_is_left_is_delivered_exactly_without_a_warning(loader, stages):
     make = PIPELINES[stages]
     loader.set_epoch(0)
     whole, following = as_lists(make(loader)), as_lists(make(loader))
-    dice = random.Random(stages)
-    counts = {0, 1, len(whole) // 2, max(0, len(whole) - 1), len(whole), dice.randrange(len(whole) + 1)}
+    counts = {0, len(whole) // 2, len(whole)}
+    if not loader.workers:  # as is quick
+        counts |= {1, max(0, len(whole) - 1), random.Random(stages).randrange(len(whole) + 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "the epoch that load_state_dict continued had nothing left")
