@@ -14,7 +14,7 @@ from mpwds.stats.collector import WAITED, ConsumerTimer
 from tests.forks import raised_in_fork
 from tests.loader.jobs import as_json, as_lists
 
-pytestmark = pytest.mark.usefixtures("quick_workers", "nothing_left")
+pytestmark = pytest.mark.usefixtures("one_fork_server", "nothing_left")
 
 
 def numbers(most=120, **options):

@@ -15,7 +15,7 @@ from mpwds.loader.even import EvenIterator, LengthConsensus, RankShard
 from mpwds.storage.writing.tar_writer import TarWriter
 from tests.loader.ranks.simulated_ranks import AlikeRanks, on_all_ranks
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 MODES = ["drop", "pad", "wrap"]
 

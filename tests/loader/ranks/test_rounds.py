@@ -27,7 +27,7 @@ from tests.loader.jobs import (
 from tests.marks import slow
 
 pytestmark = [
-    pytest.mark.usefixtures("quick_workers"),
+    pytest.mark.usefixtures("one_fork_server"),
     pytest.mark.filterwarnings("ignore:.*the epoch is continued by running it again"),
 ]
 

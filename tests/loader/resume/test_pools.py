@@ -14,7 +14,7 @@ from mpwds.loader import even
 from tests.loader.jobs import RANKS, as_json, as_lists, continued, run_ranks
 from tests.loader.ranks.simulated_ranks import AlikeRanks, LongerRanks
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 SAMPLES = 480
 

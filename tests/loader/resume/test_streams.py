@@ -15,7 +15,7 @@ from mpwds import DataPipeline
 from tests.loader.jobs import RANKS, STREAMS, as_json, as_lists, in_turn, left_out_at_random, noisy, run_ranks
 from tests.marks import slow
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def shuffled(*stages):
