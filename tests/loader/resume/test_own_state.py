@@ -329,18 +329,18 @@ class Shuffled:
     ids=str,
 )
 def test_a_sampler_continues_from_its_state(options, batches):
-    def make():
+    def make(**options):
         order = {"batch_sampler": Shuffled(True)} if batches else {"sampler": Shuffled(), "batch_size": 2}
         return DataLoader(range(41), **order, **options)
 
-    loader = make()
+    loader = make()  # without workers, which change nothing about the order
     epochs = [as_lists(loader) for _ in range(3)]
     for count in (6, 21) if options else (0, 1, 6, 20, 21):
-        loader = make()
+        loader = make(**options)
         as_lists(loader)
         first = as_lists(loader, count)
         state = as_json(loader.state_dict())
-        other = continued(make(), state)
+        other = continued(make(**options), state)
         assert as_json(other.state_dict()) == state
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is left

@@ -140,13 +140,15 @@ FLOATS = {"dtype": "float32", "mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.3)}
 
 
 @pytest.mark.parametrize(
-    ("options", "shape"), [({}, (4, 16, 16, 3)), ({**FLOATS, "layout": "CHW"}, (4, 3, 16, 16))]
+    ("options", "shape", "start_method"),
+    [({}, (4, 16, 16, 3), None), ({**FLOATS, "layout": "CHW"}, (4, 3, 16, 16), "fork")],
 )
-def test_images_that_workers_decode_into_the_batch_are_the_same(options, shape):
+def test_images_that_workers_decode_into_the_batch_are_the_same(options, shape, start_method):
     pipeline = mpwds.DataPipeline([*samples(11), {**samples(1)[0], "jpg": image(11, "PNG")}])
     cropped = pipeline.random_resized_crop("jpg", 16, **options).rename(image="jpg")
     dataset = cropped.shuffle(5).to_tuple("image", "cls").batched(4)
-    with mpwds.MultiLoader(dataset, workers=1, output="numpy") as loader:
+    loader = mpwds.MultiLoader(dataset, workers=1, output="numpy", start_method=start_method)
+    with loader:
         batches = list(loader)
     assert [images.shape for images, _ in batches] == [shape] * 3
     alone = [images for images, _ in dataset]
