@@ -148,9 +148,9 @@ def test_other_ranks_do_not_go_on_with_what_one_has_repeated(way, rank_of, monke
 def test_on_as_many_ranks_the_order_stays(name, rank_of):
     make = functools.partial(rank_of, POOLS[name])
     undisturbed, _ = run_ranks(make, 2)
-    begun, states = run_ranks(make, 2, 9)
-    workers = int(name == "rebatched")
-    ended, _ = run_ranks(make, 2, state=as_json(mpwds.merge_states(states[::-1])), workers=workers)
+    before, after = (3, 2) if name == "rebatched" else (0, 0)  # workers
+    begun, states = run_ranks(make, 2, 9, workers=before)
+    ended, _ = run_ranks(make, 2, state=as_json(mpwds.merge_states(states[::-1])), workers=after)
     assert [first + second for first, second in zip(begun, ended, strict=True)] == undisturbed
 
 

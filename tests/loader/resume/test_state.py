@@ -492,7 +492,7 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
     at_rank(0, 2)
     loader = make()
     at_start = loader.state_dict()
-    state = as_json(first_and_state(loader, 5))
+    state, at_end = as_json(first_and_state(loader, 5)), first_and_state(make(), len(whole))
     at_rank(1, 2)
     loader = continued(make(), state)
     assert as_json(loader.state_dict())["facts"]["rank"] == 1
@@ -502,6 +502,9 @@ def test_the_state_of_another_rank_counts_by_what_was_delivered(stages, workers,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert as_lists(loader) == whole
+    loader.load_state_dict(at_end)
+    with pytest.warns(UserWarning, match="had nothing left"):
+        assert as_lists(loader) == []
 
 
 @pytest.mark.parametrize(
