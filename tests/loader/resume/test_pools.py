@@ -203,7 +203,10 @@ def test_torchs_distributed_checkpoint_takes_it_to_other_ranks(tmp_path, rank_of
 @pytest.mark.parametrize(
     ("add", "why"),
     [
-        (lambda loader: loader.slice(100), r"stream 0, which another had: slice\(100\) counts elements"),
+        (
+            lambda loader: loader.map(itself).slice(100).map(itself),
+            r"stream 0, which another had: slice\(100\) counts elements",
+        ),
         (lambda loader: loader.rebatched(4).with_epoch(90), r"with_epoch\(90\) counts elements of its rank"),
         (
             lambda loader: loader.unbatched().map(itself).batched(4).shuffle(5),
