@@ -274,6 +274,16 @@ def test_numbers_that_nobody_knows_need_torch_distributed(at_rank):
         iter(loader.batched(2))
 
 
+@pytest.mark.parametrize(("ranks", "streams", "delivered"), [(2, None, 2), (1, 2, 4)])
+def test_workers_that_do_not_persist_end_with_an_epoch_that_drops_batches(ranks, streams, delivered, at_rank):
+    at_rank(0, ranks)
+    options = {"even": "drop", "streams": streams, "persistent": False}
+    with MultiLoader(DataPipeline(range(5)), workers=1, **options) as loader:
+        batches = iter(loader)
+        assert len(list(batches)) == delivered
+        assert loader.worker_pids == []
+
+
 def test_what_a_dataset_merely_says_of_its_length_decides_nothing(at_rank):
     at_rank(1, 2)
     dataset = DataPipeline(range(9)).select(bool).with_length(7, silent=True)
