@@ -99,8 +99,14 @@ class Slow(torch.utils.data.Dataset):
         return index
 
 
-def test_stages_of_any_order_are_not_run_again():
-    loader = WebLoader(range(8), batch_size=2).unbatched().map(float, threads=2, in_order=False)
+@pytest.mark.parametrize(
+    "loader",
+    [
+        WebLoader(range(8), in_order=False).unbatched(),
+        WebLoader(range(8), batch_size=2).unbatched().map(float, threads=2, in_order=False),
+    ],
+)
+def test_what_has_no_order_is_not_run_again(loader):
     next(iter(loader))
     with pytest.raises(ValueError, match="with in_order=False batches come in another order"):
         loader.load_state_dict(loader.state_dict())
