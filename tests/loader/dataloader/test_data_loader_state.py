@@ -250,15 +250,12 @@ def test_behind_the_last_batch_nothing_is_left_and_a_warning_says_so(options):
 def test_samples_that_were_delivered_are_not_fetched_again():
     fetched = []
 
-    class Counted(torch.utils.data.Dataset):
-        def __len__(self):
-            return 10
-
+    class Fetched(torch.utils.data.Dataset):  # without a length
         def __getitem__(self, index):
             fetched.append(index)
             return index
 
-    loader = DataLoader(Counted(), batch_size=2)
+    loader = DataLoader(Fetched(), batch_size=2, sampler=range(10))
     _, state = first_and_state(loader, 3)
     fetched.clear()
     loader.load_state_dict(state)
@@ -343,17 +340,25 @@ def test_a_pipeline_goes_on_in_the_same_epoch(options):
     assert [as_lists(other), as_lists(other)] == [epochs[1][3:], epochs[2]]
 
 
+class Pairs(DistributedSampler):
+    """A batch sampler that counts epochs."""
+
+    def __iter__(self):
+        return iter(BatchSampler(super().__iter__(), 2, drop_last=False))
+
+
 @pytest.mark.parametrize(
-    "wrapped",
+    ("kind", "wrapped"),
     [
-        lambda sampler: {"batch_size": 2, "sampler": sampler},
-        lambda sampler: {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)},
+        (DistributedSampler, lambda sampler: {"batch_size": 2, "sampler": sampler}),
+        (DistributedSampler, lambda sampler: {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)}),
+        (Pairs, lambda sampler: {"batch_sampler": sampler}),
     ],
-    ids=["sampler", "in a batch sampler"],
+    ids=["sampler", "in a batch sampler", "batch sampler"],
 )
-def test_a_sampler_that_counts_epochs_is_told_which_one_it_was(wrapped):
+def test_a_sampler_that_counts_epochs_is_told_which_one_it_was(kind, wrapped):
     def make():
-        sampler = DistributedSampler(range(40), num_replicas=2, rank=1, seed=4)
+        sampler = kind(range(40), num_replicas=2, rank=1, seed=4)
         return DataLoader(range(40), **wrapped(sampler)), sampler
 
     loader, sampler = make()

@@ -124,13 +124,15 @@ def test_the_rest_of_the_epoch_comes_without_what_was_delivered(kind, dataset, w
         assert workers or not count or len(MADE) <= 40 - count
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_states_follow_each_other(kind):
-    make = LOADERS[kind]
-    whole, got = as_lists(make(Counting(24), 2)), []
-    state = make(Counting(24), 2).state_dict()
+def test_states_follow_each_other(kind, workers):
+    def make():
+        return LOADERS[kind](Counting(24), workers)
+
+    whole, got, state = as_lists(make()), [], make().state_dict()
     while len(got) < len(whole):
-        loader = continued(make(Counting(24), 2), state)
+        loader = continued(make(), state)
         got += as_lists(loader, min(max(3, len(whole) // 4), len(whole) - len(got)))
         state = loader.state_dict()
     assert got == whole
@@ -340,11 +342,14 @@ def test_a_sampler_continues_from_its_state(options, batches):
         as_lists(loader)
         first = as_lists(loader, count)
         state = as_json(loader.state_dict())
+        assert options or state["samplers"][0] >= min(count, 20)  # no index before it is drawn again
         other = continued(make(**options), state)
+        assert as_json(other.state_dict()) == state
+        elements = iter(other)
         assert as_json(other.state_dict()) == state
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is left
-            got, following = first + as_lists(other), as_lists(other)
+            got, following = first + as_lists(elements), as_lists(other)
         if options.get("in_order", True):
             assert got == epochs[1]
         assert sorted(chain(*got)) == list(range(41))
