@@ -27,6 +27,7 @@ FAILING = {
     "worker of a DataLoader": lambda: DataLoader(Numbers(), num_workers=1, worker_init_fn=fail),
     "dataset of a MultiLoader": lambda: mpwds.MultiLoader(pipeline().map(fail), workers=1),
     "stage behind a MultiLoader": lambda: mpwds.MultiLoader(pipeline(), workers=1).map(fail),
+    "stage that runs ahead": lambda: mpwds.MultiLoader(pipeline(), workers=1).map(fail).prefetch(),
     "predicate behind a MultiLoader": lambda: mpwds.MultiLoader(pipeline(), workers=1).select(fail),
     "collation behind a MultiLoader": lambda: mpwds.MultiLoader(pipeline(), workers=1).batched(2, fail),
     "handler behind a MultiLoader": lambda: mpwds.MultiLoader(pipeline(), workers=1).map(fail, handler=fail),

@@ -467,10 +467,11 @@ def test_how_many_threads_read_is_no_other_order():
 
 
 def test_what_changes_while_a_program_runs_is_no_other_dataset():
-    stage, function, calls = Scaled(1), Times(1), 0
+    stage, function, calls, seen = Scaled(1), Times(1), 0, [0]
     dataset = DataPipeline("a").pipe(stage).map(function).map(lambda row: (row, calls))
+    dataset = dataset.map(partial(zip, seen))
     state = MultiLoader(dataset).state_dict()
-    stage._seen, stage.log, function.factor, calls = [2], logging.getLogger("other"), 2, 1
+    stage._seen, stage.log, function.factor, calls, seen[0] = [2], logging.getLogger("other"), 2, 1, 1
     MultiLoader(dataset).load_state_dict(state)
 
 
