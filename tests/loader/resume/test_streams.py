@@ -42,13 +42,6 @@ def test_the_order_does_not_depend_on_ranks_and_workers(name, ranks, workers, lo
     assert sorted(map(str, job)) == sorted(map(str, whole))
 
 
-def test_without_streams_it_does(loader_of):
-    first, second = (
-        as_lists(loader_of(DATASETS["shuffle"], workers=workers, streams=None)) for workers in (1, 3)
-    )
-    assert first != second
-
-
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_a_job_goes_on_with_other_ranks_and_workers_also_where_states_are_missing(name, seed, loader_of):
