@@ -96,7 +96,8 @@ class PickledSetup:
     """A setup, pickled and ready to be stored once. Keep it as long as workers may be started.
 
     Arrays and tensors are copied only into the segment; those that lie in shared memory stay there. ``parts``
-    are the pickle and the large arrays until they are stored, ``modules`` what a worker will import.
+    are the pickle and the large arrays until they are stored, ``modules`` what a worker will import: what
+    unpickling imports, and what objects name that have a method ``imported_in_workers``.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -257,6 +258,8 @@ class _DatasetPickler(Pickler):
             vars(same).pop("_epoch_is_given", None)
             return same.__reduce_ex__(5)
         else:
+            if (imported := getattr(kind, "imported_in_workers", None)) is not None:
+                self.modules.update(imported(item))
             if (reduced := reduced_tensor(item)) is not None:
                 self.modules.add("torch")
                 return reduced

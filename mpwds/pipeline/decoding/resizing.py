@@ -78,6 +78,10 @@ class Resizer(ABC):
     def __call__(self, data: Any) -> npt.NDArray[Any]:
         return self.image(data).made()
 
+    def imported_in_workers(self) -> tuple[str, ...]:
+        """Modules that a fork server imports, so that workers have them at once and share their memory."""
+        return ("torch",)
+
     def image(self, data: Any) -> Image:
         """The image, with its crop chosen. JPEG is decoded when the image is written, all else at once."""
         if not isinstance(data, (bytes, bytearray, memoryview)):

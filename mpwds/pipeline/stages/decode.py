@@ -90,6 +90,12 @@ class Decode(OneToOneStage, called="decode"):
         super().__post_init__()
         Decoder(*self.handlers, **self.options)  # checks them
 
+    def imported_in_workers(self) -> tuple[str, ...]:
+        are_tensors = any(
+            isinstance(each, str) and each.lower().startswith("torch") for each in self.handlers
+        )
+        return ("torch",) if are_tensors else ()
+
     def stream(self, source: Stream[Any], context: Context = ALONE) -> Stream[Any]:
         decoder = Decoder(*self.handlers, **self.options)
         if context.worker:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpwds import DataPipeline, SimpleShardList, pickling, shuffle
+from mpwds import DataPipeline, SimpleShardList, decode, pickling, random_resized_crop, shuffle
 from mpwds.loader.processes import setup
 from mpwds.loader.processes.setup import WorkerSetup
 
@@ -29,6 +29,16 @@ def test_carries_functions_that_use_torch_and_attributes_called_like_its_submodu
     setup.PickledSetup(WorkerSetup(look, 1, 1))
     assert pickle.loads(pickling.dumps(look)).__name__ == "look"
     assert pickle.loads(pickling.dumps(type("Kept", (), {"look": look}))).__name__ == "Kept"
+
+
+@pytest.mark.parametrize(
+    ("stage", "imports"),
+    [(random_resized_crop("jpg", 8), True), (decode("torchRGB8"), True), (decode("rgb8"), False)],
+    ids=["random_resized_crop", "decode to tensors", "decode to arrays"],
+)
+def test_names_torch_for_stages_that_use_it_so_that_a_fork_server_imports_it_for_all_workers(stage, imports):
+    pickled = setup.PickledSetup(WorkerSetup(DataPipeline([], stage), 1, 1))
+    assert ("torch" in pickled.modules) == imports
 
 
 def test_arrays_lie_in_the_segment_once_aligned_and_writable():
