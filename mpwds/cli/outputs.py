@@ -29,6 +29,7 @@ _OWN = re.compile(r"(file:(//)?)?/(dev/(std(in|out)$|fd/)|proc/self/fd/)")
 _STDOUT = re.compile(r"-|(file:(//)?)?/(dev/(stdout|fd/1)|proc/self/fd/1)")
 _REQUESTS = 64  # at a time
 _NUMBER = re.compile(r"[-_.]?%(?:0\d+)?d")
+_DIRECTIVE = re.compile(r"%(?=0\d+d)")
 _BRACES = re.compile(r"\{\d+\.\.\d+\}")
 
 
@@ -53,8 +54,16 @@ def is_stdout(output: str) -> bool:
 
 
 def path_of(url: str) -> str | None:
-    """The path of a local file; ``None`` if the URL names a stream, or what is elsewhere."""
-    return local_path(url) if url != "-" and is_local(url) else None
+    """The path of a local file or series; ``None`` if the URL names a stream, or what is elsewhere.
+
+    Example:
+        >>> path_of("file:///data/my%20x-%06d.tar"), path_of("s3://bucket/x.tar")
+        ('/data/my x-%06d.tar', None)
+    """
+    if url == "-" or not is_local(url):
+        return None
+    # The %06 of a series' %06d is no escape.
+    return local_path(_DIRECTIVE.sub("%25", url) if url_scheme(url) == "file" else url)
 
 
 def is_file(output: str) -> bool:

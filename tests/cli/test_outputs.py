@@ -168,6 +168,18 @@ def test_older_shards_of_a_longer_series_need_force_and_are_named(run, source, w
     assert "out-7.tar and 1 more of the series are of an earlier run" in done.stderr
 
 
+def test_a_series_at_a_file_url_is_one(run, refused, source):
+    split = ["split", source, "file:my%20dir/x-%06d.tar", "--maxcount"]
+    assert run(*split, 2).returncode == 0
+    assert sorted(os.listdir("my dir")) == ["x-000000.tar", "x-000001.tar"]
+    assert "my dir/x-000000.tar and 1 more of its series exist" in refused(*split, 1)
+    assert "x-000000.tar is read" in refused("merge", "my dir/x-000000.tar", *split[2:3], "--force", status=2)
+    done = run("merge", source, *split[2:3], "--force")
+    assert "my dir/x-000001.tar of the series is of an earlier run" in done.stderr
+    assert run("proc", "stages.py:stages", source, "file:other/x-%06d.tar", "-j", 1).returncode == 0
+    assert ".x-.tar.journal" in os.listdir("other")
+
+
 @pytest.mark.parametrize(
     ("output", "names"),
     [
