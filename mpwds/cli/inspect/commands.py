@@ -29,7 +29,8 @@ from mpwds.cli.outputs import (
     refuse_own_input,
 )
 from mpwds.storage.streams.gopen import gopen
-from mpwds.storage.streams.urls import is_local, last_part, without_credentials
+from mpwds.storage.streams.urls import is_local, last_part, local_path, without_credentials
+from mpwds.storage.writing.destinations import remove_partial
 from mpwds.viewing.wording import counted, printable, size
 
 if TYPE_CHECKING:
@@ -310,6 +311,8 @@ def repair(
         if in_place and not all(map(is_local, names)):
             raise BadParameter("--in-place is for local shards: say --output for those at URLs")
         targets = [""] * len(given) if in_place else _targets(output, names, force)
+        if in_place:
+            remove_partial(map(local_path, names))
         for target in filter(None, targets):
             refuse_own_input(names, target)
         reports = list(each(given, partial(verify_shard, decode=decode), jobs, "verifying"))

@@ -92,9 +92,12 @@ def test_in_place_keeps_the_damaged_shard_under_another_name(run, shards, damage
 
 def test_in_place_goes_on_where_it_was_killed_before_it_replaced_anything(run, damaged):
     os.link(damaged, f"{damaged}.damaged")
+    left = damaged.with_name(f".{damaged.name}.0123abcd.partial")
+    left.touch()
     before = damaged.read_bytes()
     assert run("repair", damaged, "--in-place").returncode == 0
     assert Path(f"{damaged}.damaged").read_bytes() == before != damaged.read_bytes()
+    assert not left.exists()
 
 
 def test_in_place_keeps_the_damaged_shard_if_an_error_comes_after_it_was_replaced(
