@@ -155,7 +155,8 @@ class _Run:
         """Writes the journal, in place if it is locked; returns what it holds."""
         if descriptor is not None:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _encoded(self._now), 0)
+            with open(descriptor, "wb", buffering=0, closefd=False) as file:
+                destinations.write_all(file, _encoded(self._now), self.path)
             os.fsync(descriptor)
             return _encoded(self._now)
         begun = _write_shared(self.path, self._now, replace)

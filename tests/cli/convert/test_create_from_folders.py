@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import tarfile
@@ -331,6 +332,20 @@ def test_a_run_that_is_killed_near_its_end_continues(command, run, write_files, 
     assert "complete before" in run(*words).stdout
     assert (Path("out") / last).exists()
     assert not list(Path().glob("out/.*partial"))
+
+
+def test_a_run_whose_journal_does_not_fit_on_the_disk_writes_no_shard(command, write_files):
+    write_files({f"{number}.txt": b"" for number in range(60)}, "files")
+    folder = "long" * 60
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))  # more than a shard has
+
+    words = [*command, "create", "files", f"{folder}/x-%d.tar", "--maxcount", "1", "-j", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 1
+    assert f"{folder}/.x-.tar.journal: File too large" in done.stderr
+    assert os.listdir(folder) == []
 
 
 def test_a_complete_run_is_repeated_without_an_error_and_writes_nothing(run, write_files):
