@@ -53,6 +53,16 @@ def is_stdout(output: str) -> bool:
     return _STDOUT.fullmatch(output) is not None
 
 
+def dashed(output: str) -> str:
+    """The output, which is ``-`` if it is standard output: under other names that may be a file that exists.
+
+    Example:
+        >>> dashed("/dev/stdout"), dashed("x.tar")
+        ('-', 'x.tar')
+    """
+    return "-" if is_stdout(output) else output
+
+
 def path_of(url: str) -> str | None:
     """The path of a local file or series; ``None`` if the URL names a stream, or what is elsewhere.
 
@@ -104,7 +114,7 @@ def shard_pattern(output: str, split: str = "", splits: Collection[str] = (), en
     if is_stdout(output) and len(splits) > 1:
         raise WrongArgument("standard output is one stream, and there are splits: write %s-%06d.tar")
     if is_stdout(output):
-        return output
+        return dashed(output)
     if split and url_scheme(output) == "pipe":
         raise WrongArgument(f"the split {split!r} cannot be a part of {output!r}: write %s for it")
     folder, slash, name = output.rpartition("/")

@@ -88,6 +88,30 @@ def test_a_pipe_and_a_file_that_exist_are_no_folders(run, source):
     assert (done.returncode, done.stderr.split(": ")[2][:20]) == (1, "notes exists already")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("merge", "in.tar", "{}"),
+        ("convert", "in.tar", "{}", "--to", "tar"),
+        ("create", "files", "{}"),
+        ("proc", "stages.py:stages", "in.tar", "{}"),
+        ("repair", "in.tar", "-o", "{}"),
+        ("index", "create", "in.tar", "-o", "{}"),
+    ],
+)
+def test_standard_output_is_the_same_under_all_its_names(command, source, write_files, words):
+    write_files({"1.txt": b"one"}, "files")
+    outputs = []
+    for name in ("-", "/dev/stdout"):
+        Path("out").write_bytes(b"before")
+        with open("out", "ab") as out:
+            arguments = [word.format(name) for word in words]
+            subprocess.run([*command, *arguments], stdout=out, stderr=subprocess.DEVNULL, check=True)
+        outputs.append(Path("out").read_bytes())
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith(b"before")
+
+
 def test_a_series_has_one_number_in_its_last_part():
     assert [is_series(name) for name in ("x-%d.tar", "x-%03d/y.tar", "x%20day.tar", "50%")] == [1, 0, 0, 0]
     assert numbered("%d/50%-%03d.tar", 7) == "%d/50%-007.tar"

@@ -13,7 +13,7 @@ from typer import Argument, BadParameter, Option, Typer
 
 from mpwds.cli.console import console, progress, report, table
 from mpwds.cli.options import Force, Json
-from mpwds.cli.outputs import is_stdout, make_folders, refuse_existing, refuse_own_input
+from mpwds.cli.outputs import dashed, is_stdout, make_folders, refuse_existing, refuse_own_input
 from mpwds.cli.shards import expanded, shard_urls
 from mpwds.storage.streams.gopen import gopen
 from mpwds.viewing.wording import counted, printable, size
@@ -67,6 +67,7 @@ def create(
     urls = shard_urls(shards)
     if command := next((url for url in urls if url_scheme(url) == "pipe"), None):
         raise BadParameter(f"{command}: no reader runs a command that a description names: name the shard")
+    output = dashed(output)
     refuse_own_input(urls, output)
     refuse_existing([output], force)
     about = None

@@ -20,6 +20,7 @@ from mpwds.cli.console import console, report, table
 from mpwds.cli.jobs import each
 from mpwds.cli.options import Chosen, Force, Jobs, Json, Limit, Shards
 from mpwds.cli.outputs import (
+    dashed,
     is_file,
     is_own,
     is_stdout,
@@ -298,6 +299,7 @@ def repair(
     """
     if bool(output) == in_place:
         raise BadParameter("say where the copies go with --output, or replace damaged shards with --in-place")
+    output = dashed(output)
     if any(map(_is_read_once, shards)) and (in_place or shards[1:] or not is_file(output)):
         raise BadParameter("a stream is one shard, whose copy needs a name: -o x.tar, or -o -")
     from mpwds.cli.inspect.checking import Copy, Repair, add_incomplete, usual_fields, verify_shard
