@@ -54,7 +54,7 @@ def resume_or_start(
     ``force`` begins again, and removes the shards that exist. ``also`` are further series and files that the
     run writes.
     """
-    if outputs.is_stream(output):
+    if outputs.has_no_place(output):
         if part is not None:
             raise WrongArgument(f"--part: {output} is one stream, and parts write shards: name a series")
         yield set()

@@ -63,6 +63,12 @@ def dashed(output: str) -> str:
     return "-" if is_stdout(output) else output
 
 
+def has_no_place(output: str) -> bool:
+    """True if an output is a stream, or a local pipe or device: no file can be beside it."""
+    path = path_of(output)
+    return is_stream(output) or (path is not None and os.path.exists(path) and not os.path.isfile(path))
+
+
 def path_of(url: str) -> str | None:
     """The path of a local file or series; ``None`` if the URL names a stream, or what is elsewhere.
 

@@ -1,6 +1,7 @@
 """Names that commands write to: only a number in the last part makes a series, and other % are characters."""
 
 import os
+import shlex
 import subprocess
 import tarfile
 import threading
@@ -110,6 +111,23 @@ def test_standard_output_is_the_same_under_all_its_names(command, source, write_
         outputs.append(Path("out").read_bytes())
     assert outputs[0] == outputs[1]
     assert outputs[0].startswith(b"before")
+
+
+@pytest.mark.parametrize("line", ["cat pipe > read & {} pipe", "{} 'pipe:cat > read && true'", "{} - > read"])
+@pytest.mark.parametrize("words", [("proc", "stages.py:stages", "in.tar"), ("create", "files")])
+def test_nothing_is_beside_a_stream(command, source, write_files, words, line):
+    write_files({"cat/1.txt": b"one", "dog/2.txt": b"two"}, "files")
+    os.mkfifo("pipe")
+    before = {*os.listdir(), "read"}
+    subprocess.run(line.format(shlex.join([*command, *words])), shell=True, check=True)
+    assert {*os.listdir()} - {"__pycache__"} == before
+
+
+@pytest.mark.parametrize("output", ["pipe:cat > x.tar", "/dev/stdout"])
+def test_a_stream_has_no_description(refused, write_files, output):
+    folder = write_files({"1.txt": b"one"})
+    said = refused("create", folder, output, "--index", status=2)
+    assert f"{output} is a stream, and no file can be beside it" in said
 
 
 def test_a_series_has_one_number_in_its_last_part():

@@ -137,6 +137,8 @@ def create(
         if shuffle:
             splits = {name: (all, shuffled(some, seed)) for name, (all, some) in splits.items()}
         patterns = {name: outputs.shard_pattern(output, name, splits) for name in splits}
+        if index and any(map(outputs.has_no_place, patterns.values())):
+            raise WrongArgument(f"--index: {output} is a stream, and no file can be beside it")
         most = parse_size(maxsize) if maxsize else None
         planned = {name: plan_shards(patterns[name], *splits[name], maxcount, most) for name in splits}
         shards = [shard for each in planned.values() for shard in each]
@@ -332,8 +334,11 @@ def _filesize(url: str) -> int | None:
 
 
 def _class_files(patterns: Mapping[str, str], classes: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """The files that name classes, and their contents: those of each series, beside its shards."""
-    if "-" in patterns.values():
+    """The files that name classes, and their contents: those of each series, beside its shards.
+
+    There are none beside streams: a command with another ending would be another command.
+    """
+    if any(map(outputs.has_no_place, patterns.values())):
         return {}
     names = {field: f".{field}.classes.json" if len(classes) > 1 else ".classes.json" for field in classes}
     return {
