@@ -7,10 +7,11 @@ import errno
 import os
 from typing import Annotated
 
-from typer import Option
+from typer import BadParameter, Option
 
 from mpwds.cli.console import progress, report
 from mpwds.cli.options import Chosen, Force, Json, Limit, Shards
+from mpwds.cli.outputs import path_of
 from mpwds.closing import Closes
 from mpwds.errors import MpwdsError
 from mpwds.storage.writing.destinations import PendingFile, write_whole
@@ -33,9 +34,12 @@ def extract(
     from mpwds.cli.inspect.selection import SampleSelection
     from mpwds.cli.inspect.shards import Problem
 
+    path = path_of(output)
+    if path is None:
+        raise BadParameter(f"{output} is no local folder, and files are written to one")
     samples = SampleSelection(shards, chosen, limit)
     count = files = 0
-    with Folder(output, force) as folder, progress(None) as advance:
+    with Folder(path, force) as folder, progress(None) as advance:
         for sample in samples:
             for name, member in sample.members.items():
                 try:

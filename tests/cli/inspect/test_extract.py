@@ -18,6 +18,14 @@ def test_writes_members_under_their_names(run, shard, entries):
     assert files_below(Path("out")) == {entry.name: entry.data for entry in entries(shard)}
 
 
+def test_a_folder_may_be_a_file_url_but_not_elsewhere(run, refused, shard):
+    assert run("extract", shard, "-o", "file:my%20files", "-n", 0).returncode == 0
+    assert files_below(Path("my files"))
+    for output in ("s3://bucket/files", "-"):
+        assert f"{output} is no local folder" in refused("extract", shard, "-o", output, status=2)
+    assert not {"file:my%20files", "s3:", "-"} & {*os.listdir()}
+
+
 def test_writes_what_is_chosen(run, shards):
     run("extract", shards, "-o", "out", "-w", "cls == 1", "-n", "10:", "-f", "cls")
     assert set(files_below(Path("out"))) == {f"n1/00{number}.cls" for number in (10, 13, 16, 19, 22)}
