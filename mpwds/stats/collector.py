@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from operator import sub
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -127,7 +127,8 @@ class ConsumerTimer:
         spent_ns = list(self._spent_ns)
         untimed_ns = min(self._untimed_stages_ns, spent_ns[_ELSEWHERE])
         if self._running:
-            spent_ns[self._doing] += time.monotonic_ns() - self._since_ns
+            doing, since_ns = self._doing, self._since_ns  # before the clock: another thread may set them
+            spent_ns[doing] += time.monotonic_ns() - since_ns
         if not self._batches:  # all the time so far went into the first batch
             return ConsumerSnapshot(first_batch_s=sum(spent_ns) / 1e9)
         first_ns, first_samples, first_nbytes = self._first
@@ -171,50 +172,78 @@ class Workers(Protocol):
     def private_copies(self) -> int: ...
 
 
-class StatsCollector:
-    """Adds up epochs, and tells the current one from those before.
+@dataclass(frozen=True)
+class _Epochs:
+    """The current epoch and those before. Replaced as a whole, as another thread may read it meanwhile."""
 
-    ``in_order`` may change between epochs. ``times`` is the clock of the last epoch.
+    workers: Workers
+    times: ConsumerTimer
+    number: int = 0  # of the current epoch
+    begun: int = 0
+    earlier: ConsumerSnapshot = ConsumerSnapshot()
+    earlier_workers: Mapping[int, CounterSnapshot] = field(default_factory=dict)  # other than ``workers``
+    earlier_copies: int = 0
+    workers_before: Mapping[int, CounterSnapshot] = field(default_factory=dict)
+    copies_before: int = 0
+
+    def read_consumer(self) -> ConsumerSnapshot:
+        return self.times.read() if self.begun else ConsumerSnapshot()
+
+    def read_workers(self) -> dict[int, CounterSnapshot]:
+        return added(self.earlier_workers, self.workers.snapshots())
+
+    def read_copies(self) -> int:
+        return self.earlier_copies + self.workers.private_copies()
+
+
+class StatsCollector:
+    """Adds up epochs, and tells the current one from those before. Another thread may read it at any time.
+
+    ``in_order`` may change between epochs.
     """
 
     def __init__(
         self, workers: Workers, count_buffered: Callable[[], int] = int, *, in_order: bool = True
     ) -> None:
-        self._workers = workers
         self._count_buffered = count_buffered
         self.in_order = in_order
-        self._epoch = self._epochs = 0
-        self._earlier = self._at_start = ConsumerSnapshot()
-        self._earlier_workers: dict[int, CounterSnapshot] = {}
-        self._earlier_copies = 0
+        self._epochs = _Epochs(workers, ConsumerTimer())
+        self._at_start = ConsumerSnapshot()
         self._workers_at_start: Mapping[int, CounterSnapshot] = {}
-        self.times = ConsumerTimer()
-        self._workers_before: Mapping[int, CounterSnapshot] = {}
-        self._copies_before = 0
         self._skipped: Counter[str] = Counter()
         self._skipped_before: Counter[str] = Counter()
+
+    @property
+    def times(self) -> ConsumerTimer:
+        """The clock of the last epoch."""
+        return self._epochs.times
 
     def begin(self, times: ConsumerTimer, epoch: int | None = None, workers: Workers | None = None) -> None:
         """Begins an epoch with the clock of its iterator. To be called before the workers begin.
 
         By default, epochs count up, and have the workers of the epoch before.
         """
-        if workers is not None and workers is not self._workers:
-            self._earlier_copies, self._earlier_workers = self._read_copies(), self._read_workers()
-            self._workers = workers
-        if self._epochs:
-            self.times.end()
-            self._earlier += self.times.read()
-        self._epoch, self.times = self._epochs if epoch is None else epoch, times
-        self._epochs += 1
-        self._workers_before = self._read_workers()
-        self._copies_before = self._read_copies()
+        last = self._epochs
+        last.times.end()
+        copies, counted = last.read_copies(), last.read_workers()
+        has_others = workers is not None and workers is not last.workers
+        self._epochs = _Epochs(
+            workers=last.workers if workers is None else workers,
+            times=times,
+            number=last.begun if epoch is None else epoch,
+            begun=last.begun + 1,
+            earlier=last.earlier + last.read_consumer(),
+            earlier_workers=counted if has_others else last.earlier_workers,
+            earlier_copies=copies if has_others else last.earlier_copies,
+            workers_before=counted,
+            copies_before=copies,
+        )
         self._skipped_before = self._skipped.copy()
 
     def restart(self) -> None:
         """Leaves out of the statistics since the start what the workers and this process did so far."""
-        self._at_start = self._earlier + self.times.read()
-        self._workers_at_start = self._read_workers()
+        self._at_start = self._epochs.earlier + self.times.read()
+        self._workers_at_start = self._epochs.read_workers()
 
     def watch(self, part: Any, stream: Stream[Any], context: Context) -> Stream[Any]:
         """Counts what the error handler of a stage after the loader leaves out: see ``Context.watch``."""
@@ -225,12 +254,6 @@ class StatsCollector:
     def _count_skipped(self, stage: str, error: Exception) -> None:
         self._skipped[f"{stage}: {type(error).__name__}"] += 1
 
-    def _read_workers(self) -> dict[int, CounterSnapshot]:
-        return added(self._earlier_workers, self._workers.snapshots())
-
-    def _read_copies(self) -> int:
-        return self._earlier_copies + self._workers.private_copies()
-
     def stats(self, since: Since) -> LoaderStats:
         """Statistics since the epoch began, or since the loader was made."""
         from mpwds.stats.measures import rates_of, worker_stats
@@ -239,14 +262,15 @@ class StatsCollector:
         if since not in ("epoch", "start"):
             raise ValueError(f"stats: since must be 'epoch' or 'start', got {since!r}")
         whole = since == "start"
-        consumer = self.times.read() if self._epochs else ConsumerSnapshot()
-        consumer = self._earlier + consumer - self._at_start if whole else consumer
-        before = self._workers_at_start if whole else self._workers_before
+        epochs = self._epochs
+        consumer = epochs.read_consumer()
+        consumer = epochs.earlier + consumer - self._at_start if whole else consumer
+        before = self._workers_at_start if whole else epochs.workers_before
         workers = [
             worker_stats(index, now - before.get(index, NOTHING_COUNTED))
-            for index, now in self._read_workers().items()
+            for index, now in epochs.read_workers().items()
         ]
-        in_process = self._workers.in_process
+        in_process = epochs.workers.in_process
         beside = [worker.cpu_s for worker in workers if not (in_process or worker.server)]
         own_s = consumer.cpu_s + sum(beside)
         spent = ("waited_s", "received_s", "elsewhere_s", "stages_s")
@@ -259,17 +283,17 @@ class StatsCollector:
         )
         totals = {"batches": consumer.batches, "samples": consumer.samples, "nbytes": consumer.nbytes}
         return LoaderStats(
-            epoch=self._epoch,
+            epoch=epochs.number,
             first_batch_s=consumer.first_batch_s,
             **times,
             **{**later, **totals},
-            private_copies=self._read_copies() - (0 if whole else self._copies_before),
+            private_copies=epochs.read_copies() - (0 if whole else epochs.copies_before),
             in_order=self.in_order,
             in_process=in_process,
             cores=len(os.sched_getaffinity(0)),
-            workers=tuple(workers) if self._epochs else (),
+            workers=tuple(workers) if epochs.begun else (),
             stages_skipped=dict(self._skipped if whole else self._skipped - self._skipped_before),
-            epochs=self._epochs if whole else 1,
+            epochs=epochs.begun if whole else 1,
             others_cpu_s=max(0.0, consumer.busy_s - own_s),
-            buffered=self._count_buffered() if self._epochs else 0,
+            buffered=self._count_buffered() if epochs.begun else 0,
         )

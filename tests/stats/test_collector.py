@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpwds import MultiLoader
 from mpwds.stats import collector
 from mpwds.stats.collector import RECEIVED, WAITED, ConsumerTimer
 
@@ -77,3 +78,38 @@ def test_only_processors_that_this_process_may_use_count(monkeypatch):
     monkeypatch.setattr(collector, "open", lambda *_: io.BytesIO(text), raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
     assert collector._used_s()[0] == (1 + 2 + 4 + 32 + 64) / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_begins_while_another_thread_reads_makes_no_time_negative(clock, monkeypatch):
+    timer = epoch(clock)
+    monotonic_ns = collector.time.monotonic_ns
+
+    def interrupted():
+        now_ns = monotonic_ns()
+        monkeypatch.setattr(collector.time, "monotonic_ns", monotonic_ns)
+        clock.s += 1
+        timer.enter(WAITED)  # the training's thread goes on
+        return now_ns
+
+    monkeypatch.setattr(collector.time, "monotonic_ns", interrupted)
+    found = timer.read()
+    assert (found.waited_s, found.elsewhere_s) == (3, 3)
+
+
+def test_an_epoch_that_ends_while_another_thread_reads_counts_once(monkeypatch):
+    loader = MultiLoader([1, 2, 3], workers=0, output="numpy")
+    next(iter(loader))
+    elements = iter(loader)
+    next(elements)
+    read_used = collector._used_s
+
+    def interrupted():
+        monkeypatch.setattr(collector, "_used_s", read_used)
+        list(elements)  # the training's thread ends this epoch, and begins the next one
+        next(iter(loader))
+        return read_used()
+
+    monkeypatch.setattr(collector, "_used_s", interrupted)
+    stats = loader.stats("start")
+    assert (stats.batches, stats.epochs) == (1 + 3, 2)
+    assert (loader.stats("start").batches, loader.stats("start").epochs) == (1 + 3 + 1, 3)
