@@ -259,7 +259,11 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
         return to_device or self._makes_rounds or self._is_even()
 
     def _iterate_workers(
-        self, epoch: int, progress: EpochProgress | None = None, after_end: AfterEnd = ""
+        self,
+        epoch: int,
+        progress: EpochProgress | None = None,
+        after_end: AfterEnd = "",
+        staged: bool = False,
     ) -> EpochIterator:
         leave_all(self._iterations, "another iteration of this loader has begun")
         progress = self._position.begin(self, epoch, progress)
@@ -276,6 +280,7 @@ class MultiLoader(Rebatching, Fluent, TorchIterable, Closes):
             persistent=self._options.persistent,
             restarts=self._options.on_worker_death == "restart" and self.workers > 0,
             moves_streams=self.streams is not None and self.workers > 0,
+            staged=staged,
         )
         self._iterations.add(iterator)
         for _ in zip(range(progress.passed), iterator, strict=False):
@@ -651,7 +656,7 @@ class LoaderSource:
         remakes = not takes_any_order(loader.dataset)
         numbers = own_streams(loader.streams, loader.workers, context)
         return LoaderStream(
-            lambda progress: loader._iterate_workers(context.epoch, progress), numbers, remakes
+            lambda progress: loader._iterate_workers(context.epoch, progress, staged=True), numbers, remakes
         )
 
 

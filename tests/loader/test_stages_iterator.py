@@ -65,6 +65,25 @@ def test_a_loaders_stats_tell_the_stages_behind_it_from_the_training_step(worker
         assert pipeline.stats().stages_s == 0
 
 
+@pytest.mark.usefixtures("clock_of_sleeps")
+@pytest.mark.parametrize("taken", [10, 20])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_time_goes_on_while_stages_deliver_what_they_hold_of_the_last_batches(workers, taken):
+    dataset = DataPipeline(range(20))
+    with MultiLoader(dataset, workers=workers, output="numpy").shuffle(20, initial=20).map(pause) as pipeline:
+        elements = iter(pipeline)
+        for _ in range(taken):
+            next(elements)
+            time.sleep(0.01)
+        next(elements, None)
+        del elements
+        time.sleep(1)
+        stats = pipeline.stats()
+    assert stats.batches == 20
+    assert stats.elsewhere_s == pytest.approx(taken * 0.01)
+    assert stats.stages_s >= taken * 0.005
+
+
 def test_many_small_elements_of_a_stage_are_estimated_and_the_times_add_up():
     dataset = DataPipeline(range(20_000)).batched(100)
     with MultiLoader(dataset, workers=1, output="numpy").unbatched() as pipeline:

@@ -79,6 +79,7 @@ class EpochIterator(EpochBatches):
     persistent: bool
     restarts: bool = False
     moves_streams: bool = False
+    staged: bool = False  # stages after the loader may hold elements when its last batch is delivered
 
     _running = False
     _in_fork = "make a loader of its own here"
@@ -154,7 +155,7 @@ class EpochIterator(EpochBatches):
                             return self._delivered(worker, message)
                         worker.discard(message)
                 self.progress.finish()
-                self._leave()
+                self._leave(stops_clock=not self.staged)
         except BaseException:
             if self._running:
                 self._leave(failed=True)
@@ -186,6 +187,7 @@ class EpochIterator(EpochBatches):
                 for index in self._all_carriers():
                     self._workers[index].stop()
                 self._leave()
+        self.times.end()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # this module may be gone, and the workers have been told to end
@@ -193,9 +195,12 @@ class EpochIterator(EpochBatches):
         with deferring(), interrupts_deferred():
             self.close()
 
-    def _leave(self, failed: bool = False) -> None:
+    def _leave(self, failed: bool = False, stops_clock: bool = True) -> None:
         self._running = self.progress.running = False
-        self.times.end()
+        if stops_clock:
+            self.times.end()
+        else:  # the stages drop this iteration when they end
+            self.times.left()
         if failed or not self.persistent:
             self.group.close()
 
