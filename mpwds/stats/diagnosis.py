@@ -30,6 +30,8 @@ def diagnose(stats: LoaderMeasures) -> str:
         return _too_early(stats)
     if stats.received_s > _MUCH * stats.seconds:
         return _bound_by_receiving(stats)
+    if stats.stages_s > max(_MUCH * stats.seconds, stats.elsewhere_s, stats.waited_s):
+        return _bound_by_stages(stats)
     if stats.waiting_share < LITTLE:
         return _bound_by_training(stats)
     bound = _bound_by_workers(stats, _slowest(stats))
@@ -96,19 +98,25 @@ def copied(stats: LoaderMeasures) -> str:
     return f"{counted(stats.private_copies, 'batch')} {were} copied out of shared memory"
 
 
+def _bound_by_stages(stats: LoaderMeasures) -> str:
+    them = "take workers, and have them" if stats.in_process else "have the workers"
+    share = f"{stats.stages_s / stats.seconds:.0%}"
+    return (
+        f"the trainer waits {stats.waiting_share:.0%} of the time; the stages after the loader are the "
+        f"bound: they take {share} of the trainer's time: {them} do more of it, or take "
+        "rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
+    )
+
+
 def _bound_by_training(stats: LoaderMeasures) -> str:
-    trainer = f"the trainer waits {stats.waiting_share:.0%} of the time"
     if stats.in_process:
         return f"the training step is the bound: making batches takes {stats.waiting_share:.0%} of the time"
-    if stats.stages_s > _MUCH * stats.seconds and stats.stages_s > stats.elsewhere_s:
-        return (
-            f"{trainer}; the stages after the loader are the bound: they take "
-            f"{stats.stages_s / stats.seconds:.0%} of the trainer's time: have the workers do more of it, or "
-            "take rebatched(m, shuffle=n) in place of unbatched, shuffle and batched"
-        )
     waiting = idle_share(stats)
     if waiting < _MUCH:
-        return f"balanced: {trainer}, the workers {waiting:.0%}: a faster training step would wait for data"
+        return (
+            f"balanced: the trainer waits {stats.waiting_share:.0%} of the time, the workers {waiting:.0%}: "
+            "a faster training step would wait for data"
+        )
     fewer = _fewer_would_do(stats, waiting)
     return f"workers wait for the trainer {waiting:.0%} of the time: the training step is the bound{fewer}"
 
@@ -224,6 +232,8 @@ def _make_cheaper(stage: StageStats, waits: float = 0.0) -> str:
         return "send less: uint8 in place of float32, converted on the device"
     if stage.storage:
         return "read from faster storage (cache_dir= keeps copies of shards that are elsewhere)"
+    if waits > _MOST and "threads=" in stage.name:
+        return "give it more threads, as its calls wait more than they compute"
     if waits > _MOST and stage.name != THE_DATASET:
         return "let its calls overlap by map(f, threads=16), as they wait more than they compute"
     return "make it faster"

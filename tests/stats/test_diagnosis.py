@@ -67,6 +67,11 @@ WHOLE = {
         f"{WAITS}stage map(crop) takes 70% of worker time: add workers or let its calls overlap "
         "by map(f, threads=16), as they wait more than they compute",
     ),
+    "a stage whose threads wait": (
+        stats(worker(cpu_s=1.0, shares={"map(f, threads=16)": 1.0})),
+        f"{WAITS}stage map(f, threads=16) takes 100% of worker time: add workers or give it more threads, as "
+        "its calls wait more than they compute",
+    ),
     "a stage that waits as much as it computes": (
         stats(worker(0, cpu_s=5.0), worker(1, cpu_s=5.0)),
         WAITS + CROP,
@@ -130,6 +135,18 @@ WHOLE = {
     "stages behind the loader": (
         stats(*several(2, waiting_s=8), waited_s=0.3, stages_s=6.0),
         "the trainer waits 3% of the time; the stages after the loader are the bound: they take 60% of the "
+        "trainer's time: have the workers do more of it, or take rebatched(m, shuffle=n) in place of "
+        "unbatched, shuffle and batched",
+    ),
+    "stages behind the loader, without workers": (
+        stats(worker(0), in_process=True, waited_s=0.3, stages_s=6.0),
+        "the trainer waits 3% of the time; the stages after the loader are the bound: they take 60% of the "
+        "trainer's time: take workers, and have them do more of it, or take rebatched(m, shuffle=n) in place "
+        "of unbatched, shuffle and batched",
+    ),
+    "stages behind the loader, and some waiting": (
+        stats(waited_s=2.0, stages_s=6.0),
+        "the trainer waits 20% of the time; the stages after the loader are the bound: they take 60% of the "
         "trainer's time: have the workers do more of it, or take rebatched(m, shuffle=n) in place of "
         "unbatched, shuffle and batched",
     ),
