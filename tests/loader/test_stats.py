@@ -72,6 +72,14 @@ def test_what_is_delivered_is_counted(workers):
     assert sum(worker.nbytes for worker in stats.workers) == stats.nbytes
 
 
+def test_without_workers_each_batch_is_counted_when_it_is_delivered():
+    loader = MultiLoader(range(10), workers=0, output="numpy")
+    next(iter(loader))
+    assert sum(worker.batches for worker in loader.stats().workers) == 1
+    list(loader)
+    assert sum(worker.batches for worker in loader.stats().workers) == 10
+
+
 def test_rates_leave_out_the_first_batch_and_the_time_to_it():
     stats = stats_of(DataPipeline(range(12)).map(waits).batched(4), 0)
     assert stats.batches_per_s * stats.seconds == pytest.approx(2)

@@ -90,9 +90,9 @@ class InProcessWorker(WorkerHandle):
             else:
                 fields |= {"kind": protocol.BATCH, "sequence": iterator.number, **self._copied(element)}
                 fields["repeats"] = iterator.endless is not None and iterator.endless.repeats
+                self._meter.sending(fields["samples"], fields["nbytes"])
         if element is not ENDED:
             fields["state"] = iterator.state(time.monotonic())
-            self._meter.sending(fields["samples"], fields["nbytes"])
         return Message(fields, memoryview(b""))
 
     def batch(self, message: Message) -> Any:
