@@ -14,9 +14,13 @@ from mpwds.viewing.tensors import Leaf, Values, leaves
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+LEAST_SIDE = 4
+"""Of an image with channels, in pixels; of one without, twice that."""
+
+LEAST_WAVE = 64
+"""Values of a waveform."""
+
 _CHANNELS = (1, 3, 4)
-_LEAST_SIDE = 4  # of an image with channels, in pixels; of one without, twice that
-_LEAST_WAVE = 64  # values
 _MOST_TRACKS = 8  # channels of a waveform
 _TEXT_HEAD = 120  # characters
 _LONGEST_LABEL = 24  # characters
@@ -142,11 +146,11 @@ def _layout(shape: Sequence[int | str]) -> str:
     sizes = [size for size in shape if isinstance(size, int)]
     if len(sizes) != len(shape):
         return ""
-    if len(sizes) == 3 and sizes[2] in _CHANNELS and min(sizes[:2]) >= _LEAST_SIDE:
+    if len(sizes) == 3 and sizes[2] in _CHANNELS and min(sizes[:2]) >= LEAST_SIDE:
         return "HWC"
-    if len(sizes) == 3 and sizes[0] in _CHANNELS and min(sizes[1:]) >= _LEAST_SIDE:
+    if len(sizes) == 3 and sizes[0] in _CHANNELS and min(sizes[1:]) >= LEAST_SIDE:
         return "CHW"
-    return "HW" if len(sizes) == 2 and min(sizes) >= 2 * _LEAST_SIDE else ""
+    return "HW" if len(sizes) == 2 and min(sizes) >= 2 * LEAST_SIDE else ""
 
 
 def _channels_last(array: Values) -> Values:
@@ -195,7 +199,7 @@ def _pixels(array: Values, low: float, high: float) -> Values:
 def _waves(leaf: Leaf, values: list[Any]) -> _Shown | None:
     if leaf.dtype.startswith(("int64", "int32", "uint", "bool", "complex")) or not leaf.arrays:
         return None
-    if any(value.ndim not in (1, 2) or value.shape[-1] < _LEAST_WAVE for value in values):
+    if any(value.ndim not in (1, 2) or value.shape[-1] < LEAST_WAVE for value in values):
         return None
     if any(value.ndim == 2 and len(value) not in range(1, _MOST_TRACKS + 1) for value in values):
         return None

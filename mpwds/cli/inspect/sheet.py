@@ -23,7 +23,7 @@ from mpwds.pipeline.decoding.fields import medium_of
 from mpwds.pipeline.decoding.images import open_image
 from mpwds.pipeline.decoding.video import VideoDecoder
 from mpwds.storage.streams.gopen import gopen
-from mpwds.viewing.pictures import Pictures, pictures
+from mpwds.viewing.pictures import LEAST_SIDE, LEAST_WAVE, Pictures, SamplePicture, pictures
 from mpwds.viewing.tensors import TensorFigures, TensorStatistics
 from mpwds.viewing.wording import counted
 
@@ -99,10 +99,29 @@ def _section(name: str, samples: Sequence[Sample], report: Callable[[Problem], N
             if isinstance(error, ImportError):  # which concerns every sample
                 break
             continue
-        values.append(value[0] if isinstance(value, tuple) else value)  # sound comes with its rate
+        if isinstance(value, tuple):  # sound comes with its rate
+            sound = value[0]
+            missing = max(0, LEAST_WAVE - sound.shape[-1])
+            value = np.pad(sound, [(0, 0)] * (sound.ndim - 1) + [(0, missing)])
+        values.append(value)
         texts = [_label(sample.shard, field, data[field]) for field in data if _is_label(field)]
         labels.append(" ".join(texts) or sample.key.rpartition("/")[2])
-    return pictures({"shown": values, "labels": labels}, len(values))
+    return _alike(values, labels)
+
+
+def _alike(values: Sequence[Any], labels: Sequence[str]) -> Pictures:
+    """Pictures of values of one field, where those of one type of numbers have the same scale."""
+    places: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(getattr(value, "dtype", None), []).append(place)
+    samples: dict[int, SamplePicture] = {}
+    whole = Pictures("", "", "", (), len(values))
+    for group in places.values():
+        batch = {"shown": [values[place] for place in group], "labels": [labels[place] for place in group]}
+        shown = pictures(batch, len(group))
+        samples.update(zip(group, shown.samples, strict=False))
+        whole = dataclasses.replace(shown, note=whole.note or shown.note, total=len(values))
+    return dataclasses.replace(whole, samples=tuple(samples[place] for place in sorted(samples)))
 
 
 def _label(shard: str, field: str, data: bytes) -> str:
@@ -131,8 +150,15 @@ def _list_in(name: str) -> list[str]:
 def _thumbnail(name: str, data: bytes) -> npt.NDArray[Any] | None:
     """A small picture of an image, so that photographs take no memory: colours, or values of a grey scale.
 
-    Of a video, that of its first frame.
+    Of a video, that of its first frame. One of a few pixels is enlarged, or it would not count as a picture.
     """
+    small = _small(name, data)
+    if small is None or min(small.shape[:2]) >= LEAST_SIDE:
+        return small
+    return small.repeat(LEAST_SIDE, 0).repeat(LEAST_SIDE, 1)
+
+
+def _small(name: str, data: bytes) -> npt.NDArray[Any] | None:
     if decoded := _first_frame(name, data):
         if not len(decoded[0]):
             raise ValueError("the file has no pictures")

@@ -1,4 +1,5 @@
 import io
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,27 @@ def test_images_of_all_modes_are_shown(sheet):
             sink.write({"__key__": str(number), "png": stream.getvalue()})
     shown = sheet("x.tar")[0][0][1].samples
     assert [sample.pixels.max() for sample in shown] == [0, 0, 0, 255, 255, 0]  # what is transparent is white
+
+
+def test_an_image_of_a_pixel_and_one_of_16_bits_are_shown_beside_others(sheet):
+    with mpwds.TarWriter(Path("x.tar")) as sink:
+        for number, (mode, side) in enumerate((("RGB", 20), ("RGB", 1), ("I;16", 20))):
+            PIL.Image.new(mode, (side, side)).save(stream := io.BytesIO(), "PNG")
+            sink.write({"__key__": str(number), "png": stream.getvalue()})
+    shown = sheet("x.tar")[0][0][1]
+    assert (shown.kind, [sample.label for sample in shown.samples]) == ("image", ["0", "1", "2"])
+    assert all(sample.pixels.shape[0] == sample.pixels.shape[1] for sample in shown.samples)
+
+
+def test_a_sound_of_no_length_is_shown_beside_others(sheet, write_shard):
+    sounds = []
+    for length in (800, 0):
+        with wave.open(stream := io.BytesIO(), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(bytes(2 * length))
+        sounds.append({"wav": stream.getvalue()})
+    shown = sheet(write_shard("x.tar", *sounds))[0][0][1]
+    assert (shown.kind, len(shown.samples)) == ("waveform", 2)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "I;16"])
