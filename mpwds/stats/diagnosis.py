@@ -26,7 +26,8 @@ def diagnose(stats: LoaderMeasures) -> str:
     if stats.lost:
         whose, are = ("its", "it is") if len(stats.lost) == 1 else ("their", "they are")
         return f"{no_answer(stats.lost)}: {whose} workers make nothing until {are} back"
-    if stats.batches < _LEAST_BATCHES or stats.seconds < _LEAST_S:
+    # Of an epoch's first batch, nothing is known but the time to it.
+    if stats.batches - (stats.epochs - 1) < _LEAST_BATCHES or stats.seconds < _LEAST_S:
         return _too_early(stats)
     if stats.received_s > _MUCH * stats.seconds:
         return _bound_by_receiving(stats)
@@ -81,6 +82,9 @@ def _too_early(stats: LoaderMeasures) -> str:
     so_far += f" in {stats.first_batch_s + stats.seconds:.1f} s"
     if stats.first_batch_s <= max(1.0, 2 * stats.seconds):
         return so_far
+    if stats.epochs > 1:
+        firsts = f"the first batches of {stats.epochs} epochs took {stats.first_batch_s:.1f}"
+        return f"{so_far}, of which {firsts}: make epochs longer, by repeat(n)"
     first = f"of which the first took {stats.first_batch_s:.1f}, in which workers start"
     return f"{so_far}, {first}: keep the loader for all epochs"
 

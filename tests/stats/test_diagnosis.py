@@ -67,6 +67,11 @@ WHOLE = {
         f"{WAITS}stage map(crop) takes 70% of worker time: add workers or let its calls overlap "
         "by map(f, threads=16), as they wait more than they compute",
     ),
+    "epochs of one batch": (
+        stats(batches=10, epochs=10, waited_s=0.0, first_batch_s=30.0),
+        "not enough data yet: 10 batches in 40.0 s, of which the first batches of 10 epochs took 30.0: make "
+        "epochs longer, by repeat(n)",
+    ),
     "a stage whose threads wait": (
         stats(worker(cpu_s=1.0, shares={"map(f, threads=16)": 1.0})),
         f"{WAITS}stage map(f, threads=16) takes 100% of worker time: add workers or give it more threads, as "
