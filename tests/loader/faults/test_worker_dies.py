@@ -38,6 +38,8 @@ def happens(kind, step, fault):
     """Whether a case can happen, and for loaders that are slow to start, is one of those to try."""
     if step == "unpickling" and kind in FORKS:
         return False
+    if (kind, step, fault) == ("DataLoader", "unpickling", "exception"):  # its workers are forks then
+        return False
     dear = [("unpickling", "SIGKILL"), ("unpickling", "exception"), ("writing a block", "SIGKILL")]
     return kind in CHEAP or (step, fault) in dear
 

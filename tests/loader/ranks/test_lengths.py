@@ -75,7 +75,7 @@ class _InTurn:
         self._elements = _of_all_workers(loader, epoch)
 
     @staticmethod
-    def of(loader, epoch, progress=None):
+    def of(loader, epoch, progress=None, **options):
         return _InTurn(loader, epoch)
 
     def __iter__(self):
