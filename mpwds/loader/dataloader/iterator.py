@@ -422,7 +422,7 @@ def _start(group: WorkerGroup, context: Any, forks: ForkFallback, timeout: float
         return  # it is raised again when a batch is asked for
     except Exception as error:  # unpickling may lack what is only here
         group.close()
-        if context is not None or cuda_is_initialized() or isinstance(error, MemoryError):
+        if context is not None or cuda_is_initialized() or isinstance(error, (MemoryError, OSError)):
             raise
         because = f"the workers cannot unpickle what they need ({type(error).__name__}: {error})"
         forks.require(because, "change it so that another process can unpickle it")
