@@ -203,7 +203,7 @@ class Remote:
         if self.servers is None:
             known = self.definition["fingerprint"] if self.definition else self.options.fingerprint
             given: Counter[str] = Counter()
-            if not self.options.addresses().is_followed:  # as many as the first time
+            if self._are_fixed:  # as many as the first time
                 given.update(url for url, _ in self.slots)
             chosen = replace(self.options, fingerprint=known, given=given)
             servers = ServerConnections(chosen, lambda nbytes: self.room.allocate(nbytes))
@@ -211,10 +211,15 @@ class Remote:
             self.servers = servers
         return self.servers
 
-    @functools.cached_property
+    @property
     def is_alike_on_ranks(self) -> bool:
         """True if each rank of a job surely has as many workers."""
-        return self.options.workers is not None and not self.options.addresses().is_followed
+        return self.options.workers is not None and self._are_fixed
+
+    @functools.cached_property
+    def _are_fixed(self) -> bool:
+        """True unless servers come and go."""
+        return not self.options.addresses().is_followed
 
     def watch(self, loader: MultiLoader) -> None:
         """Tells a directory of servers which loader uses them."""
@@ -229,7 +234,7 @@ class Remote:
         """
         servers = self.connected()
         found = servers.slots()
-        if not self.options.addresses().is_followed:
+        if self._are_fixed:
             there = {connection.url: connection for connection in servers.connections}
             found = [(there[url], slot) for url, slot in self.slots if url in there]
         if number < len(found):
