@@ -212,7 +212,8 @@ class Decompressed:
             try:
                 piece: bytes = decompressor.decompress(data, size)
             except Exception as error:  # each of these modules raises a type of its own
-                raise self._damaged(str(error)) from error
+                # A checksum comes after the data that it is of.
+                raise self._damaged(f"{error}; what was read before may be wrong, too") from error
             if piece:
                 return piece
         return b""

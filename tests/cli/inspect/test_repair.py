@@ -218,6 +218,15 @@ def test_a_truncated_compressed_shard_keeps_its_beginning(run, shard):
     assert Path("y.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
+def test_of_a_compressed_shard_with_a_wrong_checksum_the_copy_is_not_said_to_be_sound(run, shard):
+    data = bytearray(gzip.compress(shard.read_bytes()))
+    data[-5] ^= 1  # of the checksum
+    Path("x.tar.gz").write_bytes(data)
+    assert "what was read before may be wrong, too" in " ".join(
+        run("repair", "x.tar.gz", "-o", "y.tar").stdout.split()
+    )
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
 def test_reads_and_writes_pipes(command, damaged, name):
     result = subprocess.run(
