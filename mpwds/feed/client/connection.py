@@ -189,7 +189,7 @@ class ServerConnection:
     mismatches: int = 0  # handshakes in a row that failed since keys do not match
     say_after_s: float = 0.0  # how long it must be lost until the user is told next
     ping: int = 0
-    epoch: int | None = None  # when it was pinged last: all that is wanted of it was asked for since
+    epoch: int | None = None  # at the last ping: its parts have been asked for by the next one
     heard: float = 0.0
     tick: float = 0.0
 
